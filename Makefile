@@ -1,0 +1,68 @@
+# The two commands: `make lab` and `make test`. Everything else is a part of them.
+.DEFAULT_GOAL := help
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: help venv dev lab lab-down test lint unit integration molecule build check publication docs sanity matrix
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+lab: ## Build a proven three-node cluster on this machine
+	@lab/bootstrap venv engine
+	@lab/lab up
+
+lab-down: ## Remove the lab and nothing else
+	@lab/bootstrap venv engine
+	@lab/lab down
+
+venv: ## Make .venv with Ansible and this collection
+	@lab/bootstrap venv
+
+dev: ## Make .venv with what the tests need, and start the container engine
+	@lab/bootstrap dev engine
+
+test: ## Run every test
+	@lab/bootstrap dev engine
+	@tests/run lint unit publication sanity integration molecule
+
+lint: ## Check formatting and style
+	@lab/bootstrap dev
+	@tests/run lint
+
+unit: ## Run the tests that need no hosts
+	@lab/bootstrap dev
+	@tests/run unit
+
+integration: ## Run the tests in network namespaces of this machine
+	@lab/bootstrap dev engine
+	@tests/run integration
+
+molecule: ## Run the scenarios on real hosts (SCENARIO=name for one)
+	@lab/bootstrap dev engine
+	@tests/run molecule
+
+check: ## Run all gates that need no hosts: what to run before each commit
+	@lab/bootstrap dev
+	@tests/run lint unit publication sanity
+
+publication: ## Build and try what is published: archive, AWX, guides, site, changelog
+	@lab/bootstrap dev
+	@tests/run publication
+
+docs: ## Build the site of the guides and the reference
+	@lab/bootstrap dev
+	@docs/build
+
+sanity: ## Run ansible-test sanity (CORES="2.18 2.21" or all: other versions of ansible-core)
+	@lab/bootstrap dev
+	@tests/matrix sanity $(CORES)
+
+matrix: ## Run sanity and the unit tests with every ansible-core and Python that we support
+	@lab/bootstrap dev
+	@tests/matrix sanity all
+	@tests/matrix unit all
+	@tests/matrix importer
+
+build: ## Build the archive of the collection
+	@lab/bootstrap venv
+	@ansible-galaxy collection build --force
