@@ -1,0 +1,103 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which node or link makes a collective slow: measured on pairs, then on halves. Pure but for ``measure``."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Callable, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+
+#: Up to here every pair is measured: 28 runs. Above, pairs of neighbours, and halves where those are all well.
+_ALL_PAIRS_UP_TO = 8
+
+
+class Culprit(NamedTuple):
+    """``kind`` is node, link, group (slow only together) or none. ``names`` are the nodes; ``words`` say it."""
+
+    kind: str
+    names: Tuple[str, ...]
+    words: str
+
+
+class _Bench:
+    """Remembers what was measured.
+
+    What is slow is measured once more and believed only if it is slow again: one disturbed run would send somebody to
+    look at a node that is well.
+    """
+
+    def __init__(self, measure: Callable[[Sequence[str]], bool]) -> None:
+        self._measure = measure
+        self._known: Dict[FrozenSet[str], bool] = {}
+
+    def good(self, *nodes: str) -> bool:
+        """Whether the collective is fast enough on these nodes."""
+        key = frozenset(nodes)
+        if key not in self._known:
+            self._known[key] = self._measure(sorted(nodes)) or self._measure(sorted(nodes))
+        return self._known[key]
+
+
+def find(nodes: Sequence[str], measure: Callable[[Sequence[str]], bool]) -> Culprit:
+    """Find what is slow. ``measure(nodes)`` runs the collective on some of them: True when it is fast enough."""
+    bench = _Bench(measure)
+    if len(nodes) < 2:
+        return Culprit("none", (), "One node has no link to another.")
+    if len(nodes) <= _ALL_PAIRS_UP_TO:
+        return _from_pairs(list(nodes), bench)
+    bad = _bad_neighbours(list(nodes), bench)
+    if bad:
+        # Both ends of each bad pair, with nodes that are known to be well: enough to tell a node from a link.
+        suspects = sorted({name for pair in bad for name in pair})
+        healthy = [name for name in nodes if name not in suspects][: max(2, _ALL_PAIRS_UP_TO - len(suspects))]
+        return _from_pairs(suspects[: _ALL_PAIRS_UP_TO - 2] + healthy, bench)
+    return _from_halves(list(nodes), bench)
+
+
+def _bad_neighbours(nodes: List[str], bench: _Bench) -> List[Tuple[str, str]]:
+    """Each node with one other: a slow node is in a slow pair, in half as many runs as there are nodes."""
+    pairs = list(zip(nodes[::2], nodes[1::2]))
+    if len(nodes) % 2:
+        pairs.append((nodes[-1], nodes[0]))
+    return [pair for pair in pairs if not bench.good(*pair)]
+
+
+def _from_pairs(nodes: List[str], bench: _Bench) -> Culprit:
+    pairs = list(combinations(nodes, 2))
+    bad = [pair for pair in pairs if not bench.good(*pair)]
+    if not bad:
+        if len(nodes) > 2:
+            return Culprit(
+                "group",
+                tuple(nodes),
+                f"Every pair of {', '.join(nodes)} is fast enough by itself: what they share is slow, such as a switch.",
+            )
+        return Culprit("none", (), f"{' and '.join(nodes)} are fast enough when measured again.")
+    if len(bad) == len(pairs):
+        names = ", ".join(nodes)
+        return Culprit("group", tuple(nodes), f"Every pair of {names} is slow: look at what all of them share.")
+    # A node whose every pair is slow is slow itself; it explains all of its pairs.
+    slow = [node for node in nodes if all(not bench.good(node, other) for other in nodes if other != node)]
+    left = [pair for pair in bad if not set(pair) & set(slow)]
+    if slow and not left:
+        return Culprit("node", tuple(slow), f"Every pair with {' or '.join(slow)} is slow, and no other pair is.")
+    words = [f"the link between {a} and {b}" for a, b in left] + [f"node {name}" for name in slow]
+    return Culprit("link", left[0], f"Slow: {', '.join(words)}.")
+
+
+def _from_halves(nodes: List[str], bench: _Bench) -> Culprit:
+    """No neighbours are slow: halve the nodes until the smallest slow set is small enough for all its pairs."""
+    while len(nodes) > _ALL_PAIRS_UP_TO:
+        middle = len(nodes) // 2
+        halves = [half for half in (nodes[:middle], nodes[middle:]) if not bench.good(*half)]
+        if len(halves) != 1:
+            where = "across the two halves" if not halves else "in both halves"
+            return Culprit(
+                "group",
+                tuple(nodes),
+                f"{nodes[0]} to {nodes[-1]} are slow together {where}, and no pair of neighbours is: look at the "
+                "switches between them.",
+            )
+        nodes = halves[0]
+    return _from_pairs(nodes, bench)

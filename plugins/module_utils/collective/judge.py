@@ -1,0 +1,205 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a collective is right, complete and fast enough: a pass needs every proof, and a failure has words."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.parse import (
+    Output,
+    Row,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.thresholds import (
+    Threshold,
+)
+
+#: What nccl-tests exits with.
+_EXIT_CODES = {1: "it was called wrongly, or failed before the test", 2: "a CUDA call failed", 3: "an NCCL call failed"}
+
+
+class Expected(NamedTuple):
+    """What the run was meant to be."""
+
+    ranks: int
+    nodes: int
+    timeout_s: float
+    threshold: Optional[Threshold] = None
+
+
+class Problem(NamedTuple):
+    """Why it is no pass. ``kind`` is for programs."""
+
+    kind: str
+    message: str
+    remedy: str
+
+    def as_dict(self) -> Dict[str, str]:
+        """As a module returns it."""
+        return {"kind": self.kind, "message": self.message, "remedy": self.remedy}
+
+
+def largest(rows: List[Row]) -> Optional[Row]:
+    """The row of the largest size, out of place where there is one: what training sees."""
+    measured = [row for row in rows if row["busbw_gbps"] is not None]
+    if not measured:
+        return None
+    top = max(row["size_bytes"] for row in measured)
+    return min((row for row in measured if row["size_bytes"] == top), key=lambda row: row["in_place"])
+
+
+def _size(number: int) -> str:
+    """In the largest binary unit of which it is a whole number."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if number and number % (1 << shift) == 0:
+            return f"{number >> shift} {unit}"
+    return f"{number} bytes"
+
+
+def _killed(failures: List[str]) -> Optional[str]:
+    """Which rank the launcher names as the one that ended early."""
+    for line in failures:
+        # srun: error: n3: task 2: Killed
+        srun = re.search(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", line)
+        # The others are terminated because of it, and an exit status is told by the program's own words.
+        if srun and not re.match(r"Terminated|Exited with exit code|.*cancelled", srun.group(3), re.IGNORECASE):
+            return f"rank {srun.group(2)} on {srun.group(1)}: {srun.group(3).strip()}"
+        mpi = re.search(r"process rank (\d+).*? on node (\S+) exited on signal (\d+)", line)
+        if mpi:
+            return f"rank {mpi.group(1)} on {mpi.group(2)}: killed by signal {mpi.group(3)}"
+    return None
+
+
+def _failure_text(failures: List[str]) -> str:
+    """The line that says most: the tool's own words before the launcher's, which only tells that a task ended."""
+    own = [line for line in failures if re.search(r"Test (?:NCCL |CUDA |HIP )?failure|Test timeout", line)]
+    quoted = [line for line in own if "'" in line]
+    error = [line for line in failures if re.match(r"[\w.]*(?:Error|Exception): ", line)]
+    return (quoted or own or error or failures)[0]
+
+
+def _missing(output: Output, expected: Expected) -> Optional[Problem]:
+    ranks = {device["rank"] for device in output["devices"]}
+    hosts = {device["host"] for device in output["devices"]}
+    absent = sorted(set(range(expected.ranks)) - ranks)
+    if absent:
+        named = ", ".join(str(rank) for rank in absent[:8]) + (" and more" if len(absent) > 8 else "")
+        return Problem(
+            "missing_rank",
+            f"{len(ranks)} of {expected.ranks} ranks took part: rank {named} is missing.",
+            "Check that each rank can be started on each node, and that MPI and Slurm agree on how (srun --mpi=list).",
+        )
+    if len(ranks) > expected.ranks or len(output["devices"]) != len(ranks):
+        return Problem(
+            "wrong_ranks",
+            f"{len(output['devices'])} ranks announced themselves instead of {expected.ranks}.",
+            "The binary may have been built without MPI, so that every process runs a test of its own: build it with "
+            "MPI=1.",
+        )
+    if len(hosts) != expected.nodes:
+        return Problem(
+            "wrong_nodes",
+            f"The ranks ran on {len(hosts)} nodes ({', '.join(sorted(hosts))}) instead of {expected.nodes}.",
+            "Give the launcher one host a node, and check that host names differ.",
+        )
+    return None
+
+
+def _timeout(output: Output, expected: Expected) -> Problem:
+    reached = largest(output["rows"])
+    ranks = {device["rank"] for device in output["devices"]}
+    silent = sorted(set(range(expected.ranks)) - ranks)
+    where = f"after {reached['size_bytes']} bytes" if reached else "before the first size"
+    who = f" Rank {', '.join(map(str, silent[:8]))} never announced itself." if silent and ranks else ""
+    # When the time is over the launcher kills every rank; one alone has died before.
+    deaths = [line for line in output["failures"] if _killed([line])]
+    cause = f" It had lost {_killed(deaths)}." if len(deaths) == 1 and expected.ranks > 1 else ""
+    return Problem(
+        "timeout",
+        f"It did not end within {expected.timeout_s:g} s and stopped {where}.{who}{cause}",
+        "A hang is mostly a port range that is closed, an interface that the others cannot reach, or a path MTU: "
+        "see the reachability matrix, and run with NCCL_DEBUG=INFO.",
+    )
+
+
+def _not_run(output: Output) -> Optional[Problem]:
+    """It was never started as it was meant to be."""
+    if output["usage"]:
+        return Problem(
+            "usage",
+            "The program printed its usage: it does not know one of the options.",
+            "Use nccl-tests 2.0 or later, or rccl-tests.",
+        )
+    if any("No module named 'torch'" in line for line in output["failures"]):
+        return Problem(
+            "not_installed",
+            "The nodes have neither nccl-tests nor PyTorch.",
+            "Install python3-torch on the nodes, or give the folder of the nccl-tests binaries as path.",
+        )
+    return None
+
+
+def _broken_off(output: Output, rc: int) -> Optional[Problem]:
+    """It did not get to its end, or says itself that it failed."""
+    if rc == 0 and output["concluded"]:
+        return None
+    killed = _killed(output["failures"])
+    if killed:
+        return Problem(
+            "rank_died",
+            f"A process ended early: {killed}.",
+            "Look at the kernel log and at slurmd's log of that node, for memory that ran out or a GPU fault.",
+        )
+    if output["failures"]:
+        return Problem(
+            "failed",
+            f"It failed: {_failure_text(output['failures']).rstrip('.')}.",
+            "Look at that node first. NCCL_DEBUG=INFO says more.",
+        )
+    if rc != 0:
+        known = _EXIT_CODES.get(rc)
+        return Problem(
+            "exit_status", f"It exited {rc}{f': {known}' if known else ''}.", "Run it by hand with NCCL_DEBUG=INFO."
+        )
+    return Problem(
+        "truncated",
+        "Its output ends before the footer, so it is not known whether it got to its end.",
+        "Run it again. If it stays so, a rank ends without a word: look at the kernel log of the nodes.",
+    )
+
+
+def _measured(output: Output, threshold: Optional[Threshold]) -> Optional[Problem]:
+    """The values are right, and fast enough."""
+    wrong = sum(row["wrong"] or 0 for row in output["rows"])
+    if output["out_of_bounds"] or wrong:
+        return Problem(
+            "wrong_values",
+            f"{max(wrong, output['out_of_bounds'] or 0)} values are wrong: data was damaged on its way.",
+            "Do not train on these nodes. Look for ECC errors and bad links with node_health, and find the pair by "
+            "running it on two nodes at a time.",
+        )
+    reached = largest(output["rows"])
+    if reached is None:
+        return Problem("no_rows", "There is a footer but no measurement.", "Check min_bytes and max_bytes.")
+    value = reached["busbw_gbps"] or 0.0
+    if threshold is not None and value < threshold.gbps:
+        return Problem(
+            "slow",
+            f"{value:g} GB/s at {_size(reached['size_bytes'])}, {threshold.gbps:g} are required ({threshold.source}).",
+            "See which pair of nodes is slow, then its cable, NIC rate, PCIe width and the interface that NCCL chose.",
+        )
+    return None
+
+
+def judge(output: Output, expected: Expected, rc: int, timed_out: bool) -> Optional[Problem]:
+    """None for a pass; else the first thing that is wrong, the most telling first."""
+    if timed_out:
+        return _timeout(output, expected)
+    return (
+        _not_run(output)
+        or _broken_off(output, rc)
+        or _missing(output, expected)
+        or _measured(output, expected.threshold)
+    )

@@ -1,0 +1,274 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a collective is started, and started again on fewer nodes to find what is slow."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tempfile
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import (
+    torch_program,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.bisect import (
+    Culprit,
+    find,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.judge import (
+    Expected,
+    Problem,
+    judge,
+    largest,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.parse import (
+    Output,
+    parse_text,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.thresholds import (
+    Own,
+    Ran,
+    Threshold,
+    look_up,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+
+#: coreutils' timeout: what it ends with when the time is over, also after a kill.
+_TIMED_OUT = (124, 137)
+#: Seconds between asking to end and killing: srun cancels its step in that time.
+_GRACE = 10
+#: Between two nodes Tree can show up to twice what the wire carries; Ring shows the wire.
+_RING = {"NCCL_ALGO": "Ring"}
+
+
+_LOOK_AT_IT = (
+    "Look there at the cable, the rate of the card, its PCIe width, and the interface that NCCL or Gloo chose."
+)
+
+
+class Request(NamedTuple):
+    """What to run. ``nodelist`` may be empty for srun, which then takes any ``nodes`` nodes.
+
+    ``nic_gbps`` and ``nics`` are what the nodes' network has, and ``fabric`` (rdma or tcp) how it is used. ``ring`` has
+    NCCL use that algorithm and no other.
+    """
+
+    collective: str
+    path: str
+    launcher: str
+    ranks: int
+    nodes: int
+    nodelist: Sequence[str]
+    min_bytes: int
+    max_bytes: int
+    iterations: int
+    timeout_s: float
+    min_busbw_gbps: Optional[float]
+    nic_gbps: Optional[float]
+    nics: int
+    python: str
+    fabric: str = "rdma"
+    mpi: str = ""
+    gpus: bool = True
+    thresholds: Sequence[Own] = ()
+    ring: bool = False
+
+
+class Measurement(NamedTuple):
+    """One run: what it printed, how it was judged and by what. ``ring_gbps``: what Ring reached where it was judged."""
+
+    output: Output
+    problem: Optional[Problem]
+    threshold: Optional[Threshold]
+    ring_gbps: Optional[float] = None
+
+
+def check(request: Request) -> None:
+    """Refuse what cannot be run. Raises InputError."""
+    if request.ranks < request.nodes or request.ranks % request.nodes:
+        raise InputError(
+            f"{request.ranks} ranks cannot be dealt out to {request.nodes} nodes evenly.",
+            "Give a multiple of nodes as ranks.",
+        )
+    if request.launcher == "local" and request.nodes != 1:
+        raise InputError("The launcher local has one node.", "Use srun or mpirun for several nodes.")
+    if request.launcher == "mpirun" and len(request.nodelist) != request.nodes:
+        raise InputError(
+            f"mpirun needs the names of {request.nodes} nodes, and {len(request.nodelist)} were given.",
+            "Give nodelist.",
+        )
+    if request.min_bytes > request.max_bytes:
+        raise InputError(f"min_bytes {request.min_bytes} is more than max_bytes {request.max_bytes}.", "Swap them.")
+    if not request.path and request.collective not in ("all_reduce", "all_gather", "broadcast"):
+        raise InputError(
+            f"{request.collective} needs nccl-tests or rccl-tests: our own program knows all_reduce, all_gather and "
+            "broadcast.",
+            "Give path.",
+        )
+
+
+def program(request: Request, file: str = "") -> List[str]:
+    """What each rank runs: a binary of nccl-tests, or our own program, from ``file`` or as text."""
+    sizes = [str(request.min_bytes), str(request.max_bytes)]
+    if request.path:
+        binary = os.path.join(request.path, f"{request.collective}_perf")
+        # With one process for all local GPUs, -g says how many; with a launcher each process has one.
+        gpus = request.ranks if request.launcher == "local" else 1
+        return [binary, "-b", sizes[0], "-e", sizes[1], "-f", "2", "-g", str(gpus), "-n", str(request.iterations)]
+    start = [request.python, file] if file else [request.python, "-c", inspect.getsource(torch_program)]
+    return [
+        *start,
+        f"--collective={request.collective}",
+        f"--min-bytes={sizes[0]}",
+        f"--max-bytes={sizes[1]}",
+        f"--iterations={request.iterations}",
+        f"--timeout={request.timeout_s:g}",
+        *([f"--local={request.ranks}"] if request.launcher == "local" else []),
+    ]
+
+
+def command(request: Request, file: str = "") -> List[str]:
+    """The whole command, with the outer time limit: a hang is the usual way to fail."""
+    limit = ["timeout", f"--kill-after={_GRACE}", f"{request.timeout_s:g}"]
+    run = program(request, file)
+    if request.launcher == "local":
+        return [*limit, *run]
+    if request.launcher == "srun":
+        names = [f"--nodelist={','.join(request.nodelist)}"] if request.nodelist else []
+        gpus = [f"--gpus-per-node={request.ranks // request.nodes}"] if request.path and request.gpus else []
+        mpi = [f"--mpi={request.mpi}"] if request.path and request.mpi else []
+        return [
+            *limit,
+            "srun",
+            "--job-name=gpumesh-collective",
+            f"--nodes={request.nodes}",
+            f"--ntasks={request.ranks}",
+            f"--ntasks-per-node={request.ranks // request.nodes}",
+            *names,
+            *gpus,
+            *mpi,
+            # The others would wait for a rank that has died until their own limit.
+            "--kill-on-bad-exit=1",
+            f"--immediate={max(int(request.timeout_s // 2), 1)}",
+            *run,
+        ]
+    slots = request.ranks // request.nodes
+    hosts = ",".join(f"{node}:{slots}" for node in request.nodelist)
+    passed = ["-x", "NCCL_ALGO"] if request.ring else []
+    return [
+        *limit,
+        "mpirun",
+        "--allow-run-as-root",
+        "--tag-output",
+        "-np",
+        str(request.ranks),
+        "--host",
+        hosts,
+        *passed,
+        *run,
+    ]
+
+
+def measure(request: Request, run: Runner) -> Measurement:
+    """Run and judge; where the network is the measure, by a second run with Ring on the largest message."""
+    made = _measure(request, run)
+    concluded = made.problem is None or made.problem.kind == "slow"
+    if request.ring or not concluded or made.threshold is None or not made.threshold.wire:
+        return made
+    ring = _measure(request._replace(ring=True, min_bytes=request.max_bytes), run)
+    top = largest(ring.output["rows"])
+    return made._replace(problem=ring.problem, ring_gbps=top["busbw_gbps"] if top else None)
+
+
+def _measure(request: Request, run: Runner) -> Measurement:
+    with tempfile.TemporaryDirectory(prefix="gpumesh-") as folder:
+        file = ""
+        if request.launcher == "local" and not request.path:
+            file = os.path.join(folder, "torch_program.py")
+            with open(file, "w", encoding="utf-8") as stream:
+                stream.write(inspect.getsource(torch_program))
+        done = run(
+            command(request, file),
+            timeout=request.timeout_s + 2 * _GRACE + 5,
+            check=False,
+            environment=_RING if request.ring else None,
+        )
+    output = parse_text(done.stdout)
+    # Launchers and failures speak on stderr; a table never does.
+    output["failures"] += parse_text(done.stderr)["failures"]
+    output["warnings"] += parse_text(done.stderr)["warnings"]
+    threshold = _threshold(request, output)
+    expected = Expected(request.ranks, request.nodes, request.timeout_s, threshold)
+    return Measurement(output, judge(output, expected, done.rc, done.rc in _TIMED_OUT), threshold)
+
+
+def _threshold(request: Request, output: Output) -> Optional[Threshold]:
+    if request.min_busbw_gbps:
+        return Threshold(request.min_busbw_gbps, "given", request.ring)
+    names = [device["name"] for device in output["devices"]]
+    ran = Ran(request.collective, names, request.nodes, max([row["size_bytes"] for row in output["rows"]], default=0))
+    if output["versions"].get("backend") != "gloo":
+        return look_up(ran, request.nic_gbps, request.nics, request.fabric, request.thresholds)
+    # Gloo talks TCP, whatever the cards can do, and knows nothing of NCCL's algorithms.
+    found = look_up(ran, request.nic_gbps, request.nics, "tcp", request.thresholds)
+    return found._replace(wire=False) if found else None
+
+
+def find_culprit(request: Request, threshold: Optional[Threshold], run: Runner) -> Optional[Culprit]:
+    """Run it on parts of the nodes until the slow one is found; None where there are no parts."""
+    if len(request.nodelist) < 3 or request.launcher == "local":
+        return None
+    per_node = request.ranks // request.nodes
+
+    def good(nodes: Sequence[str]) -> bool:
+        part = request._replace(
+            nodelist=nodes,
+            nodes=len(nodes),
+            ranks=per_node * len(nodes),
+            # Only large messages tell a slow link.
+            min_bytes=request.max_bytes,
+            min_busbw_gbps=threshold.gbps if threshold else None,
+            ring=threshold is not None and threshold.wire,
+        )
+        return measure(part, run).problem is None
+
+    return find(list(request.nodelist), good)
+
+
+def _status(problem: Optional[Problem]) -> str:
+    if problem is None:
+        return "pass"
+    # What nobody installed has not failed; it was not made, and is no pass either.
+    return "skipped" if problem.kind == "not_installed" else "fail"
+
+
+def as_result(request: Request, made: Measurement, culprit: Optional[Culprit]) -> Dict[str, Any]:
+    """The module's return values: nothing of the environment, nothing of the raw output."""
+    output, top = made.output, largest(made.output["rows"])
+    error: Optional[Dict[str, Any]] = None
+    if made.problem is not None:
+        error = {**made.problem.as_dict(), "details": output["failures"], "warnings": output["warnings"]}
+        if culprit is not None:
+            error["culprit"] = {"kind": culprit.kind, "names": list(culprit.names), "words": culprit.words}
+            error["message"] = f"{error['message']} {culprit.words}"
+            if culprit.kind in ("node", "link"):
+                error["remedy"] = _LOOK_AT_IT
+    return {
+        "collective": output["collective"] or request.collective,
+        "ranks": len({device["rank"] for device in output["devices"]}),
+        "nodes": len({device["host"] for device in output["devices"]}),
+        "devices": output["devices"],
+        "rows": output["rows"],
+        "out_of_bounds": output["out_of_bounds"],
+        "avg_busbw_gbps": output["avg_busbw_gbps"],
+        "busbw_gbps": top["busbw_gbps"] if top else None,
+        "ring_busbw_gbps": made.ring_gbps,
+        "versions": output["versions"],
+        "status": _status(made.problem),
+        "min_busbw_gbps": made.threshold.gbps if made.threshold else None,
+        "threshold_source": made.threshold.source if made.threshold else None,
+        "error": error,
+    }

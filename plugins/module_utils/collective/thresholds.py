@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What hardware that works reaches, as data.
+
+Values are the bus bandwidth of all_reduce at large messages in 10^9 bytes a second. ``gate`` is what a healthy system
+must reach: given by the source, else nine tenths of what is typical. They hold for the whole of a machine's GPUs;
+other numbers of GPUs have no entry, and what has no entry is judged by no threshold. Entries of the user's own come
+first.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional, Sequence
+
+
+class Machine(NamedTuple):
+    """One machine whose GPUs are linked with each other."""
+
+    pattern: str
+    gpus: int
+    typical: float
+    gate: float
+    source: str
+
+
+class Fabric(NamedTuple):
+    """What one network card of ``nic_gbps`` carries between nodes, in 10^9 bytes a second."""
+
+    kind: str
+    nic_gbps: float
+    typical: float
+    source: str
+
+
+_TYPICAL = "typical of healthy machines; the gate is nine tenths of it"
+
+MACHINES = (
+    Machine(r"\bB200\b", 8, 838.0, 754.0, f"8 × B200, NVLink 5: {_TYPICAL}"),
+    Machine(r"\bH200\b", 8, 473.0, 431.0, "8 × H200, NVLink 4: 473 to 482 typical; acceptance gate 431"),
+    Machine(r"\bH100\b", 8, 480.0, 460.0, "8 × H100, NVLink 4: 480 typical; acceptance gate 460"),
+    Machine(r"\bA100\b", 8, 233.0, 210.0, f"8 × A100, NVLink 3: {_TYPICAL}"),
+    Machine(r"\bMI300X\b", 8, 313.0, 282.0, f"8 × MI300X, Infinity Fabric: {_TYPICAL}"),
+    Machine(r"RTX 4090", 2, 2.0, 1.5, "2 × RTX 4090 over PCIe, without peer-to-peer: 2 to 4 typical"),
+)
+
+FABRICS = (
+    Fabric("rdma", 100.0, 12.0, "a 100 Gbit/s card with RDMA carries 12 GB/s"),
+    Fabric("rdma", 200.0, 24.0, "a 200 Gbit/s card with RDMA carries 24 GB/s"),
+    Fabric("rdma", 400.0, 48.0, "a 400 Gbit/s card with RDMA carries 48 GB/s"),
+    Fabric("tcp", 100.0, 5.0, "TCP over a 100 Gbit/s card carries about 5 GB/s"),
+)
+_SHARE_OF_WIRE = 0.8
+
+#: From here on messages are large: below, latency counts too, and the table does not hold.
+LARGE_BYTES = 1 << 30
+
+
+class Own(NamedTuple):
+    """An entry of the user's: what is None fits everything."""
+
+    min_busbw_gbps: float
+    collective: Optional[str] = None
+    gpu: Optional[str] = None
+    gpus: Optional[int] = None
+    nodes: Optional[int] = None
+    source: Optional[str] = None
+
+
+class Threshold(NamedTuple):
+    """A gate and where it comes from. ``wire``: it is what the network carries, so Ring is compared with it."""
+
+    gbps: float
+    source: str
+    wire: bool = False
+
+
+class Ran(NamedTuple):
+    """What was run, by which a threshold is looked up."""
+
+    collective: Optional[str]
+    names: Sequence[str]
+    nodes: int
+    largest_bytes: int
+
+
+def between_nodes(nic_gbps: float, nics: int, kind: str = "rdma") -> Threshold:
+    """The gate for several nodes, each with ``nics`` cards of ``nic_gbps``: four fifths of what the cards carry."""
+    known = [fabric for fabric in FABRICS if fabric.kind == kind]
+    # A rate that is not in the table is taken in proportion to the nearest one.
+    nearest = min(known, key=lambda fabric: abs(fabric.nic_gbps - nic_gbps))
+    carried = nearest.typical * nic_gbps / nearest.nic_gbps * nics
+    return Threshold(round(carried * _SHARE_OF_WIRE, 2), f"{nics} × {nearest.source}; the gate is 80 % of it", True)
+
+
+def _fits(own: Own, ran: Ran) -> bool:
+    return (
+        own.collective in (None, ran.collective)
+        and own.nodes in (None, ran.nodes)
+        and own.gpus in (None, len(ran.names))
+        and (own.gpu is None or (bool(ran.names) and all(re.search(own.gpu, name) for name in ran.names)))
+    )
+
+
+def look_up(
+    ran: Ran,
+    nic_gbps: Optional[float] = None,
+    nics: int = 1,
+    kind: str = "rdma",
+    own: Sequence[Own] = (),
+) -> Optional[Threshold]:
+    """The gate for what was run; None where neither the user nor the table has one."""
+    for entry in own:
+        if _fits(entry, ran):
+            return Threshold(entry.min_busbw_gbps, entry.source or "an entry of your own")
+    if ran.collective != "all_reduce":
+        return None
+    if ran.nodes > 1:
+        return between_nodes(nic_gbps, nics, kind) if nic_gbps else None
+    for machine in MACHINES:
+        if len(ran.names) == machine.gpus and all(re.search(machine.pattern, name) for name in ran.names):
+            return Threshold(machine.gate, machine.source) if ran.largest_bytes >= LARGE_BYTES else None
+    return None

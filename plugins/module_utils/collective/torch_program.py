@@ -1,0 +1,222 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A collective with PyTorch, for nodes without nccl-tests. Started once a rank; reads who it is from the environment.
+
+It is sent to the nodes as text, so it imports nothing of this collection. Prints a line a rank when it starts and one
+result at its end, in the shape of nccl-tests' JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+
+if TYPE_CHECKING:
+    _Popen = subprocess.Popen[str]
+else:
+    _Popen = subprocess.Popen
+
+
+class Program(_Popen):
+    """A program that this one starts."""
+
+
+def factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth from algorithm bandwidth: what the slowest link carries, whatever the number of ranks."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if collective in ("all_gather", "reduce_scatter", "alltoall"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def prepare(
+    torch: Any, dist: Any, collective: str, size: int, rank: int, ranks: int, device: Any
+) -> Tuple[int, Callable[[], Any], Callable[[], int]]:
+    """(bytes, run, check): one run of the collective, and how many values are wrong after it."""
+    count = max(size // 4, ranks)
+    if collective == "all_reduce":
+        data = torch.empty(count, device=device)
+
+        def reduce() -> None:
+            data.fill_(float(rank + 1))
+            dist.all_reduce(data)
+
+        expected = ranks * (ranks + 1) / 2
+        return count * 4, reduce, lambda: int((data != expected).sum().item())
+    if collective == "all_gather":
+        part = count // ranks
+        count = part * ranks
+        own = torch.full((part,), float(rank + 1), device=device)
+        parts = [torch.empty(part, device=device) for _rank in range(ranks)]
+        return (
+            count * 4,
+            lambda: dist.all_gather(parts, own),
+            lambda: sum(int((one != float(index + 1)).sum().item()) for index, one in enumerate(parts)),
+        )
+    data = torch.empty(count, device=device)
+
+    def broadcast() -> None:
+        data.fill_(7.0 if rank == 0 else 0.0)
+        dist.broadcast(data, 0)
+
+    return count * 4, broadcast, lambda: int((data != 7.0).sum().item())
+
+
+def say(mark: str, document: Dict[str, Any]) -> None:
+    """One line for the program that reads our output, at once: this process may be killed."""
+    sys.stdout.write(f"{mark} {json.dumps(document)}\n")
+    sys.stdout.flush()
+
+
+def work(arguments: argparse.Namespace, rank: int, ranks: int, local_rank: int) -> None:
+    """Join the others, measure each size, and let rank 0 print the result."""
+    # Before anything that can take long or fail: who has come this far is what tells a missing rank from a slow one.
+    own: Dict[str, Any] = {"rank": rank, "host": socket.gethostname(), "device": local_rank}
+    say("GPUMESH-RANK", own)
+    # Debian builds PyTorch without libuv, which it uses by default from 2.4 on and then fails.
+    os.environ.setdefault("USE_LIBUV", "0")
+    torch: Any = importlib.import_module("torch")
+    dist: Any = importlib.import_module("torch.distributed")
+
+    backend = arguments.backend
+    if backend == "auto":
+        backend = "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
+    name = torch.cuda.get_device_name(device) if backend == "nccl" else f"CPU, {platform.machine()}"
+    own = {**own, "name": name}
+    dist.init_process_group(backend, rank=rank, world_size=ranks, timeout=timedelta(seconds=arguments.timeout))
+
+    def wait() -> None:
+        if backend == "nccl":
+            torch.cuda.synchronize(device)
+
+    results: List[Dict[str, Any]] = []
+    wrong_total = 0
+    size = arguments.min_bytes
+    while size <= arguments.max_bytes:
+        moved, run, check = prepare(torch, dist, arguments.collective, size, rank, ranks, device)
+        run()
+        wait()
+        wrong = torch.tensor([float(check())], device=device)
+        dist.all_reduce(wrong)
+        dist.barrier()
+        began = time.perf_counter()
+        for _again in range(arguments.iterations):
+            run()
+        wait()
+        # The slowest rank's time is the collective's.
+        took = torch.tensor([(time.perf_counter() - began) / arguments.iterations], dtype=torch.float64, device=device)
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        seconds = took.item()
+        algbw = moved / seconds / 1e9
+        wrong_total += int(wrong.item())
+        results.append(
+            {
+                "size": moved,
+                "count": moved // 4,
+                "type": "float",
+                "redop": "sum" if arguments.collective == "all_reduce" else "none",
+                "in_place": {
+                    "time": round(seconds * 1e6, 2),
+                    "alg_bw": round(algbw, 4),
+                    "bus_bw": round(algbw * factor(arguments.collective, ranks), 4),
+                    "nwrong": int(wrong.item()),
+                },
+            }
+        )
+        size *= 2
+    everybody: List[Optional[Dict[str, Any]]] = [None] * ranks
+    dist.all_gather_object(everybody, own)
+    dist.barrier()
+    if rank == 0:
+        rates = [one["in_place"]["bus_bw"] for one in results]
+        document = {
+            "collective": arguments.collective,
+            "torch": torch.__version__,
+            "backend": backend,
+            "devices": everybody,
+            "results": results,
+            "out_of_bounds": {"count": wrong_total, "okay": wrong_total == 0},
+            "average_bus_bandwidth": {"bandwidth": sum(rates) / len(rates) if rates else 0.0},
+        }
+        say("GPUMESH-RESULT", document)
+    # Nobody needs another one after this. To take the group down in order can hang where one is faster than the rest.
+    dist.barrier()
+    os._exit(0)
+
+
+def local(ranks: int) -> int:
+    """Start every rank on this machine and wait for all of them; the worst exit status."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_"))}
+    children = []
+    for rank in range(ranks):
+        variables = {
+            **own,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        children.append(Program([sys.executable, *sys.argv, "--local=0"], env=variables))
+    return max(abs(child.wait()) for child in children)
+
+
+def place() -> Tuple[int, int, int]:
+    """(rank, ranks, rank on this node), from whoever started us. Raises KeyError where nobody says."""
+    for names in (
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ):
+        if all(name in os.environ for name in names):
+            rank, ranks, local_rank = (int(os.environ[name]) for name in names)
+            return rank, ranks, local_rank
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def set_master() -> None:
+    """Let all ranks meet at the first node of the job step, unless the job's environment says where."""
+    os.environ.setdefault("MASTER_PORT", "29517")
+    nodes = os.environ.get("SLURM_STEP_NODELIST")
+    if "MASTER_ADDR" not in os.environ and nodes:
+        with Program(["scontrol", "show", "hostnames", nodes], stdout=subprocess.PIPE, encoding="utf-8") as asked:
+            shown = asked.communicate()[0]
+        os.environ["MASTER_ADDR"] = shown.split()[0]
+
+
+def main() -> int:
+    """Read the options and the environment."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--collective", choices=["all_reduce", "all_gather", "broadcast"], default="all_reduce")
+    parser.add_argument("--backend", choices=["auto", "nccl", "gloo"], default="auto")
+    parser.add_argument("--min-bytes", type=int, default=8)
+    parser.add_argument("--max-bytes", type=int, default=1 << 26)
+    parser.add_argument("--iterations", type=int, default=5)
+    parser.add_argument("--timeout", type=float, default=120)
+    parser.add_argument("--local", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.local:
+        return local(arguments.local)
+    rank, ranks, local_rank = place()
+    set_master()
+    work(arguments, rank, ranks, local_rank)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

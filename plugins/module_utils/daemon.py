@@ -1,0 +1,276 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run one daemon under what runs as PID 1: systemd with the packaged unit, else supervisord.
+
+The state of both is read by one command, planned from its text, and brought about by as few commands as it takes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import time
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+SYSTEMD, SUPERVISORD = "systemd", "supervisord"
+#: A database may take minutes to start on a busy machine.
+_PATIENCE = 300.0
+#: At boot they start by themselves, or with another unit.
+_AT_BOOT = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias", "linked")
+
+
+class Daemon(NamedTuple):
+    """What is to run. ``drop_in`` is for systemd; all after it, and the command, for supervisord."""
+
+    name: str
+    state: str
+    command: str
+    drop_in: str
+    user: str
+    directories: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class Places(NamedTuple):
+    """Where the settings are."""
+
+    units: str
+    supervisor_config: str
+    supervisor_programs: str
+
+    def drop_in(self, name: str) -> str:
+        """Our lines on top of a packaged unit."""
+        return os.path.join(self.units, f"{name}.service.d", "gpumesh.conf")
+
+    def program(self, name: str) -> str:
+        """A program of supervisord."""
+        return os.path.join(self.supervisor_programs, f"gpumesh-{name}.conf")
+
+
+class Plan(NamedTuple):
+    """The file to write (or with no text to remove), then the commands. ``restarts``: a running daemon is replaced."""
+
+    path: str
+    before: str
+    after: str
+    commands: List[List[str]]
+    restarts: bool
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is to be done."""
+        return self.before != self.after or bool(self.commands)
+
+
+def service_manager(tree: Tree) -> str:
+    """What runs as PID 1, as far as it matters here."""
+    return SYSTEMD if tree.read("proc/1/comm") == "systemd" else SUPERVISORD
+
+
+# --- systemd
+
+
+def parse_unit(text: str) -> Dict[str, str]:
+    """The properties in the output of `systemctl show`."""
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def plan_systemd(daemon: Daemon, places: Places, unit: Mapping[str, str], drop_in: Optional[str]) -> Plan:
+    """From the unit's properties and its present drop-in. Raises HostStateError for a unit that is not there."""
+    path = places.drop_in(daemon.name)
+    service = f"{daemon.name}.service"
+    known = unit.get("LoadState") not in ("not-found", None)
+    running = unit.get("ActiveState") in ("active", "activating", "reloading")
+    at_boot = unit.get("UnitFileState") in _AT_BOOT
+    before = drop_in or ""
+    if daemon.state == "absent":
+        commands = [["systemctl", "disable", "--now", service]] if known and (running or at_boot) else []
+        return Plan(path, before, "", commands, False)
+    if not known:
+        raise HostStateError(f"systemd knows no {service}.", "Install the package that it belongs to.")
+    new_settings = daemon.drop_in != before
+    commands = []
+    if new_settings or unit.get("NeedDaemonReload") == "yes":
+        commands.append(["systemctl", "daemon-reload"])
+    if not at_boot:
+        commands.append(["systemctl", "enable", service])
+    if not running or new_settings or daemon.state == "restarted":
+        commands.append(["systemctl", "restart", service])
+    return Plan(
+        path, before, daemon.drop_in, commands, running and commands[-1:] == [["systemctl", "restart", service]]
+    )
+
+
+# --- supervisord
+
+
+def program_text(daemon: Daemon) -> str:
+    """The section of a program. A shell makes the folders at each start, since /run is empty after a boot."""
+    owner = f"install -d -o {daemon.user} -m 0755"
+    become = [] if daemon.user == "root" else ["setpriv", f"--reuid={daemon.user}", f"--regid={daemon.user}"]
+    if become:
+        become.append("--init-groups")
+    steps = [f"{owner} {shlex.quote(folder)}" for folder in daemon.directories]
+    steps.append(" ".join(["exec", *become, daemon.command]))
+    lines = [
+        "# Written by the Ansible collection gpumesh.cluster; changes here are lost.",
+        f"[program:{daemon.name}]",
+        "command=" + _percent(f"/bin/sh -c {shlex.quote(' && '.join(steps))}"),
+    ]
+    if daemon.environment:
+        quoted = (
+            '{}="{}"'.format(name, _percent(str(value)).replace('"', '\\"'))
+            for name, value in sorted(daemon.environment.items())
+        )
+        lines.append("environment=" + ",".join(quoted))
+    lines += [
+        "autostart=true",
+        "autorestart=true",
+        "startsecs=2",
+        "stopwaitsecs=30",
+        "redirect_stderr=true",
+        f"stdout_logfile=/var/log/gpumesh-{daemon.name}.log",
+        "stdout_logfile_maxbytes=10MB",
+        "stdout_logfile_backups=2",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def parse_status(text: str) -> str:
+    """The state of a program in the output of `supervisorctl status NAME`; empty where it is not known.
+
+    ``slurmd   RUNNING   pid 12, uptime 0:00:12``
+    """
+    match = re.search(r"^\S+\s+([A-Z]+)\b", text, re.MULTILINE)
+    return match.group(1) if match and "no such" not in text else ""
+
+
+def plan_supervisord(daemon: Daemon, places: Places, up: bool, status: str, program: Optional[str]) -> Plan:
+    """From whether supervisord runs, the program's state there, and its present settings."""
+    path = places.program(daemon.name)
+    control = ["supervisorctl", "--configuration", places.supervisor_config]
+    before = program or ""
+    running = up and status in ("RUNNING", "STARTING")
+    if daemon.state == "absent":
+        forget = [[*control, "reread"], [*control, "update", daemon.name]] if up and (status or before) else []
+        return Plan(path, before, "", forget, False)
+    after = program_text(daemon)
+    if not up:
+        # It starts all of its programs.
+        return Plan(path, before, after, [["supervisord", "--configuration", places.supervisor_config]], False)
+    if after != before or not status:
+        # `restart` would start it with its old settings.
+        return Plan(path, before, after, [[*control, "reread"], [*control, "update", daemon.name]], running)
+    if not running:
+        return Plan(path, before, after, [[*control, "start", daemon.name]], False)
+    if daemon.state == "restarted":
+        return Plan(path, before, after, [[*control, "restart", daemon.name]], True)
+    return Plan(path, before, after, [], False)
+
+
+# --- This host
+
+
+def supervisord_missing(manager: str) -> bool:
+    """Whether supervisord would have to be installed."""
+    return manager == SUPERVISORD and (find("supervisord") is None or find("supervisorctl") is None)
+
+
+def make_plan(run: Runner, manager: str, daemon: Daemon, places: Places) -> Plan:
+    """Read the present state, and say what is to be done."""
+    if manager == SYSTEMD:
+        properties = "--property=LoadState,ActiveState,UnitFileState,NeedDaemonReload"
+        unit = parse_unit(run(["systemctl", "show", "--no-pager", properties, f"{daemon.name}.service"]).stdout)
+        return plan_systemd(daemon, places, unit, read_text(places.drop_in(daemon.name)))
+    control = ["supervisorctl", "--configuration", places.supervisor_config]
+    up = run([*control, "pid"], check=False).rc == 0
+    status = parse_status(run([*control, "status", daemon.name], check=False).stdout) if up else ""
+    return plan_supervisord(daemon, places, up, status, read_text(places.program(daemon.name)))
+
+
+def apply(run: Runner, manager: str, daemon: Daemon, plan: Plan) -> None:
+    """Bring it about. Raises HostStateError, with the daemon's last words, when it does not start."""
+    if plan.after and plan.after != plan.before:
+        os.makedirs(os.path.dirname(plan.path), mode=0o755, exist_ok=True)
+        write_atomic(plan.path, plan.after, mode=0o644)
+    elif plan.before and not plan.after and remove_file(plan.path) and manager == SYSTEMD:
+        folder = os.path.dirname(plan.path)
+        if not os.listdir(folder):
+            os.rmdir(folder)
+    for command in plan.commands:
+        try:
+            done = run(command, timeout=_PATIENCE)
+        except CommandError as failure:
+            words = last_words(run, manager, daemon.name)
+            raise HostStateError(
+                f"{daemon.name} does not start: {failure.message} {words}".strip(), f"See {_log(manager, daemon.name)}."
+            ) from failure
+        if manager == SUPERVISORD and "ERROR" in done.stdout:
+            raise HostStateError(
+                f"{daemon.name} does not start: {done.stdout.strip()}.", f"See {_log(manager, daemon.name)}."
+            )
+
+
+def last_words(run: Runner, manager: str, name: str) -> str:
+    """The end of the daemon's log."""
+    if manager == SYSTEMD:
+        argv = ["journalctl", "--no-pager", "--output=cat", "--lines=8", f"--unit={name}.service"]
+        text = run(argv, check=False).stdout
+    else:
+        text = read_text(_log(manager, name)) or ""
+    return "; ".join(text.strip().splitlines()[-8:])
+
+
+def _log(manager: str, name: str) -> str:
+    return f"journalctl -u {name}" if manager == SYSTEMD else f"/var/log/gpumesh-{name}.log"
+
+
+class Ready(NamedTuple):
+    """What is there once the daemon can be used; what is None is not waited for."""
+
+    path: Optional[str]
+    address: Optional[str]
+    port: Optional[int]
+
+    def holds(self) -> bool:
+        """Whether it is there."""
+        if self.path and not os.path.exists(self.path):
+            return False
+        return not self.address or self.port is None or answers(self.address, self.port)
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        with socket.create_connection((address, port), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def wait_until_ready(
+    name: str,
+    ready: Ready,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return as soon as it is. Raises HostStateError after ``seconds``."""
+    end = clock() + seconds
+    while not ready.holds():
+        if clock() >= end:
+            wanted = ready.path or f"{ready.address}:{ready.port}"
+            raise HostStateError(f"{name} runs, but {wanted} is not there after {seconds:g} s.", "See its log.")
+        sleep(0.25)

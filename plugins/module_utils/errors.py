@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one tree of errors. Raised in the pure code, turned into a failed result once, in module.py."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Sequence
+
+
+class GpumeshError(Exception):
+    """What failed, with which value, and what to do about it.
+
+    ``message`` states the fact and the value. ``remedy`` is a sentence in the imperative.
+    ``details`` are JSON-serialisable values for programs; never a secret.
+    """
+
+    def __init__(self, message: str, remedy: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.details = details
+
+    @property
+    def kind(self) -> str:
+        """The class in snake case without its suffix: ``command``, ``damaged_record``."""
+        name = type(self).__name__[: -len("Error")]
+        return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+    def as_result(self) -> Dict[str, Any]:
+        """The ``error`` key of a failed module's result."""
+        return {"kind": self.kind, "message": self.message, "remedy": self.remedy, **self.details}
+
+
+class InputError(GpumeshError):
+    """A value that the user gave is refused; nothing has been changed."""
+
+
+class HostStateError(GpumeshError):
+    """The host is in a state in which the request cannot be carried out."""
+
+
+class ParseError(GpumeshError):
+    """A tool printed what we cannot read. Names the command."""
+
+    def __init__(self, command: str, reason: str, remedy: str = "", **details: Any) -> None:
+        super().__init__(f"The output of '{command}' cannot be read: {reason}.", remedy, command=command, **details)
+
+
+class CommandError(GpumeshError):
+    """A command could not be run, ran out of time or exited non-zero."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        reason: str,
+        rc: Optional[int] = None,
+        stderr: str = "",
+        remedy: str = "",
+    ) -> None:
+        text = stderr.strip()
+        tail = f": {text[-800:]}" if text else ""
+        super().__init__(f"'{' '.join(argv)}' {reason}{tail}.", remedy, argv=list(argv), rc=rc)
+
+
+class RecordError(GpumeshError):
+    """The cluster record cannot be used as it is."""

@@ -1,0 +1,207 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The firewall of a cluster's member as text for nft(8): a table of its own, beside whatever rules the host has.
+
+A packet has to get past every table, so this one cannot open what the host's own rules close. It closes the ports of
+the cluster's services to everybody who is no member, and leaves all other ports alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+
+MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z", re.IGNORECASE)
+_INTERFACE = re.compile(r"[^\s\"/]{1,15}\Z")
+
+
+class Desired(NamedTuple):
+    """The table as it should be. All texts are checked."""
+
+    table: str
+    #: Addresses of members, wherever their packets come in.
+    members: Tuple[str, ...]
+    #: Addresses that only ever come in by the mesh's interface.
+    mesh_members: Tuple[str, ...]
+    mesh_interface: str
+    #: Networks that are treated as members.
+    trusted: Tuple[str, ...]
+    #: Port or range, ``111`` or ``6817-6819``.
+    tcp_ports: Tuple[str, ...]
+    udp_ports: Tuple[str, ...]
+    #: UDP ports that stay open to everybody: where tunnels come in.
+    open_udp_ports: Tuple[str, ...]
+    ssh_port: int
+    #: Networks from which SSH is let in beside the members; none leaves SSH alone.
+    ssh_from: Tuple[str, ...]
+
+
+def table_of(cluster: str) -> str:
+    """The name of a cluster's table. Raises InputError."""
+    if not _NAME.match(cluster):
+        raise InputError(f"'{cluster}' cannot be the name of a cluster.", "Use letters, digits, '-', '_' and '.'.")
+    return "gpumesh_" + re.sub(r"[^a-zA-Z0-9_]", "_", cluster)
+
+
+def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:
+    """Check and normalise what a module was given. Raises InputError."""
+    interface = str(given.get("mesh_interface") or "")
+    mesh_members = _addresses(given.get("mesh_members") or ())
+    if mesh_members and not _INTERFACE.match(interface):
+        raise InputError(f"'{interface}' is not the interface of the mesh.", "Give mesh_interface with mesh_members.")
+    members = _addresses(given.get("members") or ())
+    if not members and not mesh_members:
+        raise InputError(
+            "A firewall without members would close the cluster to itself.", "Give the members' addresses."
+        )
+    return Desired(
+        table_of(cluster),
+        members,
+        mesh_members,
+        interface,
+        _networks(given.get("trusted") or ()),
+        _ports(given.get("tcp_ports") or ()),
+        _ports(given.get("udp_ports") or ()),
+        _ports(given.get("open_udp_ports") or ()),
+        int(given.get("ssh_port") or 22),
+        _networks(given.get("ssh_from") or ()),
+    )
+
+
+def ephemeral_range(text: str) -> str:
+    """The range in /proc/sys/net/ipv4/ip_local_port_range, ``32768-60999``. Raises InputError."""
+    ends = text.split()
+    if len(ends) != 2 or not all(end.isdecimal() for end in ends):
+        raise InputError(f"'{text.strip()}' is not the range of the kernel's ephemeral ports.")
+    return "-".join(ends)
+
+
+def render(desired: Desired) -> str:
+    """The text for ``nft --file``: it replaces the table, and nothing else, in one transaction."""
+    table = f"table inet {desired.table}"
+    lines = [
+        MARK,
+        # Declared so that there is one to delete.
+        table,
+        f"delete {table}",
+        f"{table} {{",
+        *_sets("member", desired.members),
+        *_sets("mesh", desired.mesh_members),
+        *_sets("trusted", desired.trusted),
+        *_sets("ssh", desired.ssh_from),
+        "\tchain input {",
+        "\t\ttype filter hook input priority filter - 5; policy accept;",
+        '\t\tiifname "lo" accept',
+        "\t\tct state established,related accept",
+    ]
+    if desired.open_udp_ports:
+        lines.append(f"\t\tudp dport {{ {', '.join(desired.open_udp_ports)} }} accept")
+    lines += [f"\t\t{rule} accept" for rule in _from("member", desired.members)]
+    lines += [f'\t\tiifname "{desired.mesh_interface}" {rule} accept' for rule in _from("mesh", desired.mesh_members)]
+    lines += [f"\t\t{rule} accept" for rule in _from("trusted", desired.trusted)]
+    if desired.ssh_from:
+        lines += [f"\t\ttcp dport {desired.ssh_port} {rule} accept" for rule in _from("ssh", desired.ssh_from)]
+        lines.append(f"\t\ttcp dport {desired.ssh_port} counter drop")
+    for protocol, ports in (("tcp", desired.tcp_ports), ("udp", desired.udp_ports)):
+        if ports:
+            lines.append(f"\t\t{protocol} dport {{ {', '.join(ports)} }} counter drop")
+    return "\n".join([*lines, "\t}", "}", ""])
+
+
+def render_unit(cluster: str, path: str, nft: str) -> str:
+    """The unit of systemd that loads the table at boot, and again whenever the host's own rules are loaded anew."""
+    return f"""{MARK}
+[Unit]
+Description=Firewall of the gpumesh cluster {cluster}
+DefaultDependencies=no
+Wants=network-pre.target
+Before=network-pre.target shutdown.target
+After=nftables.service local-fs.target
+Conflicts=shutdown.target
+PartOf=nftables.service
+ReloadPropagatedFrom=nftables.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart={nft} --file {path}
+ExecReload={nft} --file {path}
+ExecStop=-{nft} delete table inet {table_of(cluster)}
+
+[Install]
+WantedBy=sysinit.target
+"""
+
+
+def _sets(name: str, values: Sequence[str]) -> List[str]:
+    """A set for each of IPv4 and IPv6 that has elements."""
+    lines = []
+    for version, elements in _by_version(values).items():
+        if elements:
+            lines += [
+                f"\tset {name}{version} {{",
+                f"\t\ttype ipv{version}_addr",
+                "\t\tflags interval",
+                "\t\tauto-merge",
+                f"\t\telements = {{ {', '.join(elements)} }}",
+                "\t}",
+            ]
+    return lines
+
+
+def _from(name: str, values: Sequence[str]) -> List[str]:
+    """The match of a packet that comes from one of the set."""
+    families = {4: "ip", 6: "ip6"}
+    return [f"{families[version]} saddr @{name}{version}" for version, found in _by_version(values).items() if found]
+
+
+def _by_version(values: Sequence[str]) -> Dict[int, List[str]]:
+    return {
+        version: [value for value in values if ipaddress.ip_network(value).version == version] for version in (4, 6)
+    }
+
+
+def _addresses(values: Iterable[str]) -> Tuple[str, ...]:
+    found = set()
+    for value in values:
+        try:
+            found.add(ipaddress.ip_address(value))
+        except ValueError as failure:
+            raise InputError(f"'{value}' is not an address.", "Write it as 10.99.0.2.", address=value) from failure
+    return tuple(str(one) for one in sorted(found, key=lambda one: (one.version, int(one))))
+
+
+def _networks(values: Iterable[str]) -> Tuple[str, ...]:
+    found = set()
+    for value in values:
+        try:
+            found.add(ipaddress.ip_network(value))
+        except ValueError as failure:
+            raise InputError(f"'{value}' is not a network.", "Write it as 10.1.0.0/16.", network=value) from failure
+    return tuple(str(one) for one in sorted(found, key=lambda one: (one.version, int(one[0]), one.prefixlen)))
+
+
+def _ports(values: Iterable[Any]) -> Tuple[str, ...]:
+    """Sorted and merged, since nft refuses overlapping ranges. Raises InputError."""
+    spans: List[Tuple[int, int]] = []
+    for value in values:
+        first, _dash, last = str(value).partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            raise InputError(f"'{value}' is no port.", "Write it as 2049 or 6817-6819.", port=str(value))
+        low, high = int(first), int(last or first)
+        if not 0 < low <= high < 65536:
+            raise InputError(f"'{value}' is no range of ports.", "Ports go from 1 to 65535.", port=str(value))
+        spans.append((low, high))
+    merged: List[Tuple[int, int]] = []
+    for low, high in sorted(spans):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return tuple(f"{low}-{high}" if high > low else str(low) for low, high in merged)

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cluster's table in this host's nftables: compare it, load it, take it away; now and at boot."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from typing import NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
+    Desired,
+    render,
+    render_unit,
+    table_of,
+)
+
+
+class Host(NamedTuple):
+    """Where the work is done. ``units``: '' where systemd does not run."""
+
+    run: Runner
+    check_mode: bool
+    rules: str = "/etc/gpumesh"
+    units: str = "/etc/systemd/system"
+    #: Forgotten at a reboot, as the table is.
+    loaded: str = "/run"
+
+
+class Result(NamedTuple):
+    """What was done, or in check mode would be. ``tools``: whether nft(8) is there; without it nothing is done."""
+
+    changed: bool
+    tools: bool
+    before: str = ""
+    after: str = ""
+
+
+def present(host: Host, cluster: str, desired: Desired) -> Result:
+    """Load the table where it is not as desired, and see to it that it is loaded at boot. Raises GpumeshError."""
+    nft = find("nft")
+    if nft is None:
+        return Result(host.check_mode, False)
+    path, text = _rules_path(host, desired.table), render(desired)
+    before = read_text(path) or ""
+    stale = not _is_loaded(host, desired.table, text)
+    unit_path, unit = _unit_path(host, desired.table), render_unit(cluster, path, nft)
+    unit_stale = bool(host.units) and (
+        read_text(unit_path) != unit or not os.path.lexists(_boot_path(host, desired.table))
+    )
+    changed = before != text or stale or unit_stale
+    if not host.check_mode:
+        if before != text:
+            _refuse_bad(host, text)
+            os.makedirs(host.rules, mode=0o755, exist_ok=True)
+            write_atomic(path, text, 0o644)
+        if stale:
+            _load(host, path)
+            write_atomic(_loaded_path(host, desired.table), _print(text, _live(host, desired.table) or ""), 0o644)
+        if unit_stale:
+            write_atomic(unit_path, unit, 0o644)
+            host.run(["systemctl", "daemon-reload"])
+            host.run(["systemctl", "enable", "--now", os.path.basename(unit_path)])
+    note = "# not loaded\n" if stale and before == text else ""
+    return Result(changed, True, before + note, text)
+
+
+def absent(host: Host, cluster: str) -> Result:
+    """Take the table away, now and at boot."""
+    table = table_of(cluster)
+    path, unit_path = _rules_path(host, table), _unit_path(host, table)
+    tools = find("nft") is not None
+    live = _live(host, table) if tools else None
+    before = read_text(path) or ""
+    unit = bool(host.units) and os.path.exists(unit_path)
+    changed = bool(before) or live is not None or unit
+    if not host.check_mode:
+        if unit:
+            host.run(["systemctl", "disable", "--now", os.path.basename(unit_path)])
+            remove_file(unit_path)
+            host.run(["systemctl", "daemon-reload"])
+        if live is not None and _live(host, table) is not None:
+            host.run(["nft", "delete", "table", "inet", table])
+        remove_file(_loaded_path(host, table))
+        remove_file(path)
+    return Result(changed, tools, before)
+
+
+def _rules_path(host: Host, table: str) -> str:
+    return os.path.join(host.rules, f"{table}.nft")
+
+
+def _unit_path(host: Host, table: str) -> str:
+    return os.path.join(host.units, f"{table}.service")
+
+
+def _boot_path(host: Host, table: str) -> str:
+    return os.path.join(host.units, "sysinit.target.wants", f"{table}.service")
+
+
+def _loaded_path(host: Host, table: str) -> str:
+    return os.path.join(host.loaded, f"{table}.loaded")
+
+
+def _live(host: Host, table: str) -> Optional[str]:
+    """The table as the kernel has it, without its counters; None where there is none."""
+    shown = host.run(["nft", "--stateless", "list", "table", "inet", table], check=False)
+    if shown.rc == 0:
+        return re.sub(r"\bcounter packets \d+ bytes \d+", "counter", shown.stdout)
+    if "No such file" in shown.stderr:
+        return None
+    raise _refused(shown.stderr)
+
+
+def _is_loaded(host: Host, table: str, text: str) -> bool:
+    """Whether the kernel has this table, untouched since it was loaded from this text.
+
+    nft prints a table in other words than it was given, so the two cannot be compared. What it printed right after loading
+    is remembered together with the text.
+    """
+    live = _live(host, table)
+    return live is not None and read_text(_loaded_path(host, table)) == _print(text, live)
+
+
+def _print(text: str, live: str) -> str:
+    return hashlib.sha256(f"{text}\0{live}".encode()).hexdigest() + "\n"
+
+
+def _refuse_bad(host: Host, text: str) -> None:
+    """Let nft read the rules without loading them, so that a file that cannot be loaded is never written."""
+    try:
+        host.run(["nft", "--check", "--file", "-"], stdin=text)
+    except CommandError as failure:
+        raise _refused(str(failure)) from failure
+
+
+def _load(host: Host, path: str) -> None:
+    try:
+        host.run(["nft", "--file", path])
+    except CommandError as failure:
+        raise _refused(str(failure)) from failure
+
+
+def _refused(words: str) -> HostStateError:
+    return HostStateError(
+        f"nftables cannot be used on this host: {words.strip()[-600:]}",
+        "In a container it needs the capability NET_ADMIN; without, set firewall_enabled to false for this host.",
+    )

@@ -1,0 +1,266 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks of the GPUs, from nvidia-smi, dcgmi and the kernel log. Parsing and judging only; nothing is run here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
+    Judgement,
+    failed,
+    passed,
+    skipped,
+    unknown,
+)
+
+#: The fields that we ask nvidia-smi for, in one call.
+QUERY = (
+    "index",
+    "name",
+    "ecc.errors.uncorrected.volatile.total",
+    "retired_pages.pending",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+    "temperature.gpu",
+)
+QUERY_COMMAND = ("nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits")
+REMAP_COMMAND = (
+    "nvidia-smi",
+    "--query-remapped-rows=gpu_bus_id,remapped_rows.pending,remapped_rows.failure",
+    "--format=csv,noheader,nounits",
+)
+NVLINK_COMMAND = ("nvidia-smi", "nvlink", "--status")
+
+#: Xid errors after which a GPU or its link cannot be trusted (NVIDIA's catalogue of Xid errors: hardware, ECC, NVLink,
+#: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs.
+BAD_XIDS = {
+    48: "double-bit memory error",
+    62: "internal micro-controller halt",
+    63: "memory row remapped, not yet in effect",
+    64: "memory row could not be remapped",
+    74: "NVLink error",
+    79: "fell off the bus",
+    92: "high rate of single-bit memory errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "GPU system processor does not answer",
+    120: "GPU system processor error",
+    140: "unrecovered memory error",
+    149: "NVLink error",
+}
+_XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<number>\d+)")
+_NOT_THERE = ("", "[n/a]", "n/a", "[not supported]", "not supported")
+_RESET = "Drain the node, let its jobs end and reboot it. Replace the GPU if it comes back."
+
+
+class Gpu(Dict[str, Optional[str]]):
+    """One GPU: the fields of QUERY; None where this model has no such value."""
+
+
+def parse_query(text: str) -> List[Gpu]:
+    """GPUs from QUERY_COMMAND's output. Raises ParseError on lines of another shape, such as an error message."""
+    gpus = []
+    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
+        if not row:
+            continue
+        if len(row) != len(QUERY):
+            raise ParseError("nvidia-smi --query-gpu", f"a line has {len(row)} fields instead of {len(QUERY)}")
+        values = [value.strip() for value in row]
+        gpus.append(Gpu((key, None if value.lower() in _NOT_THERE else value) for key, value in zip(QUERY, values)))
+    return gpus
+
+
+def _number(text: Optional[str]) -> Optional[int]:
+    return int(text) if text is not None and re.match(r"^\d+$", text) else None
+
+
+def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> Judgement:
+    """As many GPUs as the record says."""
+    if problem:
+        return failed(found, expected, problem, "Load the driver, or give the GPUs to this container.", "GPUs")
+    if expected is None:
+        return skipped("Nobody said how many GPUs this host has.")
+    if found == expected:
+        return passed(found, expected, "GPUs")
+    return failed(
+        found,
+        expected,
+        f"{found} of {expected} GPUs are there."
+        if found < expected
+        else f"{found} GPUs are there, {expected} are on record.",
+        "Look at the kernel log for GPUs that fell off the bus, and reboot. If the hardware has changed, run site again."
+        if found < expected
+        else "Run site again, which brings the record up to date.",
+        "GPUs",
+    )
+
+
+def judge_ecc(gpus: Sequence[Gpu]) -> Judgement:
+    """No memory error that ECC could not correct since the driver was loaded."""
+    counted = {gpu["index"]: _number(gpu["ecc.errors.uncorrected.volatile.total"]) for gpu in gpus}
+    known = {index: number for index, number in counted.items() if number is not None}
+    if not known:
+        return skipped("These GPUs have no ECC, or it is switched off.")
+    total = sum(known.values())
+    if not total:
+        return passed(0, 0, "errors")
+    named = ", ".join(f"GPU {index}: {number}" for index, number in known.items() if number)
+    return failed(total, 0, f"Uncorrected memory errors: {named}.", _RESET, "errors")
+
+
+def judge_retired(gpus: Sequence[Gpu], remapped: Optional[str]) -> Judgement:
+    """No memory page or row waits for a reboot, and none could not be replaced."""
+    pending = [f"GPU {gpu['index']}" for gpu in gpus if (gpu["retired_pages.pending"] or "").lower() == "yes"]
+    failures: List[str] = []
+    seen = any(gpu["retired_pages.pending"] is not None for gpu in gpus)
+    for row in csv.reader(io.StringIO(remapped or ""), skipinitialspace=True):
+        if len(row) == 3 and row[1].strip().isdecimal() and row[2].strip().isdecimal():
+            seen = True
+            pending += [row[0].strip()] if int(row[1]) else []
+            failures += [row[0].strip()] if int(row[2]) else []
+    if not seen:
+        return skipped("These GPUs do not tell about retired memory.")
+    if failures:
+        reason = f"Bad memory rows could not be replaced on {', '.join(failures)}."
+        return failed(len(failures), 0, reason, "Drain the node and replace the GPU.", "GPUs")
+    if pending:
+        reason = f"Memory is to be retired at the next reset of {', '.join(pending)}."
+        return failed(len(pending), 0, reason, "Drain the node and reboot it.", "GPUs")
+    return passed(0, 0, "GPUs")
+
+
+def judge_pcie(gpus: Sequence[Gpu]) -> Judgement:
+    """Links at full width. Their speed falls at rest to save power, so it says nothing here."""
+    narrow, known = [], 0
+    widest = 0
+    for gpu in gpus:
+        now, full = _number(gpu["pcie.link.width.current"]), _number(gpu["pcie.link.width.max"])
+        if now is None or full is None:
+            continue
+        known += 1
+        widest = max(widest, full)
+        if now < full:
+            narrow.append(f"GPU {gpu['index']} at x{now} of x{full}")
+    if not known:
+        return skipped("nvidia-smi does not know the width of the links.")
+    if not narrow:
+        return passed(f"x{widest}", f"x{widest}")
+    return failed(
+        f"{known - len(narrow)} of {known}",
+        f"{known} at full width",
+        "; ".join(narrow) + ".",
+        "Seat the card anew; look for errors on the PCI bus in the kernel log.",
+        "links",
+    )
+
+
+def judge_nvlink(text: str) -> Judgement:
+    """Where a GPU has links that are up, all of its links are."""
+    links: Dict[str, List[bool]] = {}
+    gpu = ""
+    for line in text.splitlines():
+        head = re.match(r"^GPU (\d+):", line)
+        if head:
+            gpu = head.group(1)
+            continue
+        link = re.match(r"^\s+Link (\d+): (.+)$", line)
+        if link and gpu:
+            links.setdefault(gpu, []).append("inactive" not in link.group(2).lower())
+    if not any(any(states) for states in links.values()):
+        return skipped("These GPUs have no NVLink in use.")
+    most = max(len(states) for states in links.values())
+    down = [f"GPU {index} has {sum(states)} of {most} links" for index, states in links.items() if sum(states) < most]
+    total = sum(len(states) for states in links.values())
+    up = sum(sum(states) for states in links.values())
+    if not down:
+        return passed(up, total, "links")
+    return failed(
+        up,
+        total,
+        "; ".join(down) + ".",
+        "Restart nvidia-fabricmanager where there is one, then reboot. Replace the baseboard or bridge if it stays.",
+        "links",
+    )
+
+
+def judge_xid(kernel_log: Optional[str]) -> Judgement:
+    """No Xid in the kernel log after which a GPU cannot be trusted. None: the log may not be read."""
+    if kernel_log is None:
+        return unknown("The kernel log cannot be read.", "Run as root on the host itself; containers may not read it.")
+    bad: Dict[str, int] = {}
+    for found in _XID.finditer(kernel_log):
+        number = int(found.group("number"))
+        if number in BAD_XIDS:
+            name = f"Xid {number} ({BAD_XIDS[number]}) on {found.group('device')}"
+            bad[name] = bad.get(name, 0) + 1
+    if not bad:
+        return passed(0, 0, "faults")
+    shown = "; ".join(f"{name}, {times} ×" for name, times in bad.items())
+    return failed(sum(bad.values()), 0, f"{shown}.", _RESET, "faults")
+
+
+def judge_fabric_manager(state: Optional[str], has_switch: bool) -> Judgement:
+    """``state`` is what systemctl is-active says."""
+    if not has_switch:
+        return skipped("There is no NVSwitch in this host.")
+    if state is None:
+        return unknown("The state of nvidia-fabricmanager cannot be asked.", "Look at it with systemctl status.")
+    if state == "active":
+        return passed("active", "active")
+    return failed(
+        state,
+        "active",
+        "Without the fabric manager the GPUs cannot be opened, or do not see each other.",
+        "Install the fabric manager of the driver's very version and start nvidia-fabricmanager.",
+    )
+
+
+def _verdicts(value: Any, path: Sequence[str] = ()) -> Iterator[Dict[str, Any]]:
+    """Every ``{status: …}`` in a DCGM document, with the names on the way to it: its nesting differs by version."""
+    if isinstance(value, dict):
+        name = value.get("name") or value.get("category")
+        here = [*path, str(name)] if name else list(path)
+        if isinstance(value.get("status"), str):
+            yield {**value, "path": here}
+        for inner in value.values():
+            yield from _verdicts(inner, here)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _verdicts(inner, path)
+
+
+def judge_dcgm(text: str) -> Judgement:
+    """``dcgmi diag -j``, judged by every result in it: its exit status is 0 with failed tests in some versions."""
+    start = text.find("{")
+    try:
+        document = json.loads(text[start:]) if start >= 0 else None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        return unknown("dcgmi diag printed no JSON.", "Start nvidia-dcgm, and run dcgmi diag -r 1 -j by hand.")
+    results = list(_verdicts(document))
+    bad = [one for one in results if one["status"].lower() not in ("pass", "skip", "skipped", "not run", "warn")]
+    ran = [one for one in results if one["status"].lower() in ("pass", "warn")] + bad
+    if not ran:
+        return unknown("dcgmi diag made no test.", "Run dcgmi diag -r 1 -j by hand, and see why.")
+    if not bad:
+        return passed(len(ran), len(ran), "tests")
+    named = "; ".join(f"{' / '.join(one['path']) or 'test'} {one['status']}{_warning(one)}" for one in bad[:8])
+    return failed(len(ran) - len(bad), len(ran), f"{named}.", _RESET, "tests")
+
+
+def _warning(result: Dict[str, Any]) -> str:
+    """What DCGM says about a failed test: a text, or a list of texts or mappings, by version."""
+    said = result.get("warnings") or result.get("warning") or result.get("info")
+    if isinstance(said, list) and said:
+        said = said[0]
+    if isinstance(said, dict):
+        said = said.get("warning") or said.get("message")
+    return f" ({said.strip()})" if isinstance(said, str) and said.strip() else ""

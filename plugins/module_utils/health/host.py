@@ -1,0 +1,363 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks of the machine: memory, disks, mounts, clock, name, RDMA ports. Each is a reading and a pure judgement."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
+    Expected,
+    Judgement,
+    failed,
+    passed,
+    skipped,
+    unknown,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import RdmaPort
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+_MIB = 1024 * 1024
+#: Seconds for a file on a mount: NFS answers in milliseconds or is in trouble.
+_MOUNT_TIMEOUT = 3.0
+#: Writes, syncs and removes a file. Run in a process of its own, since one that waits for a dead server cannot be
+#: killed and must not take the module with it.
+_WRITE_TEST = """
+import os, sys, tempfile
+try:
+    handle, path = tempfile.mkstemp(prefix=".gpumesh-health-", dir=sys.argv[1])
+except PermissionError:
+    # The server has answered: with root_squash, root of a member is nobody there.
+    sys.exit()
+os.write(handle, b"x")
+os.fsync(handle)
+os.close(handle)
+os.unlink(path)
+"""
+
+
+# Memory that can be pinned
+
+
+def read_memlock(tree: Tree) -> Optional[int]:
+    """The limit of locked memory of slurmd, which jobs inherit, else our own; bytes, None for no limit."""
+    for pid in tree.names("proc"):
+        if pid.isdecimal() and tree.read("proc", pid, "comm") == "slurmd":
+            found = re.search(r"^Max locked memory\s+(\S+)", tree.read("proc", pid, "limits") or "", re.MULTILINE)
+            if found:
+                return None if found.group(1) == "unlimited" else int(found.group(1))
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def judge_memlock(limit: Optional[int], ports: Sequence[RdmaPort]) -> Judgement:
+    """RDMA pins the buffers that it sends from."""
+    if not ports:
+        return skipped("There is no RDMA device, and nothing else pins memory.")
+    if limit is None:
+        return passed("unlimited", "unlimited")
+    return failed(
+        round(limit / _MIB, 2),
+        "unlimited",
+        "Jobs may pin only a part of the memory, so RDMA transports cannot register their buffers.",
+        "Set LimitMEMLOCK=infinity for slurmd and restart it.",
+        "MiB",
+    )
+
+
+# Swap
+
+
+def parse_swap(text: str) -> float:
+    """MiB of swap in use, from /proc/swaps."""
+    used = 0
+    for line in text.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) >= 4 and fields[-2].isdecimal():
+            used += int(fields[-2])
+    return round(used / 1024, 1)
+
+
+def judge_swap(text: Optional[str], limit_mib: float) -> Judgement:
+    """A training process that swaps stops all the others at the next collective."""
+    if text is None:
+        return skipped("The kernel shows no /proc/swaps.")
+    used = parse_swap(text)
+    if used <= limit_mib:
+        return passed(used, limit_mib, "MiB")
+    return failed(
+        used,
+        limit_mib,
+        f"{used:g} MiB are swapped out.",
+        "Find what takes the memory (ps aux --sort -rss), then switch swap off with swapoff -a.",
+        "MiB",
+    )
+
+
+# Disks
+
+
+class Disk(NamedTuple):
+    """How full a file system is, in percent, as df counts: the root's reserve is not free."""
+
+    path: str
+    used_percent: float
+    inodes_percent: float
+
+
+def read_disks(paths: Sequence[str]) -> List[Disk]:
+    """The file systems of some folders, each once."""
+    seen: Dict[int, Disk] = {}
+    for path in paths:
+        if not os.path.isdir(path):
+            continue
+        device = os.stat(path).st_dev
+        if device in seen:
+            continue
+        fs = os.statvfs(path)
+        used = fs.f_blocks - fs.f_bfree
+        room = used + fs.f_bavail
+        seen[device] = Disk(
+            path,
+            round(100.0 * used / room, 1) if room else 0.0,
+            round(100.0 * (fs.f_files - fs.f_ffree) / fs.f_files, 1) if fs.f_files else 0.0,
+        )
+    return list(seen.values())
+
+
+def judge_disks(disks: Sequence[Disk], limit_percent: float) -> Judgement:
+    """Logs, checkpoints and Slurm's state need room."""
+    if not disks:
+        return unknown("No file system could be looked at.", "Check that / can be read.")
+    fullest = max(disks, key=lambda disk: max(disk.used_percent, disk.inodes_percent))
+    worst = max(fullest.used_percent, fullest.inodes_percent)
+    if worst < limit_percent:
+        return passed(worst, f"< {limit_percent:g}", "%")
+    what = "inodes" if fullest.inodes_percent > fullest.used_percent else "space"
+    return failed(
+        worst,
+        f"< {limit_percent:g}",
+        f"{fullest.path} has {worst:g} % of its {what} in use.",
+        f"Make room: du -xh --max-depth=2 {fullest.path} | sort -h shows what takes it.",
+        "%",
+    )
+
+
+# Mounts
+
+
+def try_mount(path: str) -> Optional[str]:
+    """Write to a mount; None when that worked, else why not."""
+    if not os.path.isdir(path):
+        return "there is no such folder"
+    # Not waited for once it is killed: a process that hangs in the kernel ends when the kernel lets it.
+    process = command.Process(
+        [sys.executable, "-c", _WRITE_TEST, path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
+    try:
+        _output, errors = process.communicate(timeout=_MOUNT_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return f"no answer within {_MOUNT_TIMEOUT:g} s"
+    if process.returncode == 0:
+        return None
+    return errors.strip().splitlines()[-1] if errors.strip() else f"exit status {process.returncode}"
+
+
+def parse_mounted(mountinfo: str) -> Dict[str, str]:
+    """File system type by mount point, from /proc/self/mountinfo; the last mount on a point is the one seen."""
+    found: Dict[str, str] = {}
+    for line in mountinfo.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields = left.split()
+        if separator and len(fields) >= 5 and right.split():
+            point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), fields[4])
+            found[point] = right.split()[0]
+    return found
+
+
+def judge_mounts(attempts: Dict[str, Optional[str]], mounted: Dict[str, str]) -> Judgement:
+    """Each shared volume is really mounted and takes a file."""
+    if not attempts:
+        return skipped("The record has no volume that is mounted here.")
+    troubles = []
+    for path, trouble in attempts.items():
+        if trouble:
+            troubles.append(f"{path}: {trouble}")
+        elif mounted.get(path, "autofs") == "autofs":
+            troubles.append(f"{path}: nothing is mounted there")
+    good = len(attempts) - len(troubles)
+    if not troubles:
+        return passed(good, len(attempts), "mounts")
+    return failed(
+        good,
+        len(attempts),
+        "; ".join(troubles) + ".",
+        "Look at the server of the volume, then run the storage playbook again.",
+        "mounts",
+    )
+
+
+# Clock
+
+
+def judge_clock(synchronised: Optional[str], container: bool) -> Judgement:
+    """``synchronised`` is what timedatectl says: yes or no; None where it cannot be asked."""
+    if container:
+        return skipped("This is a container: its clock is that of its host.")
+    if synchronised is None:
+        return skipped("timedatectl does not answer here; the members' clocks are compared with each other instead.")
+    if synchronised == "yes":
+        return passed(True, True)
+    return failed(
+        False,
+        True,
+        "Nothing keeps the clock right, and munge refuses what is a few minutes off.",
+        "Install and start chrony or systemd-timesyncd.",
+    )
+
+
+def is_container(tree: Tree) -> bool:
+    """Whether PID 1 runs in somebody else's container."""
+    if tree.exists(".dockerenv") or tree.exists("run/.containerenv") or tree.exists("run/systemd/container"):
+        return True
+    environment = tree.read("proc/1/environ") or ""
+    return any(entry.startswith("container=") for entry in environment.split("\0"))
+
+
+# Name
+
+
+def resolve(name: str) -> List[str]:
+    """The addresses of a name; nothing where it has none."""
+    try:
+        return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+    except OSError:
+        return []
+
+
+def judge_name(name: str, addresses: Sequence[str], expected: Optional[str]) -> Judgement:
+    """Gloo and MPI announce the address that the own name stands for: 127.0.1.1 sends the others to themselves."""
+    if expected is None:
+        return skipped("The member has no cluster address yet.")
+    shown = ", ".join(addresses) or "nothing"
+    if list(addresses) == [expected]:
+        return passed(shown, expected)
+    reason = f"{name} stands for {shown}, not for {expected}."
+    if any(address.startswith("127.") or address == "::1" for address in addresses):
+        reason = f"{name} stands for {shown}: the other members are sent to themselves."
+    return failed(
+        shown, expected, reason, f"Let {name} stand for {expected} alone in /etc/hosts; the site playbook does."
+    )
+
+
+# RDMA
+
+
+def judge_rdma(ports: Sequence[RdmaPort], rate_gbps: Optional[float]) -> Judgement:
+    """Cabled ports are active, and at full rate. A port without a cable is none of our business."""
+    if not ports:
+        return skipped("This host has no RDMA device.")
+    cabled = [port for port in ports if port["physical_state"] in (None, "linkup") or port["state"] == "active"]
+    active = [port for port in cabled if port["state"] == "active"]
+    if not active:
+        return failed(
+            0,
+            len(ports),
+            "No RDMA port is active: " + ", ".join(f"{p['device']}:{p['port']} is {p['state']}" for p in ports) + ".",
+            "Look at the cables and, on InfiniBand, at the subnet manager (ibstat).",
+            "active ports",
+        )
+    down = [f"{port['device']}:{port['port']} is {port['state']}" for port in cabled if port["state"] != "active"]
+    fastest = max((port["rate_gbps"] or 0.0) for port in active)
+    wanted = rate_gbps if rate_gbps is not None else fastest
+    slow = [
+        f"{p['device']}:{p['port']} at {p['rate_gbps']:g} Gbit/s" for p in active if (p["rate_gbps"] or 0.0) < wanted
+    ]
+    if not down and not slow:
+        return passed(f"{len(active)} at {fastest:g} Gbit/s", f"{len(cabled)} at {wanted:g} Gbit/s")
+    return failed(
+        f"{len(active) - len(slow)} of {len(cabled)}",
+        f"{len(cabled)} at {wanted:g} Gbit/s",
+        "; ".join(down + slow) + ".",
+        "Replace the cable or transceiver of the port that is named, and look at the switch's port.",
+        "ports",
+    )
+
+
+def read_rdma(tree: Tree) -> List[RdmaPort]:
+    """The RDMA ports of this host."""
+    ports: List[RdmaPort] = read_ports(tree)
+    return ports
+
+
+# Peers
+
+
+def parse_handshakes(text: str) -> Dict[str, int]:
+    """Seconds since 1970 by public key, from ``wg show IF latest-handshakes``; 0 for never."""
+    found: Dict[str, int] = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) == 2 and fields[1].isdecimal():
+            found[fields[0]] = int(fields[1])
+    return found
+
+
+def judge_handshakes(
+    handshakes: Dict[str, int], peers: Mapping[str, str], now: float, max_age_s: float, interface: str
+) -> Judgement:
+    """Each peer has shaken hands since the keys of a session were last good. ``peers`` are public keys by machine."""
+    never, old = [], []
+    for machine, key in sorted(peers.items()):
+        at = handshakes.get(key, 0)
+        if at == 0:
+            never.append(machine)
+        elif now - at > max_age_s:
+            old.append(f"{machine} ({now - at:.0f} s ago)")
+    good = len(peers) - len(never) - len(old)
+    if good == len(peers):
+        return passed(good, len(peers), "peers")
+    parts = [f"never with {', '.join(never)}"] if never else []
+    parts += [f"not lately with {', '.join(old)}"] if old else []
+    return failed(
+        good,
+        len(peers),
+        f"{interface} has shaken hands {' and '.join(parts)}.",
+        "Check that the UDP port of the mesh is open at the end that is dialled, then run the mesh playbook.",
+        "peers",
+    )
+
+
+def judge_ssh(attempts: Dict[str, Optional[str]], user: str) -> Judgement:
+    """``attempts`` is None or the trouble by machine."""
+    troubles = [f"{machine}: {trouble.rstrip('.')}" for machine, trouble in sorted(attempts.items()) if trouble]
+    good = len(attempts) - len(troubles)
+    if not troubles:
+        return passed(good, len(attempts), "peers")
+    return failed(
+        good,
+        len(attempts),
+        f"{user} cannot log in without a prompt. {'; '.join(troubles)}.",
+        "Run the site playbook, which renews the cluster's keys and known hosts.",
+        "peers",
+    )
+
+
+def expected_name(expected: Expected) -> Tuple[str, List[str]]:
+    """The host's own name and what it stands for."""
+    name = expected.hostname or socket.gethostname()
+    return name, resolve(name)

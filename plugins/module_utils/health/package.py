@@ -1,0 +1,80 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node's checks as one file that runs without Ansible: a zip archive that Python executes.
+
+It holds the very sources that the module node_health runs, so that Slurm and the check playbook cannot judge
+differently.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import io
+import json
+import zipfile
+from typing import Any, Dict, List, Mapping
+
+_ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
+_ENTRY = f"{_ROOT}.health.program"
+#: Equal contents give equal archives: no file has a time.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_MAIN = """\
+import json
+import sys
+
+from {entry} import main
+
+sys.exit(main(json.loads({settings!r}), sys.argv[1:]))
+"""
+
+
+def sources() -> Dict[str, str]:
+    """The source of each module that the program needs, by its dotted name."""
+    found: Dict[str, str] = {}
+    waiting = [_ENTRY]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = inspect.getsource(importlib.import_module(name))
+            waiting += _imported(found[name])
+    return found
+
+
+def _imported(source: str) -> List[str]:
+    """The modules of the collection that a source imports, whole or names of them."""
+    names: List[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_ROOT):
+            module = str(node.module)
+            submodules = [f"{module}.{alias.name}" for alias in node.names if _is_module(f"{module}.{alias.name}")]
+            names += submodules or [module]
+    return names
+
+
+def _is_module(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def build(interpreter: str, settings: Mapping[str, Any]) -> bytes:
+    """The program's file: a line that names the interpreter, then the archive."""
+    contents = {f"{name.replace('.', '/')}.py": text for name, text in sources().items()}
+    packages = {path.rpartition("/")[0] for path in contents}
+    for package in sorted(packages):
+        parts = package.split("/")
+        contents.update({"/".join([*parts[:depth], "__init__.py"]): "" for depth in range(1, len(parts) + 1)})
+    text = json.dumps(settings, sort_keys=True)
+    contents["__main__.py"] = _MAIN.format(entry=_ENTRY, settings=text)
+    archive = io.BytesIO()
+    # Alone and without site packages: what a user has installed must not change what a root's program does.
+    archive.write(f"#!{interpreter} -IS\n".encode())
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as writer:
+        for path in sorted(contents):
+            writer.writestr(zipfile.ZipInfo(path, _EPOCH), contents[path])
+    return archive.getvalue()

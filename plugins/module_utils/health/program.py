@@ -1,0 +1,188 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The checks of a node as a program that Slurm runs: as HealthCheckProgram on each node, and as Prolog before a job.
+
+A node that fails is drained with a reason of ours. It is resumed when the checks pass again and the reason is still
+ours; what an admin or Slurm itself has drained is left alone. What the node is meant to be comes from the copy of the
+cluster record on it, so a new volume or another address needs no new program.
+
+Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import Context, make_checks
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import cluster_address, member_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node, parse_nodes_text
+
+#: Begins each reason of this program. Not that of slurm_node: what is unwell is resumed by nothing but a recheck.
+MARK = "gpumesh health: "
+#: Slurm shows reasons in one line of a table.
+_LONGEST_REASON = 400
+_TIMEOUT = 15.0
+
+#: What makes a node unfit for every job. The clock, swap, names and the ways to other members are not among them: they
+#: are judged by the check playbook, and one dead peer must not drain the others.
+DRAIN_ON = (
+    "health.gpu_count",
+    "health.gpu_ecc",
+    "health.gpu_retired",
+    "health.gpu_xid",
+    "health.nvlink",
+    "health.fabric_manager",
+    "health.pcie",
+    "health.rdma",
+    "health.memlock",
+    "health.disk",
+    "storage.mounts",
+)
+
+
+class Settings(NamedTuple):
+    """Which node this is, and what it is drained for."""
+
+    cluster: str
+    machine: str
+    folder: str
+    drain_on: Sequence[str]
+    max_disk_percent: float
+    rdma_rate_gbps: Optional[float] = None
+
+
+class Action(NamedTuple):
+    """``kind`` is none, drain or resume; ``words`` say why, and are the reason of a drain."""
+
+    kind: str
+    words: str
+
+
+def expected_of(record: Record, settings: Settings) -> Expected:
+    """What the record says of this node. Raises InputError for a machine that is no member."""
+    member = member_of(record, settings.machine)
+    return Expected(
+        gpus=member["gpus"],
+        rdma_rate_gbps=settings.rdma_rate_gbps,
+        # A volume's own server has the folder, not a mount of it.
+        mounts=[
+            volume["mount_point"] for volume in record["storage"]["volumes"] if volume["server"] != settings.machine
+        ],
+        cluster_address=cluster_address(record, member),
+        max_disk_percent=settings.max_disk_percent,
+    )
+
+
+def chosen(record: Record, settings: Settings) -> List[str]:
+    """The checks to make: a node that the cluster counts no GPU of is not drained for one that has no driver."""
+    without_gpus = not member_of(record, settings.machine)["gpus"]
+    return [name for name in settings.drain_on if not (without_gpus and name == "health.gpu_count")]
+
+
+def reason_of(failing: Sequence[Result]) -> str:
+    """The reason of a drain: each check with its own words, in one line."""
+    words = "; ".join(f"{result['id']}: {result['reason'].rstrip('.')}" for result in failing)
+    # A quote would end the reason where Slurm reads it again.
+    line = " ".join((MARK + words).replace('"', "'").split())
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 2] + " …"
+
+
+def decide(results: Sequence[Result], node: Node) -> Action:
+    """What to do with the node. A check that could not be made neither drains nor resumes."""
+    failing = [result for result in results if result["status"] == "fail"]
+    unsure = [result["id"] for result in results if result["status"] == "error"]
+    ours = node["reason"].startswith(MARK)
+    drained = "drain" in node["flags"]
+    out = drained or node["state"] == "down" or "fail" in node["flags"]
+    if failing:
+        if out and not ours:
+            return Action("none", f"unfit, and out of service already: {node['reason'] or 'without a reason'}")
+        reason = reason_of(failing)
+        return Action("none", reason) if drained and node["reason"] == reason else Action("drain", reason)
+    if not (drained and ours):
+        return Action("none", "fit" if not out else f"fit, and left alone: {node['reason'] or 'no reason'}")
+    if unsure:
+        return Action("none", f"stays drained, since these could not be checked: {', '.join(unsure)}")
+    return Action("resume", "fit again")
+
+
+def _node(runner: Runner, name: str) -> Node:
+    shown = runner(["scontrol", "--oneliner", "show", "node", name], timeout=_TIMEOUT).stdout
+    found: List[Node] = parse_nodes_text(shown)
+    if not found:
+        raise CommandError(["scontrol", "show", "node", name], "showed no node")
+    return found[0]
+
+
+def carry_out(runner: Runner, name: str, action: Action) -> None:
+    """Tell the controller."""
+    update = ["scontrol", "update", f"nodename={name}"]
+    if action.kind == "drain":
+        runner([*update, "state=drain", f"reason={action.words}"], timeout=_TIMEOUT)
+    elif action.kind == "resume":
+        runner([*update, "state=resume"], timeout=_TIMEOUT)
+
+
+def examine(settings: Settings, context: Context, only: Sequence[str]) -> List[Result]:
+    """The checks' results. What fails is checked once more: one disturbed reading takes no node out of service."""
+    results = make_checks(context, settings.machine, only)
+    failing = [result["id"] for result in results if result["status"] == "fail"]
+    if not failing:
+        return results
+    # A new context, since each remembers what it has read.
+    anew = Context(context.expected, context.tree, context.run, context.find)
+    again = {result["id"]: result for result in make_checks(anew, settings.machine, failing)}
+    return [again.get(result["id"], result) for result in results]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+def main(
+    given: Mapping[str, Any],
+    arguments: Sequence[str] = (),
+    environment: Optional[Mapping[str, str]] = None,
+    runner: Runner = run,
+    tree: Optional[Tree] = None,
+) -> int:
+    """0 for a fit node. With ``--show`` only the results are printed, and Slurm is not told."""
+    settings = Settings(**given)
+    variables = os.environ if environment is None else environment
+    try:
+        record = Store(settings.folder, settings.cluster).read()
+        if record is None:
+            # The member has left, or its copy was never written: nothing to judge it by.
+            _say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
+            return 0
+        context = Context(expected_of(record, settings), tree or Tree(), runner)
+        results = examine(settings, context, chosen(record, settings))
+        for result in results:
+            if result["status"] in ("fail", "error") or "--show" in arguments:
+                _say(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
+        unfit = any(result["status"] == "fail" for result in results)
+        prolog = variables.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
+        # A prolog that passes has nothing to tell: it must not cost the controller a question a job and node.
+        if "--show" not in arguments and (unfit or not prolog):
+            action = decide(results, _node(runner, settings.machine))
+            carry_out(runner, settings.machine, action)
+            _say(f"{settings.machine}: {action.kind}: {action.words}")
+    except GpumeshError as failure:
+        _say(f"{settings.machine}: could not be checked: {failure}")
+        # A node that could not be checked is not a node that failed: the job may run.
+        return 0 if variables.get("SLURM_SCRIPT_CONTEXT") else 2
+    return 1 if unfit else 0
+
+
+def settings_of(parameters: Mapping[str, Any]) -> Dict[str, Any]:
+    """The settings as plain values, from a module's parameters."""
+    return {name: parameters[name] for name in Settings._fields}

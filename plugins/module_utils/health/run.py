@@ -1,0 +1,311 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The checks of a node, and how they are made: all at once, each within its time."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import (
+    Completed,
+    Runner,
+    find,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
+    CommandError,
+    GpumeshError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
+    Expected,
+    Judgement,
+    Result,
+    skipped,
+    unknown,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+#: NCCL and PyTorch's loaders share memory through the last one.
+_DISKS = ("/", "/var", "/home", tempfile.gettempdir(), os.path.join("/dev", "shm"))
+#: Seconds for one login: a host that is down must not hold up the others' results.
+_SSH_TIMEOUT = 4.0
+_DCGM_TIMEOUT = {0: 0.0, 1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
+_NO_NVIDIA = "There is no NVIDIA driver on this host."
+
+_T = TypeVar("_T")
+
+
+class Context:
+    """What checks read from. Each source is read once, whoever asks first."""
+
+    def __init__(
+        self, expected: Expected, tree: Tree, run: Runner, look: Callable[[str], Optional[str]] = find
+    ) -> None:
+        self.expected = expected
+        self.tree = tree
+        self.run = run
+        self.find = look
+        self._lock = threading.Lock()
+        self._sources: Dict[str, threading.Lock] = {}
+        self._read: Dict[str, Any] = {}
+
+    def once(self, name: str, read: Callable[[], _T]) -> _T:
+        """``read()``, remembered under ``name``. Two sources can be read at the same time."""
+        with self._lock:
+            source = self._sources.setdefault(name, threading.Lock())
+        with source:
+            if name not in self._read:
+                self._read[name] = read()
+            value: _T = self._read[name]
+            return value
+
+    @property
+    def nvidia(self) -> bool:
+        """Whether there are GPUs that nvidia-smi can be asked about."""
+        return self.tree.exists("proc/driver/nvidia/version") and self.find("nvidia-smi") is not None
+
+    def stdout(self, argv: Sequence[str], timeout: float, check: bool = True) -> str:
+        """What a command prints."""
+        completed: Completed = self.run(argv, timeout=timeout, check=check)
+        return completed.stdout
+
+    def gpus(self) -> List[gpu.Gpu]:
+        """nvidia-smi's table."""
+        return self.once("gpus", lambda: gpu.parse_query(self.stdout(gpu.QUERY_COMMAND, 10)))
+
+
+class Check(NamedTuple):
+    """One check. ``seconds`` is its limit."""
+
+    id: str
+    purpose: str
+    make: Callable[[Context], Judgement]
+    seconds: float = 10.0
+
+
+def _gpu_count(context: Context) -> Judgement:
+    found = read_gpus(context.tree, context.tree.pci_devices())
+    return gpu.judge_count(found["count"], found["problem"], context.expected.gpus)
+
+
+def _with_gpus(judge: Callable[[Sequence[gpu.Gpu]], Judgement], context: Context) -> Judgement:
+    return judge(context.gpus()) if context.nvidia else skipped(_NO_NVIDIA)
+
+
+def _gpu_retired(context: Context) -> Judgement:
+    if not context.nvidia:
+        return skipped(_NO_NVIDIA)
+    remapped = context.run(gpu.REMAP_COMMAND, timeout=10, check=False)
+    return gpu.judge_retired(context.gpus(), remapped.stdout if remapped.rc == 0 else None)
+
+
+def _nvlink(context: Context) -> Judgement:
+    if not context.nvidia:
+        return skipped(_NO_NVIDIA)
+    return gpu.judge_nvlink(context.run(gpu.NVLINK_COMMAND, timeout=10, check=False).stdout)
+
+
+def _kernel_log(context: Context) -> Judgement:
+    if not context.tree.exists("proc/driver/nvidia/version"):
+        return skipped(_NO_NVIDIA)
+    try:
+        return gpu.judge_xid(context.run(["dmesg"], timeout=10).stdout)
+    except CommandError:
+        return gpu.judge_xid(None)
+
+
+def _fabric_manager(context: Context) -> Judgement:
+    has_switch = any(name.startswith("nvidia-nvswitch") for name in context.tree.names("dev"))
+    state = None
+    if has_switch and context.find("systemctl"):
+        asked = context.run(["systemctl", "is-active", "nvidia-fabricmanager"], timeout=5, check=False)
+        state = asked.stdout.strip() or None
+    return gpu.judge_fabric_manager(state, has_switch)
+
+
+def _dcgm(context: Context) -> Judgement:
+    level = context.expected.dcgm_level
+    if not level:
+        return skipped("Asked for at level full and burn only.")
+    if not context.nvidia:
+        return skipped(_NO_NVIDIA)
+    if context.find("dcgmi") is None:
+        return skipped("dcgmi is not installed.")
+    asked = context.run(["dcgmi", "diag", "-r", str(level), "-j"], timeout=_DCGM_TIMEOUT[level], check=False)
+    return gpu.judge_dcgm(asked.stdout)
+
+
+def _memlock(context: Context) -> Judgement:
+    return host.judge_memlock(host.read_memlock(context.tree), host.read_rdma(context.tree))
+
+
+def _swap(context: Context) -> Judgement:
+    return host.judge_swap(context.tree.read("proc/swaps"), context.expected.max_swap_mib)
+
+
+def _disks(context: Context) -> Judgement:
+    return host.judge_disks(host.read_disks(_DISKS), context.expected.max_disk_percent)
+
+
+def _mounts(context: Context) -> Judgement:
+    attempts = together({path: functools.partial(host.try_mount, path) for path in context.expected.mounts}, 8.0)
+    return host.judge_mounts(attempts, host.parse_mounted(context.tree.read("proc/self/mountinfo") or ""))
+
+
+def _clock(context: Context) -> Judgement:
+    if host.is_container(context.tree):
+        return host.judge_clock(None, True)
+    if context.find("timedatectl") is None:
+        return host.judge_clock(None, False)
+    asked = context.run(["timedatectl", "show", "-p", "NTPSynchronized", "--value"], timeout=5, check=False)
+    return host.judge_clock(asked.stdout.strip() or None, False)
+
+
+def _name(context: Context) -> Judgement:
+    name, addresses = host.expected_name(context.expected)
+    return host.judge_name(name, addresses, context.expected.cluster_address)
+
+
+def _rdma(context: Context) -> Judgement:
+    return host.judge_rdma(host.read_rdma(context.tree), context.expected.rdma_rate_gbps)
+
+
+def _handshakes(context: Context) -> Judgement:
+    expected = context.expected
+    if not expected.mesh_interface:
+        return skipped("The cluster has no WireGuard mesh.")
+    if not expected.mesh_peers:
+        return skipped("This member has no peer.")
+    if context.find("wg") is None:
+        return unknown("wg is not installed.", "Run the mesh playbook.")
+    shown = context.run(["wg", "show", expected.mesh_interface, "latest-handshakes"], timeout=5)
+    return host.judge_handshakes(
+        host.parse_handshakes(shown.stdout),
+        expected.mesh_peers,
+        time.time(),
+        expected.max_handshake_age_s,
+        expected.mesh_interface,
+    )
+
+
+def _log_in(context: Context, machine: str, address: str) -> Optional[str]:
+    command = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=3"]
+    try:
+        done = context.run(
+            [*command, "-l", context.expected.ssh_user, address, "true"], timeout=_SSH_TIMEOUT, check=False
+        )
+    except CommandError as failure:
+        return failure.message
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return None if done.rc == 0 else (said[-1] if said else f"ssh {machine} exited {done.rc}")
+
+
+def _ssh(context: Context) -> Judgement:
+    peers = context.expected.ssh_peers
+    if not peers:
+        return skipped("No peer to log in to was given.")
+    if context.find("ssh") is None:
+        return unknown("ssh is not installed.", "Install openssh-client.")
+    attempts = together(
+        {machine: functools.partial(_log_in, context, machine, name) for machine, name in peers.items()}, 15.0
+    )
+    return host.judge_ssh(attempts, context.expected.ssh_user)
+
+
+CHECKS = (
+    Check("health.gpu_count", "As many GPUs as the record says", _gpu_count),
+    Check("health.gpu_ecc", "No uncorrected GPU memory error", functools.partial(_with_gpus, gpu.judge_ecc), 15.0),
+    Check("health.gpu_retired", "No GPU memory waits to be retired", _gpu_retired, 25.0),
+    Check("health.gpu_xid", "No GPU fault in the kernel log", _kernel_log, 15.0),
+    Check("health.nvlink", "NVLink is up on all GPUs", _nvlink, 15.0),
+    Check("health.fabric_manager", "The fabric manager runs where there are switches", _fabric_manager),
+    Check("health.pcie", "GPU links at full width", functools.partial(_with_gpus, gpu.judge_pcie), 15.0),
+    Check("health.rdma", "RDMA ports active at full rate", _rdma),
+    Check("health.memlock", "Jobs can pin memory without limit", _memlock),
+    Check("health.swap", "Little or no swap in use", _swap),
+    Check("health.disk", "Room on every local file system", _disks),
+    Check("storage.mounts", "Shared volumes take a file", _mounts),
+    Check("clock.synchronised", "The clock is kept right", _clock),
+    Check("health.name", "The own name stands for the cluster address", _name),
+    Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),
+    Check("mesh.handshake", "A fresh handshake with every peer", _handshakes),
+    Check("ssh.login", "Login to every other member without a prompt", _ssh, 20.0),
+)
+
+
+def together(work: Dict[str, Callable[[], _T]], limit_s: float) -> Dict[str, _T]:
+    """Do everything at once; results in the order of ``work``. Raises CommandError when one is not done in time.
+
+    Threads are left behind rather than waited for: what hangs in the kernel cannot be stopped.
+    """
+    futures = {name: _begin(job) for name, job in work.items()}
+    ends = time.monotonic() + limit_s
+    return {name: _wait(name, future, ends - time.monotonic(), limit_s) for name, future in futures.items()}
+
+
+def _begin(job: Callable[[], _T]) -> Future[_T]:
+    future: Future[_T] = Future()
+
+    def body() -> None:
+        try:
+            future.set_result(job())
+        except (GpumeshError, OSError, ValueError, LookupError, ArithmeticError) as failure:
+            # Carried to the thread that waits, and raised there.
+            future.set_exception(failure)
+        finally:
+            if not future.done():
+                # A bug of ours: its traceback goes to stderr from this thread, and nobody waits for it in vain.
+                future.set_exception(ValueError("an unexpected error, whose traceback is on stderr"))
+
+    threading.Thread(target=body, daemon=True).start()
+    return future
+
+
+def _wait(name: str, future: Future[_T], remaining_s: float, limit_s: float) -> _T:
+    done = threading.Event()
+    future.add_done_callback(lambda _future: done.set())
+    if not done.wait(max(remaining_s, 0.0)):
+        raise CommandError([name], f"did not end within {limit_s:g} s")
+    return future.result()
+
+
+def _make(check: Check, context: Context) -> Judgement:
+    """A judgement in any case: what keeps a check from being made is its result."""
+    try:
+        return together({check.id: functools.partial(check.make, context)}, check.seconds)[check.id]
+    except GpumeshError as error:
+        return unknown(error.message, error.remedy or "Run the command by hand on this host.")
+    except (OSError, ValueError, LookupError, ArithmeticError) as error:
+        return unknown(f"The check broke off: {type(error).__name__}: {error}.", "Please report this as a bug.")
+
+
+def make_checks(context: Context, host_name: Optional[str], only: Sequence[str] = ()) -> List[Result]:
+    """Make the checks, all at once; ``only`` are ids, or the parts of ids before or after the dot."""
+    chosen = [check for check in CHECKS if not only or {check.id, *check.id.split(".")} & set(only)]
+    judgements = together(
+        {check.id: functools.partial(_make, check, context) for check in chosen},
+        max((check.seconds for check in chosen), default=0.0) + 5.0,
+    )
+    return [_result(check, host_name, judgements[check.id]) for check in chosen]
+
+
+def _result(check: Check, host_name: Optional[str], judgement: Judgement) -> Result:
+    return {
+        "id": check.id,
+        "purpose": check.purpose,
+        "host": host_name,
+        "actual": judgement.actual,
+        "required": judgement.required,
+        "unit": judgement.unit,
+        "status": judgement.status,
+        "reason": judgement.reason,
+        "remedy": judgement.remedy,
+    }

@@ -1,0 +1,78 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a check is given and what it says."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Mapping, NamedTuple, Optional, Sequence, TypedDict, Union
+
+Value = Union[str, int, float, bool, None]
+
+
+class Result(TypedDict):
+    """One check's result, in the shape that every check of the collection has.
+
+    ``status`` is pass, fail, error (could not be checked) or skipped. ``reason`` is empty on a pass, ``remedy`` on a
+    pass and on a skip.
+    """
+
+    id: str
+    purpose: str
+    host: Optional[str]
+    actual: Value
+    required: Value
+    unit: str
+    status: str
+    reason: str
+    remedy: str
+
+
+class Judgement(NamedTuple):
+    """What a judging function says; its check adds the id and the purpose."""
+
+    status: str
+    actual: Value = None
+    required: Value = None
+    unit: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+
+class Expected(NamedTuple):
+    """What the host is meant to be. None means that nobody said so."""
+
+    gpus: Optional[int] = None
+    rdma_rate_gbps: Optional[float] = None
+    mounts: Sequence[str] = ()
+    cluster_address: Optional[str] = None
+    hostname: Optional[str] = None
+    mesh_interface: Optional[str] = None
+    mesh_peers: Mapping[str, str] = MappingProxyType({})
+    ssh_peers: Mapping[str, str] = MappingProxyType({})
+    ssh_user: str = "root"
+    max_disk_percent: float = 95.0
+    max_swap_mib: float = 1024.0
+    max_handshake_age_s: float = 180.0
+    dcgm_level: int = 0
+
+
+def passed(actual: Value, required: Value, unit: str = "") -> Judgement:
+    """What is, is what is required."""
+    return Judgement("pass", actual, required, unit)
+
+
+def failed(actual: Value, required: Value, reason: str, remedy: str, unit: str = "") -> Judgement:
+    """What is, is not what is required."""
+    return Judgement("fail", actual, required, unit, reason, remedy)
+
+
+def skipped(reason: str) -> Judgement:
+    """The check does not apply here."""
+    return Judgement("skipped", reason=reason)
+
+
+def unknown(reason: str, remedy: str) -> Judgement:
+    """The check applies and could not be made."""
+    return Judgement("error", reason=reason, remedy=remedy)

@@ -1,0 +1,155 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who uses a cluster on this host: processes with files on its volumes, and logins over its network. From /proc alone.
+
+The links of /proc are read and never followed, so that a volume whose server is dead does not hang the question.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import pwd
+import re
+import socket
+import struct
+from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+
+#: Links of a process that hold a mount: see proc(5).
+_LINKS = ("cwd", "root", "exe")
+_ESTABLISHED = "01"
+#: What sshd calls the process of a login: ``sshd: alice@pts/0`` until OpenSSH 9.7, ``sshd-session: …`` since.
+_LOGIN = re.compile(r"^sshd(?:-session)?: (?P<user>\S+)@(?P<terminal>\S+)$")
+_NATIVE_WORD = "=I"
+
+
+class VolumeUser(NamedTuple):
+    """A process that keeps a volume mounted."""
+
+    mount_point: str
+    pid: int
+    user: str
+    command: str
+
+
+class Login(NamedTuple):
+    """A login over the cluster's network. ``terminal`` is ``notty`` for a command."""
+
+    pid: int
+    user: str
+    terminal: str
+    address: str
+
+
+def mounted(mounts: str, wanted: Collection[str]) -> List[str]:
+    """Those of ``wanted`` that are mount points, from the text of /proc/self/mounts. An automount alone is none."""
+    found = set()
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) >= 3 and fields[2] != "autofs":
+            found.add(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[1]))
+    return [path for path in wanted if path.rstrip("/") in found]
+
+
+def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
+    """Every process with its folder, program or an open file on one of them."""
+    found = []
+    for pid in _processes(proc):
+        held = list(_held(proc, pid))
+        found += [
+            VolumeUser(point, pid, _owner(proc, pid), _text(proc, pid, "comm").strip())
+            for point in mount_points
+            if any(path == point or path.startswith(point.rstrip("/") + "/") for path in held)
+        ]
+    return found
+
+
+def logins(proc: str, addresses: Iterable[str]) -> List[Login]:
+    """Logins whose connection comes from one of the addresses. The one that asks is not among them."""
+    wanted = {str(ipaddress.ip_address(address)) for address in addresses}
+    remote = {
+        **connections(_text(proc, None, "net/tcp")),
+        **connections(_text(proc, None, "net/tcp6")),
+    }
+    own = _ancestors(proc, os.getpid())
+    found = []
+    for pid in _processes(proc):
+        match = _LOGIN.match(_text(proc, pid, "cmdline").replace("\0", " ").strip())
+        if match is None or pid in own:
+            continue
+        peers = {remote[inode] for inode in _sockets(proc, pid) if inode in remote} & wanted
+        found += [Login(pid, match.group("user"), match.group("terminal"), peer) for peer in sorted(peers)]
+    return found
+
+
+def connections(table: str) -> Dict[str, str]:
+    """The remote address of each established connection by its socket's inode, from the text of /proc/net/tcp or tcp6."""
+    found = {}
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == _ESTABLISHED:
+            found[fields[9]] = _address(fields[2].partition(":")[0])
+    return found
+
+
+def _address(digits: str) -> str:
+    """Words of 32 bits in the host's byte order, each as eight digits."""
+    packed = b"".join(
+        struct.pack(_NATIVE_WORD, int(digits[start : start + 8], 16)) for start in range(0, len(digits), 8)
+    )
+    if len(packed) == 4:
+        return socket.inet_ntop(socket.AF_INET, packed)
+    address = ipaddress.IPv6Address(packed)
+    return str(address.ipv4_mapped or address)
+
+
+def _processes(proc: str) -> Iterator[int]:
+    return (int(name) for name in os.listdir(proc) if name.isdigit())
+
+
+def _text(proc: str, pid: Optional[int], name: str) -> str:
+    """Of a process that may have ended meanwhile."""
+    try:
+        with open(os.path.join(proc, str(pid or ""), name), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _held(proc: str, pid: int) -> Iterator[str]:
+    folder = os.path.join(proc, str(pid))
+    try:
+        opened = [os.path.join("fd", name) for name in os.listdir(os.path.join(folder, "fd"))]
+    except OSError:
+        opened = []
+    for name in [*_LINKS, *opened]:
+        try:
+            yield os.readlink(os.path.join(folder, name))
+        except OSError:
+            continue
+
+
+def _sockets(proc: str, pid: int) -> Set[str]:
+    return {path[len("socket:[") : -1] for path in _held(proc, pid) if path.startswith("socket:[")}
+
+
+def _ancestors(proc: str, pid: int) -> Set[int]:
+    found = set()
+    while pid and pid not in found:
+        found.add(pid)
+        # The name, in brackets, may hold anything; the parent is the second field after it.
+        fields = _text(proc, pid, "stat").rpartition(")")[2].split()
+        pid = int(fields[1]) if len(fields) > 1 else 0
+    return found
+
+
+def _owner(proc: str, pid: int) -> str:
+    try:
+        number = os.stat(os.path.join(proc, str(pid))).st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

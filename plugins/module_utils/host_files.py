@@ -1,0 +1,276 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files, folders and blocks of lines that a layer has on a host: read, planned and written in one go."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import re
+import shutil
+import stat
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+
+FILE, DIRECTORY, BLOCK, ABSENT = "file", "directory", "block", "absent"
+
+#: What a line that contradicts a block begins with while the block is there.
+HIDDEN = "# gpumesh: "
+
+_NEW_MODES = {FILE: 0o644, BLOCK: 0o644, DIRECTORY: 0o755}
+
+
+class Wanted(NamedTuple):
+    """One entry, checked. ``mode``, ``owner`` and ``group`` are None where what is there may stay.
+
+    ``marker`` has ``{mark}`` where BEGIN and END go. ``hide`` matches whole lines outside the block.
+    """
+
+    path: str
+    state: str
+    content: str
+    mode: Optional[int]
+    owner: Optional[str]
+    group: Optional[str]
+    marker: str
+    at_start: bool
+    hide: str
+
+
+class Current(NamedTuple):
+    """What is at a path. ``kind`` is one of the states; ``text`` is empty for a directory."""
+
+    kind: str
+    text: str = ""
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+
+
+class Step(NamedTuple):
+    """The change of one path. ``text`` is None where the content stays."""
+
+    path: str
+    before: Current
+    kind: str
+    text: Optional[str]
+    mode: int
+    uid: int
+    gid: int
+
+
+def parse(entries: Sequence[Mapping[str, Any]]) -> List[Wanted]:
+    """Check the entries of the parameter ``files``; InputError names the path and what is wrong with it."""
+    wanted = [_parse_entry(entry) for entry in entries]
+    for entry in wanted:
+        if sum(other.path == entry.path for other in wanted) > 1:
+            raise InputError(f"{entry.path} is given more than once.", "Give each path once.", path=entry.path)
+    return wanted
+
+
+def _parse_entry(entry: Mapping[str, Any]) -> Wanted:
+    path, state = str(entry["path"]), str(entry.get("state") or FILE)
+    content, marker = entry.get("content"), str(entry.get("marker") or "")
+    if not os.path.isabs(path) or os.path.normpath(path) == "/":
+        raise InputError(f"The path '{path}' is not absolute.", "Give the whole path of a file or folder.", path=path)
+    if state in (FILE, BLOCK) and content is None:
+        raise InputError(f"{path}: there is no content for the {state}.", "Give its content.", path=path)
+    if (state == BLOCK or marker) and marker.count("{mark}") != 1:
+        raise InputError(
+            f"{path}: the marker '{marker}' does not hold {{mark}} once.",
+            "Write {mark} where BEGIN and END are to stand.",
+            path=path,
+        )
+    mode = entry.get("mode")
+    if mode is not None and not re.fullmatch("[0-7]{3,4}", str(mode)):
+        raise InputError(f"{path}: the mode '{mode}' is not octal.", "Write it as a string such as '0644'.", path=path)
+    return Wanted(
+        path=path,
+        state=state,
+        content=str(content or ""),
+        mode=None if mode is None else int(str(mode), 8),
+        owner=entry.get("owner"),
+        group=entry.get("group"),
+        marker=marker,
+        at_start=bool(entry.get("at_start")),
+        hide=str(entry.get("hide") or ""),
+    )
+
+
+def read(path: str) -> Current:
+    """What is at ``path`` now. A link to a file counts as that file."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return Current(ABSENT)
+    except OSError as failure:
+        raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
+    mode = stat.S_IMODE(found.st_mode)
+    if stat.S_ISDIR(found.st_mode):
+        return Current(DIRECTORY, "", mode, found.st_uid, found.st_gid)
+    return Current(FILE, read_text(path) or "", mode, found.st_uid, found.st_gid)
+
+
+def plan(wanted: Wanted, current: Current, ids: Tuple[Optional[int], Optional[int]]) -> Optional[Step]:
+    """The change that ``wanted`` needs, or None. ``ids`` are the wanted owner's and group's, None to leave them."""
+    is_block = bool(wanted.marker)
+    if ABSENT not in (current.kind, wanted.state) and current.kind != _kind(wanted.state):
+        raise HostStateError(
+            f"{wanted.path} is a {current.kind}, and a {_kind(wanted.state)} is to be there.",
+            "Move it away, and run again.",
+            path=wanted.path,
+        )
+    if wanted.state == ABSENT:
+        if current.kind == ABSENT:
+            return None
+        if not is_block:
+            return Step(wanted.path, current, ABSENT, None, 0, 0, 0)
+        rest = without_block(current.text, wanted.marker)
+        if not rest and current.text:
+            # It held nothing but our lines, so it was ours.
+            return Step(wanted.path, current, ABSENT, None, 0, 0, 0)
+        text: Optional[str] = shown(rest) if wanted.hide else rest
+    elif wanted.state == DIRECTORY:
+        text = None
+    else:
+        text = with_block(current.text, wanted) if is_block else wanted.content
+    fresh = current.kind == ABSENT
+    mode = wanted.mode if wanted.mode is not None else _NEW_MODES[wanted.state] if fresh else current.mode
+    uid = ids[0] if ids[0] is not None else (os.geteuid() if fresh else current.uid)
+    gid = ids[1] if ids[1] is not None else (os.getegid() if fresh else current.gid)
+    same_text = text is None or text == current.text
+    if not fresh and same_text and (mode, uid, gid) == (current.mode, current.uid, current.gid):
+        return None
+    return Step(wanted.path, current, _kind(wanted.state), None if same_text and not fresh else text, mode, uid, gid)
+
+
+def _kind(state: str) -> str:
+    return FILE if state in (BLOCK, ABSENT) else state
+
+
+def _block(marker: str) -> str:
+    """Matches the lines from the BEGIN to the END marker; its group is what is between them."""
+    begin, end = (re.escape(marker.replace("{mark}", mark)) for mark in ("BEGIN", "END"))
+    return rf"(?ms)^{begin}\n(.*?)^{end}(?:\n|\Z)"
+
+
+def block_in(text: str, marker: str) -> Optional[str]:
+    """The lines between the BEGIN and the END of a marker, or None where they are missing."""
+    match = re.search(_block(marker), text)
+    return match.group(1) if match else None
+
+
+def without_block(text: str, marker: str) -> str:
+    """``text`` without the lines from the BEGIN to the END marker, wherever and however often they stand."""
+    return re.sub(_block(marker), "", text)
+
+
+def with_block(text: str, wanted: Wanted) -> str:
+    """``text`` with the block where it stood, else at the start or end, and with the lines of ``hide`` hidden."""
+    begin, end = (wanted.marker.replace("{mark}", mark) for mark in ("BEGIN", "END"))
+    body = wanted.content if wanted.content.endswith("\n") or not wanted.content else wanted.content + "\n"
+    block = f"{begin}\n{body}{end}\n"
+    start = re.search(rf"(?m)^{re.escape(begin)}$", text)
+    rest = without_block(text, wanted.marker)
+    place = 0 if wanted.at_start else len(rest)
+    if start is not None and rest != text:
+        place = start.start()
+    head, tail = rest[:place], rest[place:]
+    if head and not head.endswith("\n"):
+        head += "\n"
+    if wanted.hide:
+        head, tail = hidden(head, wanted.hide), hidden(tail, wanted.hide)
+    return head + block + tail
+
+
+def hidden(text: str, pattern: str) -> str:
+    """``text`` with each whole line that matches switched off."""
+    return re.sub(rf"(?m)^({pattern})$", lambda line: HIDDEN + line.group(1), text)
+
+
+def shown(text: str) -> str:
+    """``text`` with each line that was switched off switched on again."""
+    return re.sub(rf"(?m)^{re.escape(HIDDEN)}", "", text)
+
+
+def owner_ids(wanted: Wanted) -> Tuple[Optional[int], Optional[int]]:
+    """The ids of the wanted owner and group. A group that is not given is the owner's own."""
+    uid: Optional[int] = None
+    gid: Optional[int] = None
+    try:
+        if wanted.owner is not None:
+            account = pwd.getpwnam(wanted.owner)
+            uid, gid = account.pw_uid, account.pw_gid
+        if wanted.group is not None:
+            gid = grp.getgrnam(wanted.group).gr_gid
+    except KeyError as missing:
+        raise HostStateError(
+            f"{wanted.path}: {missing.args[0]}.", "Create the account, and run again.", path=wanted.path
+        ) from missing
+    return uid, gid
+
+
+def apply(step: Step) -> None:
+    """Bring one change about. A file is the old or the new one at any moment, except where it is a mount point."""
+    path = _followed(step.path, step.uid)
+    if step.kind == ABSENT:
+        if step.before.kind == DIRECTORY and not os.path.islink(step.path):
+            shutil.rmtree(step.path)
+        else:
+            os.unlink(step.path)
+        return
+    try:
+        if step.kind == DIRECTORY and step.before.kind == ABSENT:
+            os.makedirs(path, exist_ok=True)
+        elif step.text is not None:
+            _write(path, step)
+    except OSError as failure:
+        raise HostStateError(f"{step.path} cannot be written: {failure.strerror}.", path=step.path) from failure
+    os.chown(path, step.uid, step.gid)
+    os.chmod(path, step.mode)
+
+
+def _write(path: str, step: Step) -> None:
+    text = step.text or ""
+    try:
+        write_atomic(path, text, step.mode, owner=(step.uid, step.gid))
+    except OSError as failure:
+        # In a container /etc/hosts is a mount point, which no rename can replace.
+        if failure.errno not in (errno.EBUSY, errno.EXDEV):
+            raise
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(text)
+
+
+def _followed(path: str, uid: int) -> str:
+    """Where a link leads. In a user's folder it may lead only to what is that user's: we write as root."""
+    real = os.path.realpath(path)
+    if real == os.path.normpath(path) or not os.path.exists(real):
+        return path
+    if uid != 0 and os.stat(real).st_uid != uid:
+        raise HostStateError(
+            f"{path} leads to {real}, which belongs to somebody else.", "Remove the link, and run again.", path=path
+        )
+    return real
+
+
+def as_diff(steps: Sequence[Step]) -> Tuple[str, str]:
+    """What the files were and will be, one after the other, for people."""
+    before = "".join(_shown_file(step.path, step.before.kind, step.before.text, step.before.mode) for step in steps)
+    after = "".join(
+        _shown_file(step.path, step.kind, step.before.text if step.text is None else step.text, step.mode)
+        for step in steps
+    )
+    return before, after
+
+
+def _shown_file(path: str, kind: str, text: str, mode: int) -> str:
+    if kind == ABSENT:
+        return f"{path}: absent\n"
+    body = text if text.endswith("\n") or not text else text + "\n"
+    return f"{path}: {kind} {mode:04o}\n{body}"

@@ -1,0 +1,117 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compare what the layers of a cluster have on this host with what the record makes of it. Reads only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import block_in
+
+NOT_SET_UP = "not set up"
+_RUNNING = ("active", "activating", "reloading")
+_AT_BOOT = ("enabled", "enabled-runtime", "static", "generated", "alias", "linked")
+
+
+def digest(text: str) -> str:
+    """Equal for equal texts, whatever the white space around them."""
+    return hashlib.sha256(text.strip().encode("utf-8")).hexdigest()
+
+
+def canonical(value: Any) -> str:
+    """JSON that is equal for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def difference(expected: Mapping[str, Any], text: Optional[str]) -> str:
+    """What is wrong with one file, in words; nothing where it is right. ``text`` is None where there is none."""
+    path = expected["path"]
+    missing = f"{path} is missing"
+    if text is None:
+        return missing
+    if expected.get("marker"):
+        part = block_in(text, expected["marker"])
+        if part is None:
+            return f"{path} lacks our lines"
+        text = part
+    if expected.get("key"):
+        text = _value_in(text, expected["key"])
+    lines = text.strip().splitlines()
+    starts = expected.get("starts")
+    right = (
+        (not expected.get("digest") or digest(text) == expected["digest"])
+        and (not expected.get("contains") or expected["contains"] in text)
+        and (not starts or (len(lines) == len(starts) and all(map(str.startswith, lines, starts))))
+    )
+    return "" if right else f"{path} differs"
+
+
+def _value_in(text: str, key: str) -> str:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return ""
+    return canonical(document.get(key)) if isinstance(document, dict) else ""
+
+
+def parse_units(shown: str) -> Dict[str, Dict[str, str]]:
+    """The properties of each unit, from `systemctl show --property=Id,…` of several."""
+    units = {}
+    for paragraph in shown.strip().split("\n\n"):
+        properties = dict(line.split("=", 1) for line in paragraph.splitlines() if "=" in line)
+        if "Id" in properties:
+            units[properties["Id"]] = properties
+    return units
+
+
+def service_differences(unit: str, properties: Mapping[str, str]) -> List[str]:
+    """What is wrong with one unit, in words."""
+    if properties.get("LoadState") != "loaded":
+        return [f"{unit} is missing"]
+    words = []
+    if properties.get("ActiveState") not in _RUNNING:
+        words.append(f"{unit} does not run")
+    if properties.get("UnitFileState") not in _AT_BOOT:
+        words.append(f"{unit} does not start at boot")
+    return words
+
+
+def read_file(path: str) -> Optional[str]:
+    """The text, or None where there is none. A path may begin with ``~user``."""
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[Mapping[str, str]]) -> Dict[str, str]:
+    """What differs, in words, by layer. Where nothing of a layer is there, it is not set up.
+
+    Services are compared where systemd runs them.
+    """
+    found: Dict[str, List[str]] = {}
+    asked: Dict[str, int] = {}
+    for expected in files:
+        asked[expected["layer"]] = asked.get(expected["layer"], 0) + 1
+        words = difference(expected, read_file(expected["path"]))
+        found.setdefault(expected["layer"], []).extend([words] if words else [])
+    names = [service["unit"] for service in services]
+    if names and find("systemctl") is not None and os.path.isdir("/run/systemd/system"):
+        shown = run(["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState", *names], check=False)
+        units = parse_units(shown.stdout)
+        for service in services:
+            asked[service["layer"]] = asked.get(service["layer"], 0) + 1
+            words_of = service_differences(service["unit"], units.get(service["unit"], {}))
+            found.setdefault(service["layer"], []).extend(words_of)
+    return {layer: _in_words(words, asked[layer]) for layer, words in found.items() if words}
+
+
+def _in_words(words: Sequence[str], asked: int) -> str:
+    gone = [word for word in words if word.endswith((" is missing", " lacks our lines", " does not run"))]
+    return NOT_SET_UP if len(gone) == asked else ", ".join(words)

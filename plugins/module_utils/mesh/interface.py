@@ -1,0 +1,470 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A WireGuard interface of this host: read it, bring it to the desired state, take it away."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import KeyState, ensure_key
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu import Probe, echo, path_mtus, tunnel_mtu
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
+    Desired,
+    Peer,
+    PeerChanges,
+    Plan,
+    Runtime,
+    Written,
+    check_interface_name,
+    forwarding_settings,
+    is_ours,
+    join_endpoint,
+    parse_conf,
+    parse_dump,
+    parse_link,
+    parse_routes,
+    peer_changes,
+    plan,
+    preshared_options,
+    redact,
+    render_conf,
+    render_peers,
+    split_endpoint,
+)
+
+DIRECTORY = "/etc/wireguard"
+
+#: A link of this name is made and removed at once to learn whether the kernel can do WireGuard.
+_PROBE = "gpumesh-probe"
+_TUN = "/dev/net/tun"
+#: What `systemctl enable` makes, and supervisord's settings as the role daemon writes them.
+_SYSTEMD_BOOT = "/etc/systemd/system/multi-user.target.wants/wg-quick@{}.service"
+_SUPERVISORD_BOOT = "/etc/supervisor/conf.d/gpumesh-wg-quick@{}.conf"
+#: The discard port: what is sent there needs no listener.
+_DISCARD = 9
+#: Peers in one command line, so that even a very large change stays far below the limit of the kernel.
+_CHUNK = 500
+
+
+class Host(NamedTuple):
+    """Where the work is done: the commands' runner, whether it may change anything, and the folder of the files."""
+
+    run: Runner
+    check_mode: bool
+    directory: str = DIRECTORY
+    probe: Probe = echo
+
+    def conf_path(self, interface: str) -> str:
+        """The configuration that wg-quick reads."""
+        return os.path.join(self.directory, f"{interface}.conf")
+
+    def preshared_path(self, interface: str) -> str:
+        """The folder of the preshared keys."""
+        return preshared.folder_of(self.directory, interface)
+
+    def key_path(self, interface: str) -> str:
+        """The private key."""
+        return os.path.join(self.directory, f"{interface}.key")
+
+
+class Result(NamedTuple):
+    """What was done, or in check mode would be. ``before`` and ``after`` are for the diff and hold no secret."""
+
+    changed: bool
+    public_key: Optional[str]
+    interface_up: bool
+    #: ``kernel``, ``userspace``, or ``missing`` where this host can run neither yet.
+    implementation: str
+    #: Whether wg(8) is there.
+    tools: bool
+    #: Whether a service brings the interface up at boot.
+    boot: bool
+    #: Bytes; 0 where only the key was seen to.
+    mtu: int
+    peers: PeerChanges
+    #: Per public key: machine, latest_handshake (seconds since 1970, 0 for never), endpoint, received, sent (bytes).
+    handshakes: Dict[str, Dict[str, Any]]
+    warnings: Tuple[str, ...] = ()
+    before: str = ""
+    after: str = ""
+
+
+_NO_CHANGES = PeerChanges([], [], [])
+
+
+def present(
+    host: Host,
+    interface: str,
+    desired: Optional[Desired],
+    probe_mtu: bool = False,
+    expected_key: Optional[str] = None,
+    preshared_keys: Optional[Mapping[str, str]] = None,
+) -> Result:
+    """Make the key, and with ``desired`` the configuration and the running interface too.
+
+    With ``probe_mtu`` the desired MTU is lowered to what the paths to the endpoints carry. With ``expected_key``, a host
+    whose key is another one is left at that: its peers could not know it. ``preshared_keys``, by machine, are kept from
+    now on. An interface that is not up stays down: its
+    service brings it up from the configuration. Raises GpumeshError.
+    """
+    check_interface_name(interface)
+    tools = find("wg") is not None
+    runtime = read_runtime(host, interface) if tools else None
+    implementation = _implementation(host, runtime)
+    if not tools:
+        if not host.check_mode and desired is not None and expected_key is None:
+            raise HostStateError("wg is not installed.", "Install the package wireguard-tools.")
+        return _without_tools(host, desired, implementation)
+    key = ensure_key(host.key_path(interface), host.run, host.check_mode)
+    if desired is None or (expected_key is not None and expected_key != key.public_key):
+        return Result(
+            key.changed,
+            key.public_key,
+            runtime is not None,
+            implementation,
+            tools,
+            _starts_at_boot(interface),
+            0,
+            _NO_CHANGES,
+            _handshakes(runtime, {}),
+        )
+    folder = host.preshared_path(interface)
+    taken = preshared.store(folder, preshared_keys or {}, host.check_mode)
+    result = _configure(host, preshared.equip(folder, desired), key, runtime, implementation, probe_mtu)
+    if not host.check_mode:
+        preshared.prune(folder, [peer.machine for peer in desired.peers])
+    return result._replace(changed=True) if taken else result
+
+
+def absent(host: Host, interface: str) -> Result:
+    """Take the interface, its configuration and its key away. A configuration that is not ours is refused."""
+    check_interface_name(interface)
+    conf = _read_conf(host, interface)
+    runtime = read_runtime(host, interface) if find("wg") else None
+    changed = conf != "" or runtime is not None or os.path.exists(host.key_path(interface))
+    if not host.check_mode:
+        if runtime is not None:
+            # Deleting a TUN device ends wireguard-go too.
+            host.run(["ip", "link", "delete", "dev", interface])
+        remove_file(host.conf_path(interface))
+        remove_file(host.key_path(interface))
+        remove_file(f"{host.key_path(interface)}.next")
+        preshared.prune(host.preshared_path(interface), [])
+    old = {key: peer.machine for key, peer in parse_conf(conf).items()}
+    return Result(
+        changed,
+        None,
+        False,
+        "missing",
+        find("wg") is not None,
+        False,
+        0,
+        PeerChanges([], sorted(old.values()), []),
+        {},
+        before=redact(conf),
+    )
+
+
+def read_runtime(host: Host, interface: str) -> Optional[Runtime]:
+    """The running interface; None where there is none. Refuses an interface of another kind with that name."""
+    shown = host.run(["ip", "-j", "-d", "address", "show", "dev", interface], check=False)
+    if shown.rc != 0:
+        return None
+    link = parse_link(shown.stdout)
+    if link.kind not in ("wireguard", "tun"):
+        raise HostStateError(
+            f"The interface {interface} exists and is no WireGuard interface ({link.kind or 'a network card'}).",
+            "Choose another mesh_interface.",
+            interface=interface,
+        )
+    dump = parse_dump(host.run(["wg", "show", interface, "dump"]).stdout)
+    routes = parse_routes(
+        host.run(["ip", "-j", "-4", "route", "show", "dev", interface]).stdout,
+        host.run(["ip", "-j", "-6", "route", "show", "dev", interface], check=False).stdout,
+    )
+    address = link.addresses[0] if link.addresses else ""
+    return Runtime(dump, link, routes, _forwards(interface, address))
+
+
+def resolve(endpoints: Iterable[str]) -> Dict[str, Tuple[str, ...]]:
+    """Each endpoint with the ``address:port`` forms it stands for, in the resolver's order; () where there is none."""
+    found: Dict[str, Tuple[str, ...]] = {}
+    for endpoint in endpoints:
+        name, port = split_endpoint(endpoint)
+        try:
+            answers = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
+        except socket.gaierror:
+            answers = []
+        found[endpoint] = tuple(join_endpoint(str(answer[4][0]), port) for answer in answers)
+    return found
+
+
+def _configure(
+    host: Host,
+    desired: Desired,
+    key: KeyState,
+    runtime: Optional[Runtime],
+    implementation: str,
+    probe_mtu: bool,
+) -> Result:
+    """Bring configuration and running interface to the desired state."""
+    interface = desired.interface
+    old_conf = _read_conf(host, interface)
+    written = parse_conf(old_conf)
+    resolved = resolve({peer.endpoint for peer in desired.peers if peer.endpoint})
+    warnings = [f"{name} has no address now; its peer is not dialled." for name in resolved if not resolved[name]]
+    if probe_mtu:
+        desired = _measured(host, desired, written, resolved)
+    steps = Plan()
+    if runtime is None:
+        _refuse_taken_port(host, desired)
+    else:
+        steps = plan(desired, runtime, key.public_key, written, resolved, int(time.time()))
+    new_conf = render_conf(desired, host.key_path(interface))
+    if not host.check_mode:
+        if new_conf != old_conf:
+            write_atomic(host.conf_path(interface), new_conf)
+        if steps.needed:
+            _apply(host, desired, steps)
+            runtime = read_runtime(host, interface)
+    old_names = {public_key: peer.machine for public_key, peer in written.items()}
+    names = {**old_names, **{peer.public_key: peer.machine for peer in desired.peers}}
+    before, after = _live_lines(steps, names, desired)
+    return Result(
+        key.changed or new_conf != old_conf or steps.needed,
+        key.public_key,
+        runtime is not None,
+        implementation,
+        True,
+        _starts_at_boot(interface),
+        desired.mtu,
+        peer_changes(desired, old_names, [peer.public_key for peer in steps.set_peers], steps.drop_peers),
+        _handshakes(runtime, names),
+        tuple(warnings),
+        redact(old_conf) + before,
+        new_conf + after,
+    )
+
+
+def _measured(
+    host: Host, desired: Desired, written: Mapping[str, Written], resolved: Mapping[str, Tuple[str, ...]]
+) -> Desired:
+    """``desired`` with the MTU lowered to what the paths carry.
+
+    What was measured before is only confirmed, by one packet of that size to each endpoint. One that does not answer
+    at all, being down or silent by choice, keeps what is known of it.
+    """
+    paths = {peer.endpoint: peer.path_mtu for peer in written.values() if peer.endpoint and peer.path_mtu is not None}
+    address_of = {endpoint: split_endpoint(dial[0])[0] for endpoint, dial in resolved.items() if dial}
+    if not host.check_mode:
+        known = {address: paths[endpoint] or 0 for endpoint, address in address_of.items() if paths.get(endpoint)}
+        confirmed = host.probe(known) if known else set()
+        unsure = {
+            endpoint: address
+            for endpoint, address in address_of.items()
+            if endpoint not in paths or (address in known and address not in confirmed)
+        }
+        found = path_mtus(set(unsure.values()), desired.mtu, host.probe)
+        paths.update({endpoint: found[address] or paths.get(endpoint) or 0 for endpoint, address in unsure.items()})
+    limits = [tunnel_mtu(paths[endpoint], address) for endpoint, address in address_of.items() if paths.get(endpoint)]
+    return desired._replace(
+        mtu=min([desired.mtu, *limits]),
+        peers=tuple(
+            peer._replace(path_mtu=paths.get(peer.endpoint) if peer.endpoint else None) for peer in desired.peers
+        ),
+    )
+
+
+def _apply(host: Host, desired: Desired, steps: Plan) -> None:
+    """Carry the plan out on the running interface.
+
+    Not by ``wg syncconf``: that sets the port and the addresses of every peer again, for which wireguard-go closes and
+    opens its socket and the kernel empties each peer's list for a moment; packets of others are lost. ``addconf`` and
+    ``set`` touch the peers that differ and nobody else.
+    """
+    _apply_link(host, desired, steps)
+    _apply_peers(host.run, desired.interface, steps)
+    for network in steps.add_routes:
+        host.run(["ip", "route", "replace", network, "dev", desired.interface])
+    for network in steps.drop_routes:
+        host.run(["ip", "route", "delete", network, "dev", desired.interface])
+    greet(steps.set_peers)
+
+
+def _apply_link(host: Host, desired: Desired, steps: Plan) -> None:
+    """The key, the port, and what ip(8) knows of the interface."""
+    run, interface = host.run, desired.interface
+    if steps.load_key:
+        run(["wg", "set", interface, "private-key", host.key_path(interface)])
+    if steps.listen_port is not None:
+        run(["wg", "set", interface, "listen-port", str(steps.listen_port)])
+    if steps.mtu is not None:
+        run(["ip", "link", "set", "dev", interface, "mtu", str(steps.mtu)])
+    if steps.set_up:
+        run(["ip", "link", "set", "dev", interface, "up"])
+    # The old address goes first: it may hold the same network, whose route must in the end belong to the new one.
+    for address in steps.drop_addresses:
+        run(["ip", "address", "delete", address, "dev", interface])
+    for address in steps.add_addresses:
+        run(["ip", "address", "add", address, "dev", interface])
+    if steps.start_forwarding:
+        _set_kernel(forwarding_settings(desired.address, interface))
+
+
+def _apply_peers(run: Runner, interface: str, steps: Plan) -> None:
+    """New before old: an address that changes hands, as with a new key, has an owner at every moment."""
+    shared = preshared_options(steps.set_peers)
+    for start in range(0, len(shared), 4 * _CHUNK):
+        run(["wg", "set", interface, *shared[start : start + 4 * _CHUNK]])
+    if steps.set_peers:
+        run(["wg", "addconf", interface, "/dev/stdin"], stdin=render_peers(steps.set_peers))
+    for start in range(0, len(steps.drop_peers), _CHUNK):
+        argv = ["wg", "set", interface]
+        for key in steps.drop_peers[start : start + _CHUNK]:
+            argv += ["peer", key, "remove"]
+        run(argv)
+
+
+def _set_kernel(settings: Iterable[Tuple[str, str]]) -> None:
+    """Write settings under /proc/sys. Raises HostStateError where that is not allowed, as in some containers."""
+    for path, value in settings:
+        try:
+            with open(path, "w", encoding="ascii") as stream:
+                stream.write(value)
+        except OSError as failure:
+            raise HostStateError(
+                f"This host is to relay, but {path} cannot be set to {value}: {failure.strerror}.",
+                "Set it where the container is started, or name another member in mesh_relays.",
+                path=path,
+            ) from failure
+
+
+def _forwards(interface: str, address: str) -> bool:
+    """Whether the kernel has every setting of a relay."""
+    return all((read_text(path) or "").strip() == value for path, value in forwarding_settings(address, interface))
+
+
+def greet(peers: Sequence[Peer]) -> None:
+    """Send one empty datagram to each peer that we can dial, so that the handshake is made now, not at first use.
+
+    After a change of keys this lets the packets go that both sides hold back until then.
+    """
+    for peer in peers:
+        if not peer.endpoint or not peer.allowed_ips:
+            continue
+        address = ipaddress.ip_network(peer.allowed_ips[0]).network_address
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as sender:
+            try:
+                sender.sendto(b"", (str(address), _DISCARD))
+            except OSError:
+                # No route yet, or a firewall of the host: the first real packet makes the handshake instead.
+                continue
+
+
+def _read_conf(host: Host, interface: str) -> str:
+    """Our configuration, or '' where there is none. Somebody else's is refused."""
+    path = host.conf_path(interface)
+    conf = read_text(path) or ""
+    if conf and not is_ours(conf):
+        raise HostStateError(
+            f"{path} was not written by this collection.",
+            "Choose another mesh_interface, or move the file away if that tunnel is not needed.",
+            path=path,
+        )
+    return conf
+
+
+def _refuse_taken_port(host: Host, desired: Desired) -> None:
+    """Two tunnels cannot share a port; said here, since wg-quick only fails later, in a service's log."""
+    for line in host.run(["wg", "show", "all", "listen-port"], check=False).stdout.splitlines():
+        name, _tab, port = line.partition("\t")
+        if name != desired.interface and port.strip() == str(desired.listen_port):
+            raise HostStateError(
+                f"UDP port {desired.listen_port} is taken by the WireGuard interface {name}.",
+                "Choose another mesh_port.",
+                port=desired.listen_port,
+                interface=name,
+            )
+
+
+def _implementation(host: Host, runtime: Optional[Runtime]) -> str:
+    """Which WireGuard runs the interface, or would."""
+    if runtime is not None:
+        return "kernel" if runtime.link.kind == "wireguard" else "userspace"
+    if _kernel_has_wireguard(host):
+        return "kernel"
+    if not os.path.exists(_TUN):
+        raise HostStateError(
+            f"The kernel has no WireGuard, and without {_TUN} there is no userspace one either.",
+            f"Give the container the device {_TUN} (docker run --device {_TUN}), or load the kernel module wireguard.",
+        )
+    return "userspace" if find("wireguard-go") else "missing"
+
+
+def runs_systemd() -> bool:
+    """Whether systemd is PID 1 here (sd_booted(3))."""
+    return os.path.isdir("/run/systemd/system")
+
+
+def _starts_at_boot(interface: str) -> bool:
+    return os.path.lexists((_SYSTEMD_BOOT if runs_systemd() else _SUPERVISORD_BOOT).format(interface))
+
+
+def _kernel_has_wireguard(host: Host) -> bool:
+    """Whether the kernel makes a WireGuard link. Tried, since a module that is on disk may not be loadable here."""
+    if os.path.isdir("/sys/module/wireguard"):
+        return True
+    if host.check_mode:
+        return find("modprobe") is not None and host.run(["modprobe", "-n", "-q", "wireguard"], check=False).rc == 0
+    made = host.run(["ip", "link", "add", "dev", _PROBE, "type", "wireguard"], check=False)
+    if made.rc == 0:
+        host.run(["ip", "link", "delete", "dev", _PROBE])
+    return made.rc == 0
+
+
+def _without_tools(host: Host, desired: Optional[Desired], implementation: str) -> Result:
+    """The result on a host without wg(8): it says what to install, and in check mode that all would be made."""
+    added = sorted(peer.machine for peer in desired.peers) if desired else []
+    mtu = desired.mtu if desired else 0
+    return Result(host.check_mode, None, False, implementation, False, False, mtu, PeerChanges(added, [], []), {})
+
+
+def _handshakes(runtime: Optional[Runtime], names: Dict[str, str]) -> Dict[str, Dict[str, Any]]:
+    if runtime is None:
+        return {}
+    return {
+        key: {
+            "machine": names.get(key),
+            "latest_handshake": peer.latest_handshake,
+            "endpoint": peer.endpoint,
+            "received": peer.received,
+            "sent": peer.sent,
+        }
+        for key, peer in runtime.dump.peers.items()
+    }
+
+
+def _live_lines(steps: Plan, names: Dict[str, str], desired: Desired) -> Tuple[str, str]:
+    """What differs in the running interface, as comment lines below the two configurations."""
+    after = [f"# running: peer {peer.machine} set" for peer in steps.set_peers]
+    before = [f"# running: peer {names.get(key, key)} has the key {key}" for key in steps.drop_peers]
+    after += ["# running: key loaded"] if steps.load_key else []
+    after += [f"# running: port {desired.listen_port}"] if steps.listen_port is not None else []
+    after += [f"# running: MTU {desired.mtu}"] if steps.mtu is not None else []
+    after += ["# running: up"] if steps.set_up else []
+    after += ["# running: forwarding"] if steps.start_forwarding else []
+    before += [f"# running: address {address}" for address in steps.drop_addresses]
+    after += [f"# running: address {address}" for address in steps.add_addresses]
+    before += [f"# running: route {network}" for network in steps.drop_routes]
+    after += [f"# running: route {network}" for network in steps.add_routes]
+    return "".join(f"{line}\n" for line in before), "".join(f"{line}\n" for line in after)

@@ -1,0 +1,83 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The keys that pairs of hosts share beside their own: one for each pair, in a file of root at both ends.
+
+The end whose name sorts first makes the key. The other one takes it, and both use it from then on; an end that did not
+hear of the change keeps what it has, and so does its peer.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Dict, Iterable, List, Mapping
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
+    Desired,
+    Peer,
+    Preshared,
+    check_public_key,
+    digest,
+)
+
+
+def folder_of(directory: str, interface: str) -> str:
+    """Where the keys of an interface are."""
+    return os.path.join(directory, f"{interface}.preshared")
+
+
+def offer(folder: str, machine: str, peers: Iterable[str]) -> Dict[str, str]:
+    """The key for each of ``peers`` whose key ``machine`` makes: the one in use, or a new one. Nothing is written."""
+    return {
+        peer: read_text(_path(folder, peer)) or base64.b64encode(os.urandom(32)).decode("ascii") + "\n"
+        for peer in peers
+        if machine < peer
+    }
+
+
+def store(folder: str, keys: Mapping[str, str], check_mode: bool) -> List[str]:
+    """Keep these keys, by peer; the peers whose key is another one now. Raises InputError, which shows no key."""
+    changed = []
+    for peer, key in sorted(keys.items()):
+        try:
+            check_public_key(key.strip(), peer)
+        except InputError:
+            raise InputError(f"The preshared key for {peer} is not 32 bytes in base64.") from None
+        if (read_text(_path(folder, peer)) or "").strip() == key.strip():
+            continue
+        changed.append(peer)
+        if not check_mode:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            write_atomic(_path(folder, peer), key.strip() + "\n", 0o600)
+    return changed
+
+
+def equip(folder: str, desired: Desired) -> Desired:
+    """``desired`` with the preshared keys that are on disk."""
+    return desired._replace(peers=tuple(_equipped(folder, peer) for peer in desired.peers))
+
+
+def prune(folder: str, keep: Iterable[str]) -> bool:
+    """Remove the keys of all peers but these. Whether there were any."""
+    if not os.path.isdir(folder):
+        return False
+    gone = [name for name in os.listdir(folder) if name not in set(keep)]
+    for name in gone:
+        remove_file(os.path.join(folder, name))
+    if not os.listdir(folder):
+        os.rmdir(folder)
+    return bool(gone)
+
+
+def _equipped(folder: str, peer: Peer) -> Peer:
+    key = read_text(_path(folder, peer.machine))
+    return peer if key is None else peer._replace(preshared=Preshared(_path(folder, peer.machine), digest(key)))
+
+
+def _path(folder: str, peer: str) -> str:
+    if "/" in peer or peer in ("", ".", ".."):
+        raise InputError(f"'{peer}' cannot be the name of a machine.", "Use the names of the inventory.")
+    return os.path.join(folder, peer)

@@ -1,0 +1,337 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A new key for a member, without a lost packet and however slow the controller is.
+
+What a member sends by a session of its old key still arrives after it has changed its key, but it cannot send by that
+session any more: WireGuard queues up to 128 packets for each peer until there is a new session. That comes about once
+the peer knows the new key. So the peers have to learn it right after the change: before, they would drop what still
+comes by the old session; much later, the queue would overflow.
+
+Therefore each host first *prepares* its next key, then is *armed* with the next keys of its peers: a process in the
+background waits for their word. Then one member after the other *switches*: it asks its peers whether they are ready,
+says go, and changes its key; each peer replaces it a moment later and dials. Two at a time would replace peers for whom
+packets are queued. The words travel inside the tunnel, so that they come from a member.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import Host, greet, read_runtime
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import ensure_key
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preshared import equip
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
+    SESSION_SECONDS,
+    Desired,
+    Peer,
+    RuntimePeer,
+    parse_dump,
+    preshared_options,
+    render_peers,
+)
+
+READY, GO, ACK = "ready", "go", "ack"
+
+#: Seconds between the word to go and the replacement: long enough for the member to have changed its key.
+_GRACE = 0.3
+#: Seconds that a member waits for its peers to be ready: those with a session, and those that may be down; how often it
+#: asks; and how long it waits for new sessions.
+_ASK_FOR, _ASK_IDLE_FOR, _ASK_EVERY, _SETTLE_FOR = 15.0, 2.0, 0.25, 15.0
+#: How often the word to go is said, since a datagram may get lost.
+_GO_TIMES = 3
+#: Seconds after which an armed process gives up.
+_PATIENCE = 3600.0
+
+Clock = Callable[[], float]
+
+
+class Switched(NamedTuple):
+    """``late``: public keys of peers that had a session before and none yet after."""
+
+    public_key: str
+    late: Tuple[str, ...]
+
+
+def word_port(listen_port: int) -> int:
+    """The UDP port, inside the tunnel, on which an armed host listens: the one after WireGuard's own."""
+    return listen_port + 1 if listen_port < 65535 else listen_port - 1
+
+
+def message(step: str, public_key: str) -> bytes:
+    """A word about the member whose next key this is."""
+    return json.dumps({"step": step, "key": public_key}).encode("ascii")
+
+
+def parse_message(data: bytes) -> Tuple[str, str]:
+    """Step and key; both empty for anything else."""
+    try:
+        content = json.loads(data.decode("ascii"))
+        return str(content["step"]), str(content["key"])
+    except (ValueError, LookupError, TypeError):
+        return "", ""
+
+
+def next_key_path(host: Host, interface: str) -> str:
+    """Where the next private key waits."""
+    return f"{host.key_path(interface)}.next"
+
+
+def prepare(host: Host, interface: str) -> Tuple[bool, Optional[str]]:
+    """Make the next key, or find the one that an earlier run left. Returns (changed, its public half)."""
+    state = ensure_key(next_key_path(host, interface), host.run, host.check_mode)
+    return state.changed, state.public_key
+
+
+class Watch:
+    """What an armed host does about the words that it hears. Holds no socket and no clock of its own."""
+
+    def __init__(self, armed: Sequence[Peer]) -> None:
+        self._armed = {peer.public_key: peer for peer in armed}
+        self._due: Dict[str, float] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether every peer has been replaced."""
+        return not self._armed
+
+    def hear(self, data: bytes, source: str, now: float) -> Optional[bytes]:
+        """Take in a word; the answer to it, or None. Only a member itself may speak of its key."""
+        step, key = parse_message(data)
+        peer = self._armed.get(key)
+        if peer is None or not any(ipaddress.ip_address(source) in ipaddress.ip_network(n) for n in peer.allowed_ips):
+            return None
+        if step == GO:
+            self._due.setdefault(key, now + _GRACE)
+        return message(ACK, key) if step == READY else None
+
+    def due(self, now: float) -> List[Peer]:
+        """The peers to replace now, each once."""
+        ripe = [key for key, when in self._due.items() if when <= now]
+        for key in ripe:
+            del self._due[key]
+        return [self._armed.pop(key) for key in ripe]
+
+    def wait(self, now: float, deadline: float) -> float:
+        """Seconds until something is due."""
+        return max(0.0, min([deadline, *self._due.values()]) - now)
+
+
+def replace(host: Host, interface: str, peer: Peer) -> None:
+    """Let ``peer`` take over the addresses, and the endpoint as it is now, of the peer that has them; then dial."""
+    dump = parse_dump(host.run(["wg", "show", interface, "dump"]).stdout)
+    networks = set(peer.allowed_ips)
+    old = [one for one in dump.peers.values() if networks & set(one.allowed_ips) and one.public_key != peer.public_key]
+    learned = next((one.endpoint for one in old if one.endpoint), None)
+    successor = peer._replace(endpoint=learned)
+    options = preshared_options([successor])
+    if options:
+        host.run(["wg", "set", interface, *options])
+    # New before old, so that the addresses have an owner at every moment.
+    host.run(["wg", "addconf", interface, "/dev/stdin"], stdin=render_peers([successor]))
+    for one in old:
+        host.run(["wg", "set", interface, "peer", one.public_key, "remove"])
+    greet([successor])
+
+
+def arm(host: Host, desired: Desired) -> bool:
+    """Start the process that replaces the peers of ``desired`` (with their next keys) at their word."""
+    if host.check_mode:
+        return True
+    interface = desired.interface
+    runtime = read_runtime(host, interface)
+    if runtime is None:
+        raise HostStateError(
+            f"The interface {interface} is not up, so that its peers' keys cannot be changed.",
+            "Run the mesh playbook without mesh_rotate_keys first.",
+        )
+    equipped = equip(host.preshared_path(interface), desired)
+    waiting = [peer for peer in equipped.peers if peer.public_key not in runtime.dump.peers]
+    disarm(interface)
+    ears = _listen(desired)
+    if os.fork() == 0:
+        _live_on(host, interface, ears, Watch(waiting))
+    ears.close()
+    return True
+
+
+def disarm(interface: str) -> None:
+    """End the process that an earlier run armed."""
+    path = _pid_path(interface)
+    text = (read_text(path) or "").strip()
+    # Only a process of this very start: a number alone may be somebody else's by now.
+    pid, _space, started = text.partition(" ")
+    if pid.isdecimal() and started and _started(int(pid)) == started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGTERM)
+    remove_file(path)
+
+
+def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
+    """Change this host's key to the prepared one, in step with its peers. Raises HostStateError, with nothing changed."""
+    interface = desired.interface
+    prepared = read_text(next_key_path(host, interface))
+    if prepared is None:
+        raise HostStateError("There is no next key to switch to.", "Prepare it first: rotation=prepare.")
+    public_key = str(host.run(["wg", "pubkey"], stdin=prepared).stdout).strip()
+    runtime = read_runtime(host, interface)
+    if runtime is None:
+        raise HostStateError(f"The interface {interface} is not up.", "Run the mesh playbook without mesh_rotate_keys.")
+    peers = runtime.dump.peers
+    alive = {key for key, peer in peers.items() if now() - peer.latest_handshake < SESSION_SECONDS}
+    own = str(ipaddress.ip_interface(desired.address).ip)
+    with _socket(own) as mouth:
+        mouth.bind((own, 0))
+        port = word_port(desired.listen_port)
+        ready = _ask(mouth, port, public_key, peers, alive)
+        if not alive <= ready:
+            names = {peer.public_key: peer.machine for peer in desired.peers}
+            silent = sorted(names.get(key, key) for key in alive - ready)
+            raise HostStateError(
+                f"{', '.join(silent)} did not answer on UDP port {port} inside the tunnel, and would not learn the new "
+                "key in time. The key has not been changed.",
+                "Let the members' firewalls pass that port on the mesh interface, and run this again.",
+                peers=silent,
+            )
+        for _time in range(_GO_TIMES):
+            for key in ready:
+                _say(mouth, port, message(GO, public_key), peers[key])
+    before = parse_dump(host.run(["wg", "show", interface, "dump"]).stdout).peers
+    # The file first: if this ends here, the next run loads what it holds.
+    os.replace(next_key_path(host, interface), host.key_path(interface))
+    host.run(["wg", "set", interface, "private-key", host.key_path(interface)])
+    return Switched(public_key, tuple(sorted(_settle(host.run, interface, {key: before[key] for key in ready}))))
+
+
+def _ask(mouth: socket.socket, port: int, public_key: str, peers: Dict[str, RuntimePeer], alive: Set[str]) -> Set[str]:
+    """Ask the peers whether they are ready; those that are.
+
+    One with a session is waited for long. One without may be down, or only idle: it gets a moment to answer.
+    """
+    ready: Set[str] = set()
+    start = time.monotonic()
+    while len(ready) < len(peers):
+        waited = time.monotonic() - start
+        if waited > _ASK_FOR or (waited > _ASK_IDLE_FOR and alive <= ready):
+            break
+        for key, peer in peers.items():
+            if key not in ready:
+                _say(mouth, port, message(READY, public_key), peer)
+        again = time.monotonic() + _ASK_EVERY
+        while len(ready) < len(peers):
+            left = again - time.monotonic()
+            if left <= 0 or not select.select([mouth], [], [], left)[0]:
+                break
+            data, sender = mouth.recvfrom(1024)
+            if parse_message(data) == (ACK, public_key):
+                ready |= {key for key, peer in peers.items() if _is_behind(str(sender[0]), peer)}
+    return ready
+
+
+def _settle(run: Runner, interface: str, before: Dict[str, RuntimePeer]) -> Set[str]:
+    """Wait for a new session with each peer; those without in the end."""
+    end = time.monotonic() + _SETTLE_FOR
+    waiting = set(before)
+    while waiting and time.monotonic() < end:
+        time.sleep(0.1)
+        live = parse_dump(run(["wg", "show", interface, "dump"]).stdout).peers
+        waiting = {key for key in waiting if key in live and live[key].latest_handshake <= before[key].latest_handshake}
+    return waiting
+
+
+def _say(mouth: socket.socket, port: int, data: bytes, peer: RuntimePeer) -> None:
+    """To every address behind the peer: which of them is its own, only the record knows."""
+    for network in peer.allowed_ips:
+        # No route or a full queue: the next time, or the deadline.
+        with contextlib.suppress(OSError):
+            mouth.sendto(data, (str(ipaddress.ip_network(network).network_address), port))
+
+
+def _is_behind(address: str, peer: RuntimePeer) -> bool:
+    return any(ipaddress.ip_address(address) in ipaddress.ip_network(network) for network in peer.allowed_ips)
+
+
+def _socket(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+
+
+def _listen(desired: Desired) -> socket.socket:
+    own = str(ipaddress.ip_interface(desired.address).ip)
+    port = word_port(desired.listen_port)
+    ears = _socket(own)
+    end = time.monotonic() + 2
+    while not _bound(ears, own, port):
+        # A process that was just ended may hold it for a moment.
+        if time.monotonic() > end:
+            ears.close()
+            raise HostStateError(
+                f"UDP port {port} of {own} cannot be listened on.", "Free it while the keys are changed.", port=port
+            )
+        time.sleep(0.1)
+    return ears
+
+
+def _bound(ears: socket.socket, address: str, port: int) -> bool:
+    try:
+        ears.bind((address, port))
+    except OSError:
+        return False
+    return True
+
+
+def _live_on(host: Host, interface: str, ears: socket.socket, watch: Watch) -> NoReturn:
+    """The process in the background: out of the module's session, with none of its files, for an hour at most."""
+    status = 1
+    try:
+        os.setsid()
+        if os.fork() != 0:
+            os._exit(0)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        os.closerange(3, ears.fileno())
+        os.closerange(ears.fileno() + 1, 1024)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        write_atomic(_pid_path(interface), f"{os.getpid()} {_started(os.getpid())}\n", 0o644)
+        _serve(host, interface, ears, watch)
+        remove_file(_pid_path(interface))
+        status = 0
+    finally:
+        # Not sys.exit: the rest of the module is the parent's business.
+        os._exit(status)
+
+
+def _serve(host: Host, interface: str, ears: socket.socket, watch: Watch) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not watch.done and time.monotonic() < deadline:
+        if select.select([ears], [], [], watch.wait(time.monotonic(), deadline))[0]:
+            data, sender = ears.recvfrom(1024)
+            answer = watch.hear(data, str(sender[0]), time.monotonic())
+            if answer is not None:
+                with contextlib.suppress(OSError):
+                    ears.sendto(answer, sender)
+        for peer in watch.due(time.monotonic()):
+            # The next run of the role sets right what fails here.
+            with contextlib.suppress(CommandError):
+                replace(host, interface, peer)
+
+
+def _pid_path(interface: str) -> str:
+    return f"/run/gpumesh-{interface}.rotation"
+
+
+def _started(pid: int) -> str:
+    """When the process started, in the kernel's ticks; '' where there is none."""
+    stat = read_text(f"/proc/{pid}/stat") if os.path.exists(f"/proc/{pid}") else None
+    return stat.rpartition(")")[2].split()[19] if stat else ""

@@ -1,0 +1,213 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""This host's place in a tailnet: read it, log in, change its settings, log out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import (
+    Desired,
+    Prefs,
+    Status,
+    asks_for_tags,
+    describe,
+    login_options,
+    parse_ping,
+    parse_prefs,
+    parse_status,
+    peer_paths,
+    plan,
+    planned,
+    tags_differ,
+)
+
+_TUN = "/dev/net/tun"
+#: Where the daemon keeps the host's identity.
+_STATE_DIRECTORY = "/var/lib/tailscale"
+#: Says that this collection logged the host in; without it, a login was there before and is not ours to end.
+_MARK = "/var/lib/gpumesh/tailscale-login"
+_SYSTEMD_BOOT = "/etc/systemd/system/multi-user.target.wants/tailscaled.service"
+_SUPERVISORD_BOOT = "/etc/supervisor/conf.d/gpumesh-tailscaled.conf"
+#: Seconds in which a daemon that has just started says whether it is logged in.
+_SETTLE_FOR = 20.0
+#: Peers that are asked at the same time, and what each may take.
+_AT_ONCE, _PING_FOR = 16, "3s"
+
+
+class Host(NamedTuple):
+    """Where the work is done. ``timeout``: seconds that a login may take."""
+
+    run: Runner
+    check_mode: bool
+    timeout: int = 60
+    mark: str = _MARK
+    state_directory: str = _STATE_DIRECTORY
+    settle_for: float = _SETTLE_FOR
+
+
+class Result(NamedTuple):
+    """What was done, or in check mode would be. ``status`` is None where there is no daemon to ask."""
+
+    changed: bool
+    status: Optional[Status]
+    tags_differ: bool = False
+    #: Whether the login is this collection's.
+    managed: bool = False
+    before: str = ""
+    after: str = ""
+
+
+def present(host: Host, desired: Desired, key: Optional[str]) -> Result:
+    """Log in where that is needed, and bring the settings to what is desired.
+
+    Without a daemon to ask nothing is done, so that it can be installed and started. Raises GpumeshError.
+    """
+    status = read_status(host)
+    if status is None:
+        return Result(host.check_mode, None, managed=_is_managed(host))
+    with_tags = asks_for_tags(key)
+    prefs = read_prefs(host)
+    steps = plan(desired, prefs, status, with_tags)
+    before = describe(prefs, status)
+    if host.check_mode:
+        after = describe(*planned(desired, prefs, status)) if steps.needed else before
+        return Result(steps.needed, status, tags_differ(desired, status), _is_managed(host), before, after)
+    if steps.login:
+        _log_in(host, desired, prefs, key, steps.login)
+    elif steps.resume:
+        _up(host, login_options(desired, prefs, bool(prefs.tags)), [])
+    if steps.settings:
+        host.run(["tailscale", "set", *_risk(steps.settings), *steps.settings])
+    if steps.needed:
+        status = _settled(host) or status
+        prefs = read_prefs(host)
+    after = describe(prefs, status)
+    return Result(steps.needed, status, tags_differ(desired, status), _is_managed(host), before, after)
+
+
+def absent(host: Host, forget: bool) -> Result:
+    """Log out, if this collection logged in. ``forget``: drop the host's identity too, for when its device is deleted.
+
+    The identity is what lets the host come back under the same name; a new one beside the old device becomes name-1.
+    The daemon must not run any more for that.
+    """
+    status = read_status(host)
+    ours = _is_managed(host)
+    if status is None:
+        gone = forget and ours and os.path.isdir(host.state_directory)
+        if gone and not host.check_mode:
+            shutil.rmtree(host.state_directory)
+            remove_file(host.mark)
+        return Result(gone, None, managed=ours)
+    changed = ours and status.state not in ("NoState", "NeedsLogin")
+    prefs = read_prefs(host)
+    if changed and not host.check_mode:
+        host.run(["tailscale", "logout"], timeout=host.timeout)
+    after = status._replace(state="NeedsLogin") if changed else status
+    return Result(changed, status, False, ours, describe(prefs, status), describe(prefs, after))
+
+
+def read_status(host: Host) -> Optional[Status]:
+    """What the daemon says, once it knows; None where none answers."""
+    if find("tailscale") is None:
+        return None
+    return _settled(host)
+
+
+def read_prefs(host: Host) -> Prefs:
+    """The daemon's settings."""
+    prefs: Prefs = parse_prefs(host.run(["tailscale", "debug", "prefs"]).stdout)
+    return prefs
+
+
+def paths(host: Host, status: Status, addresses: Sequence[str], probe: bool) -> Dict[str, Dict[str, Any]]:
+    """How each address is reached; with ``probe``, proven by packets, which also finds a direct way."""
+    found = peer_paths(status, addresses)
+    if not probe or host.check_mode:
+        return found
+
+    def ping(address: str) -> Dict[str, str]:
+        command = ["tailscale", "ping", f"--timeout={_PING_FOR}", "--c=5", address]
+        return parse_ping(host.run(command, check=False, timeout=60).stdout)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = dict(zip(addresses, pool.map(ping, addresses)))
+    return {address: {**found[address], **answers[address]} for address in addresses}
+
+
+def has_tun() -> bool:
+    """Whether this host can have an interface for the tailnet."""
+    return os.path.exists(_TUN)
+
+
+def starts_at_boot(systemd: bool) -> bool:
+    """Whether a service of systemd or supervisord starts the daemon."""
+    return os.path.lexists(_SYSTEMD_BOOT if systemd else _SUPERVISORD_BOOT)
+
+
+def _is_managed(host: Host) -> bool:
+    return os.path.exists(host.mark)
+
+
+def _settled(host: Host) -> Optional[Status]:
+    """The daemon's status, after the moment in which it does not know yet whether it is logged in."""
+    end = time.monotonic() + host.settle_for
+    while True:
+        answer = host.run(["tailscale", "status", "--json"], check=False)
+        # It exits with 1 for a daemon that is logged out too, but says so in JSON.
+        if not answer.stdout.lstrip().startswith("{"):
+            return None
+        status: Status = parse_status(answer.stdout)
+        if status.state not in ("NoState", "Starting") or time.monotonic() > end:
+            return status
+        time.sleep(0.2)
+
+
+def _log_in(host: Host, desired: Desired, prefs: Prefs, key: Optional[str], why: str) -> None:
+    if key is None:
+        raise HostStateError(
+            f"This host has to log in, since {why}, and no auth key is given.",
+            "Give auth_key (the role's mesh_auth_key or mesh_auth_key_file).",
+        )
+    handle, path = tempfile.mkstemp(prefix="gpumesh-", dir="/run" if os.path.isdir("/run") else None)
+    try:
+        # mkstemp makes it readable by root alone.
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(key)
+        # Before the login: cut off in between, it would be taken for somebody else's.
+        os.makedirs(os.path.dirname(host.mark), mode=0o755, exist_ok=True)
+        write_atomic(host.mark, f"{desired.login_server or prefs.login_server}\n", 0o644)
+        _up(host, [f"--auth-key=file:{path}", *login_options(desired, prefs, asks_for_tags(key))], [key])
+    finally:
+        remove_file(path)
+
+
+def _up(host: Host, options: List[str], secrets: List[str]) -> None:
+    """Run ``tailscale up``. Raises HostStateError in its words, less the secrets."""
+    command = ["tailscale", "up", f"--timeout={host.timeout}s", *_risk(options), *options]
+    try:
+        host.run(command, timeout=host.timeout + 15)
+    except CommandError as failure:
+        words = failure.message
+        for secret in secrets:
+            words = words.replace(secret.partition("?")[0], "(not shown)")
+        raise HostStateError(
+            f"The login to the tailnet failed: {words}",
+            "Look whether the key is valid and not used up, whether this host reaches the login server, and what "
+            "journalctl -u tailscaled says.",
+        ) from None
+
+
+def _risk(options: Sequence[str]) -> List[str]:
+    """Where the host is reached through the tailnet, tailscale(1) asks a person before it touches SSH."""
+    return ["--accept-risk=lose-ssh"] if any(option.startswith("--ssh") for option in options) else []

@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The devices of a tailnet, as its control server's API has them: find one by its address, tag it, delete it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ansible.module_utils.urls import open_url
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import DEFAULT_LOGIN_SERVER
+
+_TAILSCALE = "https://api.tailscale.com/api/v2"
+_TIMEOUT = 30.0
+
+#: Method, URL and JSON body to the JSON answer.
+Fetch = Callable[[str, str, Optional[Dict[str, Any]]], Dict[str, Any]]
+
+
+class ApiError(GpumeshError):
+    """The control server refused a request, or was not reached."""
+
+
+class Api(NamedTuple):
+    """Where the requests go. Tailscale's and Headscale's differ in their paths and in the names of the fields."""
+
+    base: str
+    list_path: str
+    list_key: str
+    item_path: str
+
+
+class Device(NamedTuple):
+    """A device of the tailnet."""
+
+    id: str
+    name: str
+    addresses: Tuple[str, ...]
+    tags: Tuple[str, ...]
+
+
+class Result(NamedTuple):
+    """What was done, or in check mode would be. ``device``: as it was found, None where there is none."""
+
+    changed: bool
+    device: Optional[Device]
+
+
+def api_of(login_server: Optional[str]) -> Api:
+    """The API of a control server."""
+    if login_server is None or login_server.rstrip("/") == DEFAULT_LOGIN_SERVER:
+        return Api(_TAILSCALE, "/tailnet/-/devices", "devices", "/device/{}")
+    return Api(f"{login_server.rstrip('/')}/api/v1", "/node", "nodes", "/node/{}")
+
+
+def parse_devices(api: Api, answer: Dict[str, Any]) -> List[Device]:
+    """Read the list of devices. Raises ParseError."""
+    try:
+        return [
+            Device(
+                str(one.get("nodeId") or one["id"]),
+                str(one.get("givenName") or one["name"]).partition(".")[0],
+                tuple(one.get("ipAddresses") or one.get("addresses") or ()),
+                tuple(sorted(one.get("tags") or ())),
+            )
+            for one in answer[api.list_key]
+        ]
+    except (LookupError, TypeError, AttributeError) as failure:
+        raise ParseError(f"GET {api.list_path}", f"{type(failure).__name__} at {failure}") from failure
+
+
+def present(api: Api, fetch: Fetch, address: str, tags: Sequence[str], check_mode: bool) -> Result:
+    """Give the device these tags. Raises InputError where the tailnet has no such device."""
+    device = _find(api, fetch, address)
+    if device is None:
+        raise InputError(
+            f"The tailnet has no device with the address {address}.", "Log the host in first.", address=address
+        )
+    if device.tags == tuple(sorted(set(tags))):
+        return Result(False, device)
+    if not check_mode:
+        fetch("POST", f"{api.base}{api.item_path.format(device.id)}/tags", {"tags": sorted(set(tags))})
+    return Result(True, device)
+
+
+def absent(api: Api, fetch: Fetch, address: str, check_mode: bool) -> Result:
+    """Delete the device with this address, if there is one."""
+    device = _find(api, fetch, address)
+    if device is not None and not check_mode:
+        fetch("DELETE", f"{api.base}{api.item_path.format(device.id)}", None)
+    return Result(device is not None, device)
+
+
+def _find(api: Api, fetch: Fetch, address: str) -> Optional[Device]:
+    devices = parse_devices(api, fetch("GET", f"{api.base}{api.list_path}", None))
+    return next((device for device in devices if address in device.addresses), None)
+
+
+def fetcher(api_key: str, ca_path: Optional[str]) -> Fetch:
+    """Requests with this key. Raises ApiError, which never quotes it."""
+
+    def fetch(method: str, url: str, body: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+        headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body)
+        try:
+            answer = open_url(url, data=data, headers=headers, method=method, timeout=_TIMEOUT, ca_path=ca_path)
+            content = answer.read()
+        except urllib.error.HTTPError as failure:
+            raise ApiError(
+                f"{method} {url} was answered with {failure.code} {failure.reason}.",
+                "Look whether the API key is valid and may change devices.",
+                status=failure.code,
+            ) from None
+        except OSError as failure:
+            raise ApiError(
+                f"{method} {url} failed: {failure}.",
+                "Look whether the control server is reached from here and its certificate is trusted (ca_path).",
+            ) from failure
+        try:
+            return dict(json.loads(content)) if content.strip() not in (b"", b"null") else {}
+        except (ValueError, TypeError) as failure:
+            raise ParseError(f"{method} {url}", str(failure)) from failure
+
+    return fetch

@@ -1,0 +1,398 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host's login to a tailnet as data: read what tailscale(1) prints, plan the difference, write its options.
+
+Nothing here touches the host, and nothing here ever holds a key that logs in.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
+
+#: Where a host logs in that was not told anything else.
+DEFAULT_LOGIN_SERVER = "https://controlplane.tailscale.com"
+#: What an OAuth client's secret begins with; it makes a key for one login.
+OAUTH_PREFIX = "tskey-client-"
+#: What all keys of Tailscale's own control server begin with. Headscale gives tags with the key, and refuses a host that
+#: asks for some itself.
+_TAILSCALE_PREFIX = "tskey-"
+
+#: The options of ``tailscale up``: its name, the field of Prefs, and what it is when nobody says anything.
+_FLAGS: Tuple[Tuple[str, str, Any], ...] = (
+    ("login-server", "login_server", DEFAULT_LOGIN_SERVER),
+    ("hostname", "hostname", ""),
+    ("advertise-tags", "tags", ()),
+    ("advertise-routes", "routes", ()),
+    ("accept-routes", "accept_routes", False),
+    ("accept-dns", "accept_dns", True),
+    ("ssh", "ssh", False),
+    ("shields-up", "shields_up", False),
+    ("operator", "operator", ""),
+)
+#: What ``tailscale set`` changes without a new login.
+_SETTABLE = ("hostname", "routes", "accept_routes", "accept_dns", "ssh")
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
+_TAG = re.compile(r"tag:[a-zA-Z][a-zA-Z0-9-]*\Z")
+_SERVER = re.compile(r"https?://[^\s/?#]+\Z")
+
+
+class Desired(NamedTuple):
+    """What was asked for; None leaves it as it is."""
+
+    login_server: Optional[str] = None
+    hostname: Optional[str] = None
+    tags: Optional[Tuple[str, ...]] = None
+    routes: Optional[Tuple[str, ...]] = None
+    accept_routes: Optional[bool] = None
+    accept_dns: Optional[bool] = None
+    ssh: Optional[bool] = None
+
+
+class Prefs(NamedTuple):
+    """The settings of the daemon, from ``tailscale debug prefs``."""
+
+    login_server: str
+    hostname: str
+    tags: Tuple[str, ...]
+    routes: Tuple[str, ...]
+    accept_routes: bool
+    accept_dns: bool
+    ssh: bool
+    shields_up: bool
+    operator: str
+
+
+class Peer(NamedTuple):
+    """A peer as the daemon sees it now. ``endpoint``: where packets go directly, '' for not directly or not at all."""
+
+    name: str
+    addresses: Tuple[str, ...]
+    online: bool
+    endpoint: str
+    #: The DERP region that relays to it.
+    relay: str
+
+
+class Status(NamedTuple):
+    """What ``tailscale status --json`` says. ``state`` is one of NoState, NeedsLogin, NeedsMachineAuth, Stopped, Starting
+    and Running."""
+
+    version: str
+    tun: bool
+    state: str
+    id: str
+    #: The first label of the name in the tailnet.
+    name: str
+    addresses: Tuple[str, ...]
+    tags: Tuple[str, ...]
+    public_key: str
+    #: '' where the key does not expire.
+    key_expiry: str
+    health: Tuple[str, ...]
+    peers: Tuple[Peer, ...]
+
+
+#: Where there is no daemon to ask.
+NOBODY = Status("", False, "", "", "", (), (), "", "", (), ())
+
+
+class Plan(NamedTuple):
+    """``login``: why the host has to log in, '' where it need not. ``resume``: whether it is logged in but switched off.
+    ``settings``: the options for ``tailscale set``."""
+
+    login: str = ""
+    resume: bool = False
+    settings: Tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to do."""
+        return self != Plan()
+
+
+# --- check what the user gave --------------------------------------------------------------------------------
+
+
+def make_desired(given: Mapping[str, Any]) -> Desired:
+    """Check and normalise what a module was given. Raises InputError."""
+    tags, routes = given.get("tags"), given.get("advertise_routes")
+    server, hostname = given.get("login_server"), given.get("hostname")
+    for tag in tags or []:
+        if not _TAG.match(tag):
+            raise InputError(f"'{tag}' is no tag.", "Write it as tag:gpu: letters, digits and '-'.", tag=tag)
+    if hostname is not None and not _LABEL.match(hostname):
+        raise InputError(
+            f"'{hostname}' cannot be the name of a host in a tailnet.",
+            "Use 1 to 63 lower-case letters, digits and '-', a letter or digit at both ends.",
+            hostname=hostname,
+        )
+    if server is not None and not _SERVER.match(server.rstrip("/")):
+        raise InputError(f"'{server}' is no login server.", "Write it as https://headscale.example.org.")
+    return Desired(
+        server.rstrip("/") if server else None,
+        hostname,
+        None if tags is None else tuple(sorted(set(tags))),
+        None if routes is None else tuple(sorted({_network(route) for route in routes})),
+        given.get("accept_routes"),
+        given.get("accept_dns"),
+        given.get("ssh"),
+    )
+
+
+def login_key(key: str, ephemeral: bool, tags: Optional[Sequence[str]]) -> str:
+    """The key as tailscale(1) takes it: an OAuth client's secret says what kind of key it is to make. Raises InputError."""
+    if not key.startswith(OAUTH_PREFIX):
+        return key
+    if not tags:
+        raise InputError("The key of an OAuth client can only make keys with tags.", "Give the host's tags.")
+    return f"{key.partition('?')[0]}?ephemeral={str(ephemeral).lower()}&preauthorized=true"
+
+
+def asks_for_tags(key: Optional[str]) -> bool:
+    """Whether a host that logs in with this key asks for its tags; with others, the key itself decides."""
+    return key is not None and key.startswith(_TAILSCALE_PREFIX)
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as failure:
+        raise InputError(f"'{text}' is not a network.", "Write it as 10.1.0.0/16, without host bits.") from failure
+
+
+# --- read what the tools print -------------------------------------------------------------------------------
+
+
+def _reader(command: str) -> Callable[[Callable[[Dict[str, Any]], Any]], Callable[[str], Any]]:
+    """Turns a function of a JSON object into one of a text, with every surprise in it a ParseError."""
+
+    def wrap(read: Callable[[Dict[str, Any]], Any]) -> Callable[[str], Any]:
+        def guarded(text: str) -> Any:
+            try:
+                return read(json.loads(text))
+            except (ValueError, LookupError, TypeError, AttributeError) as failure:
+                raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
+
+        return guarded
+
+    return wrap
+
+
+@_reader("tailscale debug prefs")
+def parse_prefs(content: Dict[str, Any]) -> Prefs:
+    """Read ``tailscale debug prefs``. Raises ParseError."""
+    return Prefs(
+        str(content["ControlURL"] or DEFAULT_LOGIN_SERVER).rstrip("/"),
+        str(content.get("Hostname") or ""),
+        tuple(sorted(content.get("AdvertiseTags") or ())),
+        tuple(sorted(content.get("AdvertiseRoutes") or ())),
+        bool(content["RouteAll"]),
+        bool(content["CorpDNS"]),
+        bool(content.get("RunSSH")),
+        bool(content.get("ShieldsUp")),
+        str(content.get("OperatorUser") or ""),
+    )
+
+
+@_reader("tailscale status --json")
+def parse_status(content: Dict[str, Any]) -> Status:
+    """Read ``tailscale status --json``. Raises ParseError."""
+    own = content.get("Self") or {}
+    return Status(
+        str(content["Version"]),
+        bool(content["TUN"]),
+        str(content["BackendState"]),
+        str(own.get("ID") or ""),
+        _first_label(own),
+        _addresses(content),
+        tuple(sorted(own.get("Tags") or ())),
+        str(own.get("PublicKey") or ""),
+        str(own.get("KeyExpiry") or ""),
+        tuple(content.get("Health") or ()),
+        tuple(_peer(peer) for peer in (content.get("Peer") or {}).values()),
+    )
+
+
+def _peer(content: Mapping[str, Any]) -> Peer:
+    return Peer(
+        _first_label(content),
+        _addresses(content),
+        bool(content.get("Online")),
+        str(content.get("CurAddr") or ""),
+        str(content.get("Relay") or ""),
+    )
+
+
+def _first_label(content: Mapping[str, Any]) -> str:
+    return str(content.get("DNSName") or content.get("HostName") or "").partition(".")[0]
+
+
+def _addresses(content: Mapping[str, Any]) -> Tuple[str, ...]:
+    return tuple(str(ipaddress.ip_address(one)) for one in content.get("TailscaleIPs") or ())
+
+
+#: What ``tailscale ping`` prints of each answer.
+_PONG = re.compile(
+    r"^pong from .* via (?P<way>DERP\((?P<relay>[^)]*)\)|peer-relay\((?P<peer>[^)]*)\)|\S+) in ", re.MULTILINE
+)
+
+
+def parse_ping(text: str) -> Dict[str, str]:
+    """``path``, ``endpoint`` and ``relay`` of the last answer in the output of ``tailscale ping``."""
+    answers = list(_PONG.finditer(text))
+    if not answers:
+        return {"path": "none", "endpoint": "", "relay": ""}
+    relay = answers[-1].group("relay") or answers[-1].group("peer") or ""
+    if relay:
+        return {"path": "relayed", "endpoint": "", "relay": relay}
+    return {"path": "direct", "endpoint": answers[-1].group("way"), "relay": ""}
+
+
+def peer_paths(status: Status, addresses: Sequence[str]) -> Dict[str, Dict[str, str]]:
+    """How each of these addresses is reached now, without a packet: ``idle`` where none went lately."""
+    by_address = {address: peer for peer in status.peers for address in peer.addresses}
+    found = {}
+    for address in addresses:
+        peer = by_address.get(address)
+        if peer is None:
+            found[address] = {"name": "", "path": "unknown", "endpoint": "", "relay": ""}
+            continue
+        path = "direct" if peer.endpoint else "idle" if peer.online else "offline"
+        found[address] = {"name": peer.name, "path": path, "endpoint": peer.endpoint, "relay": peer.relay}
+    return found
+
+
+# --- plan ----------------------------------------------------------------------------------------------------
+
+
+def plan(desired: Desired, prefs: Prefs, status: Status, with_tags: bool) -> Plan:
+    """What to do. ``with_tags``: whether the host can ask for its tags by logging in again.
+
+    Raises HostStateError for a host that is in another tailnet.
+    """
+    server = desired.login_server or prefs.login_server
+    logged_in = status.state not in ("NoState", "NeedsLogin")
+    if logged_in and server != prefs.login_server:
+        raise HostStateError(
+            f"This host is logged in at {prefs.login_server}, as {status.name}, and not at {server}.",
+            "Log it out there first (tailscale logout) if nobody needs that tailnet, or give its server.",
+            login_server=prefs.login_server,
+        )
+    if not logged_in:
+        return Plan(login=f"it is not logged in at {server}")
+    if with_tags and tags_differ(desired, status):
+        return Plan(login=f"its tags are {_listed(status.tags)}, not {_listed(desired.tags or ())}")
+    return Plan(resume=status.state == "Stopped", settings=tuple(_options(desired, prefs)))
+
+
+def tags_differ(desired: Desired, status: Status) -> bool:
+    """Whether the control server has given the host other tags than it is to have."""
+    return desired.tags is not None and status.state == "Running" and desired.tags != status.tags
+
+
+def login_options(desired: Desired, prefs: Prefs, with_tags: bool) -> List[str]:
+    """The options for ``tailscale up``: it wants to hear every setting that is not, or was not, as it comes."""
+    merged = prefs._replace(**{key: value for key, value in desired._asdict().items() if value is not None})
+    if not with_tags:
+        merged = merged._replace(tags=())
+    return [
+        f"--{name}={_text(getattr(merged, field))}"
+        for name, field, default in _FLAGS
+        if getattr(merged, field) != default or getattr(prefs, field) != default
+    ]
+
+
+def _options(desired: Desired, prefs: Prefs) -> List[str]:
+    """The options for ``tailscale set`` where the two differ."""
+    return [
+        f"--{name}={_text(getattr(desired, field))}"
+        for name, field, _default in _FLAGS
+        if field in _SETTABLE and getattr(desired, field) not in (None, getattr(prefs, field))
+    ]
+
+
+def _text(value: Any) -> str:
+    """A value as an option of tailscale(1) has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else ",".join(value)
+
+
+def describe(prefs: Prefs, status: Status) -> str:
+    """The settings in lines, for the diff."""
+    lines = [
+        f"state: {status.state}",
+        f"login_server: {prefs.login_server}",
+        f"hostname: {prefs.hostname}",
+        f"tags: {_listed(status.tags)}",
+        f"advertise_routes: {_listed(prefs.routes)}",
+        f"accept_routes: {str(prefs.accept_routes).lower()}",
+        f"accept_dns: {str(prefs.accept_dns).lower()}",
+        f"ssh: {str(prefs.ssh).lower()}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def planned(desired: Desired, prefs: Prefs, status: Status) -> Tuple[Prefs, Status]:
+    """Settings and status as they would be, for check mode."""
+    wanted = {key: value for key, value in desired._asdict().items() if value is not None}
+    return prefs._replace(**wanted), status._replace(state="Running")
+
+
+def _listed(values: Sequence[str]) -> str:
+    return ", ".join(values) or "none"
+
+
+# --- the cluster record --------------------------------------------------------------------------------------
+
+
+def address_in(addresses: Sequence[str], subnet: str) -> Optional[str]:
+    """The first of a host's addresses that is in the subnet of the mesh, or None."""
+    network = ipaddress.ip_network(subnet)
+    return next((one for one in addresses if ipaddress.ip_address(one) in network), None)
+
+
+def registrations(record: Mapping[str, Any], tailnet: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, Any]]:
+    """The members whose address in the tailnet the record does not know yet.
+
+    ``tailnet``: by machine, what the module tailscale returned there. One that is not logged in is left out.
+    Raises InputError where the control server gave an address outside of the mesh's subnet.
+    """
+    subnet = str(record["mesh"]["subnet"])
+    found = []
+    for member in record["members"]:
+        addresses = (tailnet.get(member["machine"]) or {}).get("addresses") or ()
+        if not addresses:
+            continue
+        address = address_in(addresses, subnet)
+        if address is None:
+            raise InputError(
+                f"{member['machine']} has {_listed(addresses)} in its tailnet, and none is in the mesh's subnet {subnet}.",
+                "Give mesh_subnet as the control server's range.",
+                machine=member["machine"],
+            )
+        if (member.get("mesh") or {}).get("address") != address:
+            found.append({"machine": member["machine"], "mesh": {"address": address}})
+    return found
+
+
+def path_rows(record: Mapping[str, Any], tailnet: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, str]]:
+    """How each member of ``tailnet``, as in registrations, reaches each other one: ``from``, ``to``, ``path``, ``by``."""
+    machines = {member["mesh"]["address"]: str(member["machine"]) for member in record["members"] if member.get("mesh")}
+    return [
+        {
+            "from": machine,
+            "to": machines.get(address, address),
+            "path": way["path"],
+            "by": way["endpoint"] or way["relay"],
+        }
+        for machine, result in tailnet.items()
+        for address, way in (result.get("peers") or {}).items()
+    ]

@@ -1,0 +1,237 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who dials whom: the peers of each member, derived from the cluster record and nothing else.
+
+Two members reach each other directly when they are at one site, or when one of them has an endpoint that the other
+dials. Two members behind different NATs have neither: a relay that both reach directly forwards between them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import join_endpoint
+
+#: Seconds between two packets that keep a NAT's mapping alive: below the 30 s after which the strictest forget UDP.
+KEEPALIVE_SECONDS = 25
+
+#: Bytes: fits through a path of 1500 over IPv4 and IPv6 alike.
+DEFAULT_MTU = 1420
+
+_Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+
+
+class Node(NamedTuple):
+    """What the plan needs to know of a member."""
+
+    machine: str
+    #: In the cluster subnet: where members of the same site reach it.
+    address: str
+    site: str
+    #: ``host:port`` where other sites dial it; None where it cannot be dialled.
+    endpoint: Optional[str]
+    #: In the mesh; '' until the mesh layer ran.
+    mesh_address: str
+    #: '' until the mesh layer ran there.
+    public_key: str
+
+
+class Mesh(NamedTuple):
+    """The mesh of a record, with its members by machine in joining order."""
+
+    cluster: str
+    network: _Network
+    port: int
+    interface: str
+    mtu: int
+    nodes: Dict[str, Node]
+    #: Machines that may forward for others, in the order of preference.
+    relays: Tuple[str, ...]
+
+
+def read_mesh(record: Mapping[str, Any], relays: Sequence[str] = ()) -> Mesh:
+    """The mesh in a cluster record; the manager relays unless ``relays`` names others.
+
+    Raises InputError for a relay that is no member, RecordError for a record without a usable mesh.
+    """
+    name = str(record.get("name", "?"))
+    settings = record.get("mesh") or {}
+    try:
+        network = ipaddress.ip_network(settings["subnet"])
+        port, interface = int(settings["port"]), str(settings["interface"])
+        mtu = int(settings.get("mtu") or DEFAULT_MTU)
+    except (LookupError, ValueError, TypeError) as failure:
+        raise RecordError(
+            f"The record of cluster {name} has no usable mesh ({type(failure).__name__}: {failure}).",
+            "Give mesh_subnet, mesh_port and mesh_interface, and run the mesh playbook.",
+            cluster=name,
+        ) from failure
+    nodes = {}
+    for member in record.get("members", []):
+        own = member.get("mesh") or {}
+        nodes[str(member["machine"])] = Node(
+            str(member["machine"]),
+            str(member.get("address") or ""),
+            str(member.get("site") or "default"),
+            member.get("endpoint") or None,
+            str(own.get("address") or ""),
+            str(own.get("public_key") or ""),
+        )
+    chosen = tuple(relays) or (str(record.get("manager")),)
+    unknown = [relay for relay in chosen if relay not in nodes]
+    if unknown:
+        raise InputError(
+            f"mesh_relays names {', '.join(unknown)}, no member of cluster {name}.",
+            f"Choose among {', '.join(nodes)}.",
+            relays=list(unknown),
+        )
+    return Mesh(name, network, port, interface, mtu, nodes, chosen)
+
+
+def plan_for(mesh: Mesh, machine: str) -> Dict[str, Any]:
+    """The tunnel of one member: everything that the module wireguard needs. Linear in the number of members.
+
+    Returns ``public_key`` (the member's own in the record, '' for none), ``interface``, ``address`` (CIDR),
+    ``listen_port``, ``mtu`` (bytes), ``peers`` (each with machine, public_key, endpoint, allowed_ips,
+    persistent_keepalive in seconds), ``relayed`` (each with machine and relay),
+    ``relay`` (whether this member forwards for others) and ``pending`` (members without a key: no peers yet).
+    Raises InputError, naming the pair, where two members have no way to each other.
+    """
+    if machine not in mesh.nodes:
+        raise InputError(
+            f"{machine} is no member of cluster {mesh.cluster}.",
+            f"Join it first: cluster_machines={machine}.",
+            machine=machine,
+        )
+    own = mesh.nodes[machine]
+    if not own.mesh_address:
+        raise InputError(
+            f"{machine} has no address in the mesh of cluster {mesh.cluster}.",
+            "Set mesh_backend to wireguard: the record then gives every member an address.",
+            machine=machine,
+        )
+    allowed: Dict[str, List[str]] = {}
+    relayed: List[Dict[str, str]] = []
+    pending: List[str] = []
+    for node in mesh.nodes.values():
+        if node.machine == machine:
+            continue
+        if not node.public_key:
+            pending.append(node.machine)
+            continue
+        via = node.machine if is_direct(mesh, own, node) else _relay_between(mesh, own, node).machine
+        if not mesh.nodes[via].public_key:
+            pending.append(node.machine)
+            continue
+        allowed.setdefault(via, []).append(_host_network(node.mesh_address))
+        if via != node.machine:
+            relayed.append({"machine": node.machine, "relay": via})
+    return {
+        "public_key": own.public_key,
+        "interface": mesh.interface,
+        "address": f"{own.mesh_address}/{mesh.network.prefixlen}",
+        "listen_port": mesh.port,
+        "mtu": mesh.mtu,
+        "peers": [_peer(mesh, own, mesh.nodes[via], networks) for via, networks in allowed.items()],
+        "relayed": relayed,
+        "relay": machine in mesh.relays and _must_relay(mesh),
+        "pending": pending,
+    }
+
+
+def relayed_pairs(mesh: Mesh) -> List[Dict[str, str]]:
+    """Every pair that is relayed, as ``a``, ``b`` and ``relay``. Raises InputError for a pair without a way.
+
+    Looks only at members without an endpoint: all others are dialled.
+    """
+    hidden = [node for node in mesh.nodes.values() if node.endpoint is None]
+    return [
+        {"a": a.machine, "b": b.machine, "relay": _relay_between(mesh, a, b).machine}
+        for index, a in enumerate(hidden)
+        for b in hidden[index + 1 :]
+        if not is_direct(mesh, a, b)
+    ]
+
+
+def dial(mesh: Mesh, node: Node, site: str) -> Optional[str]:
+    """Where a member of ``site`` dials ``node``: its LAN address from its own site, else its endpoint, or None."""
+    if node.site == site and _has_lan(mesh, node):
+        return join_endpoint(node.address, mesh.port)
+    return node.endpoint
+
+
+def is_direct(mesh: Mesh, a: Node, b: Node) -> bool:
+    """Whether the two need nobody else: one of them can dial the other."""
+    return dial(mesh, a, b.site) is not None or dial(mesh, b, a.site) is not None
+
+
+def registrations(mesh: Mesh, public_keys: Mapping[str, Optional[str]]) -> List[Dict[str, Any]]:
+    """The members whose key the record does not know yet: ``machine`` and ``mesh`` with its ``public_key``.
+
+    A machine that is no member, or has no key yet, is left out.
+    """
+    return [
+        {"machine": machine, "mesh": {"public_key": key}}
+        for machine, key in public_keys.items()
+        if key and machine in mesh.nodes and mesh.nodes[machine].public_key != key
+    ]
+
+
+def with_keys(record: Mapping[str, Any], public_keys: Mapping[str, str]) -> Dict[str, Any]:
+    """A copy of the record in which these machines have these public keys; a member without a mesh address has none."""
+    members = [
+        {**member, "mesh": {**member["mesh"], "public_key": public_keys[member["machine"]]}}
+        if member.get("mesh") and public_keys.get(member["machine"])
+        else member
+        for member in record["members"]
+    ]
+    return {**record, "members": members}
+
+
+def _has_lan(mesh: Mesh, node: Node) -> bool:
+    """Whether the member's address is one without a tunnel.
+
+    An address inside the mesh is not: members that share nothing but the mesh have no LAN in the record.
+    """
+    return bool(node.address) and ipaddress.ip_address(node.address) not in mesh.network
+
+
+def _peer(mesh: Mesh, own: Node, node: Node, networks: List[str]) -> Dict[str, Any]:
+    return {
+        "machine": node.machine,
+        "public_key": node.public_key,
+        "endpoint": dial(mesh, node, own.site),
+        "allowed_ips": sorted(networks),
+        # Whoever cannot be dialled keeps its own side open; the other side then always finds it.
+        "persistent_keepalive": KEEPALIVE_SECONDS if dial(mesh, own, node.site) is None else 0,
+    }
+
+
+def _relay_between(mesh: Mesh, a: Node, b: Node) -> Node:
+    """The first relay that both reach directly: the same one whichever of the two asks. Raises InputError."""
+    for machine in mesh.relays:
+        relay = mesh.nodes[machine]
+        if machine not in (a.machine, b.machine) and is_direct(mesh, a, relay) and is_direct(mesh, b, relay):
+            return relay
+    raise InputError(
+        f"{a.machine} (site {a.site}) and {b.machine} (site {b.site}) have no way to each other: neither has an "
+        f"endpoint, and none of {', '.join(mesh.relays)} can relay, having no endpoint either.",
+        "Give one of the two a cluster_endpoint, or name a member that both can dial in mesh_relays.",
+        pair=[a.machine, b.machine],
+        relays=list(mesh.relays),
+    )
+
+
+def _must_relay(mesh: Mesh) -> bool:
+    """Whether any pair needs a relay: two that cannot be dialled, at two sites or without a LAN at one."""
+    hidden = [node for node in mesh.nodes.values() if node.endpoint is None]
+    sites = {node.site for node in hidden}
+    without_lan = [node.site for node in hidden if not _has_lan(mesh, node)]
+    return len(sites) > 1 or len(without_lan) > len(set(without_lan))
+
+
+def _host_network(address: str) -> str:
+    return f"{address}/{ipaddress.ip_address(address).max_prefixlen}"

@@ -1,0 +1,570 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A WireGuard interface as data: read what the tools print, render its configuration, plan the difference.
+
+Nothing here touches the host, and nothing here ever holds a private key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import ipaddress
+import json
+import re
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError
+
+#: The first line of every configuration of ours. A file without it belongs to somebody else.
+MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
+
+#: WireGuard gives a session up after this time without a new handshake (REJECT_AFTER_TIME of the protocol).
+SESSION_SECONDS = 180
+
+#: What wg-quick accepts as the name of an interface.
+_INTERFACE = re.compile(r"[a-zA-Z0-9_=+.-]{1,15}\Z")
+_MACHINE_COMMENT = "# Machine = "
+_PATH_COMMENT = "# Path MTU = "
+_SECRET_KEYS = ("privatekey", "presharedkey")
+
+
+class Preshared(NamedTuple):
+    """The key that a pair of hosts shares beside their own keys: the file that holds it, and its digest."""
+
+    path: str
+    digest: str
+
+
+class Peer(NamedTuple):
+    """A peer as it should be. ``endpoint`` is ``host:port`` or None where this side waits to be dialled."""
+
+    machine: str
+    public_key: str
+    endpoint: Optional[str]
+    allowed_ips: Tuple[str, ...]
+    #: Seconds; 0 is off.
+    persistent_keepalive: int
+    #: Bytes that the path to the endpoint was measured to carry; 0 where it did not answer, None where nobody measured.
+    path_mtu: Optional[int] = None
+    preshared: Optional[Preshared] = None
+
+
+class Desired(NamedTuple):
+    """An interface as it should be. ``address`` is in CIDR form with the prefix length of the whole mesh."""
+
+    interface: str
+    address: str
+    listen_port: int
+    #: Bytes.
+    mtu: int
+    peers: Tuple[Peer, ...]
+    #: Whether this host forwards between its peers.
+    forward: bool = False
+
+
+class RuntimePeer(NamedTuple):
+    """A peer as the running interface has it."""
+
+    public_key: str
+    endpoint: Optional[str]
+    allowed_ips: Tuple[str, ...]
+    #: Seconds since 1970; 0 when there was none.
+    latest_handshake: int
+    #: Bytes.
+    received: int
+    sent: int
+    persistent_keepalive: int
+    #: The digest of the preshared key; '' where there is none.
+    preshared: str = ""
+
+
+class Dump(NamedTuple):
+    """What ``wg show <interface> dump`` says, less its secrets."""
+
+    public_key: Optional[str]
+    listen_port: int
+    peers: Dict[str, RuntimePeer]
+
+
+class Link(NamedTuple):
+    """What ``ip -j -d address show`` says about the interface."""
+
+    mtu: int
+    up: bool
+    #: CIDR, as set by whoever made the interface; link-local addresses are the kernel's and left out.
+    addresses: Tuple[str, ...]
+    kind: str
+
+
+class Runtime(NamedTuple):
+    """The running interface. ``routes`` are those through it that are not the kernel's own."""
+
+    dump: Dump
+    link: Link
+    routes: FrozenSet[str]
+    #: Whether the kernel has every setting of ``forwarding_settings``.
+    forwards: bool = False
+
+
+class Plan(NamedTuple):
+    """The steps from a running interface to the desired one. An empty plan is falsy in ``needed``."""
+
+    load_key: bool = False
+    listen_port: Optional[int] = None
+    mtu: Optional[int] = None
+    set_up: bool = False
+    start_forwarding: bool = False
+    add_addresses: Tuple[str, ...] = ()
+    drop_addresses: Tuple[str, ...] = ()
+    #: Added or changed, with the endpoint to set now; None leaves the endpoint as it is.
+    set_peers: Tuple[Peer, ...] = ()
+    #: Public keys.
+    drop_peers: Tuple[str, ...] = ()
+    add_routes: Tuple[str, ...] = ()
+    drop_routes: Tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to do."""
+        return self != Plan()
+
+
+class PeerChanges(NamedTuple):
+    """The difference by machine; a peer that no configuration names is shown by its public key."""
+
+    added: List[str]
+    removed: List[str]
+    updated: List[str]
+
+
+# --- check what the user gave --------------------------------------------------------------------------------
+
+
+def check_interface_name(name: str) -> str:
+    """The name itself, or InputError where Linux or wg-quick would refuse it."""
+    if not _INTERFACE.match(name) or name in (".", ".."):
+        raise InputError(
+            f"'{name}' cannot be the name of an interface.",
+            "Use 1 to 15 letters, digits, '_', '=', '+', '.' or '-'.",
+            interface=name,
+        )
+    return name
+
+
+def check_public_key(text: str, whose: str) -> str:
+    """The key itself, or InputError where it is not 32 bytes in base64."""
+    try:
+        size = len(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError):
+        size = 0
+    if size != 32 or len(text) != 44:
+        raise InputError(
+            f"'{text}' is not the public key of {whose}: WireGuard keys are 32 bytes, 44 characters in base64.",
+            "Run the mesh layer with that machine in the play, so that it registers its key.",
+            machine=whose,
+        )
+    return text
+
+
+def split_endpoint(text: str) -> Tuple[str, int]:
+    """``host:port`` or ``[IPv6]:port`` taken apart. Raises InputError."""
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in bare and bare == host):
+        raise InputError(f"'{text}' is not an endpoint.", "Write host:port, or [address]:port for IPv6.", endpoint=text)
+    return bare, int(port)
+
+
+def join_endpoint(host: str, port: int) -> str:
+    """``host:port``, with brackets round an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def make_desired(
+    interface: str,
+    address: str,
+    listen_port: int,
+    mtu: int,
+    peers: Iterable[Mapping[str, Any]],
+    forward: bool = False,
+) -> Desired:
+    """Check and normalise what a module was given; peers keep their order. Raises InputError.
+
+    Two peers with one key, or one address at two peers, would silently take each other's traffic: refused.
+    """
+    check_interface_name(interface)
+    try:
+        own = ipaddress.ip_interface(address)
+    except ValueError as failure:
+        raise InputError(f"address={address} is not an address in CIDR form.", "Write it as 10.99.0.1/16.") from failure
+    checked: List[Peer] = []
+    owner_of_key: Dict[str, str] = {}
+    owner_of_network: Dict[str, str] = {}
+    for entry in peers:
+        machine = str(entry["machine"])
+        key = check_public_key(str(entry["public_key"]), machine)
+        if key in owner_of_key:
+            raise InputError(
+                f"{owner_of_key[key]} and {machine} have the same public key {key}.",
+                "Remove /etc/wireguard/<interface>.key on one of them and run the mesh layer again.",
+                machines=[owner_of_key[key], machine],
+            )
+        owner_of_key[key] = machine
+        networks = []
+        for network in _networks(entry.get("allowed_ips") or [], machine):
+            if network in owner_of_network:
+                raise InputError(
+                    f"{network} is allowed for {owner_of_network[network]} and for {machine}.",
+                    "Give each address to one peer.",
+                    machines=[owner_of_network[network], machine],
+                )
+            owner_of_network[network] = machine
+            networks.append(network)
+        endpoint = entry.get("endpoint")
+        if endpoint:
+            split_endpoint(endpoint)
+        checked.append(
+            Peer(machine, key, endpoint or None, tuple(networks), int(entry.get("persistent_keepalive") or 0))
+        )
+    return Desired(interface, str(own), listen_port, mtu, tuple(checked), forward)
+
+
+def _networks(values: Iterable[str], machine: str) -> List[str]:
+    """Sorted CIDR networks without repeats. A default route is no part of a mesh and refused."""
+    networks = set()
+    for value in values:
+        try:
+            network = ipaddress.ip_network(value)
+        except ValueError as failure:
+            raise InputError(
+                f"{machine}: {value} is not a network.", "Write it as 10.99.0.2/32, without host bits."
+            ) from failure
+        if network.prefixlen == 0:
+            raise InputError(
+                f"{machine}: {value} would send all traffic of the host to this peer.",
+                "Name the networks behind the peer.",
+            )
+        networks.add(str(network))
+    return sorted(networks)
+
+
+# --- read what the tools print -------------------------------------------------------------------------------
+
+
+def digest(secret: str) -> str:
+    """What tells a preshared key from another without showing it."""
+    return hashlib.sha256(secret.strip().encode("ascii")).hexdigest()
+
+
+def parse_dump(text: str) -> Dump:
+    """Read ``wg show <interface> dump`` (tab-separated, wg(8)). The private key is dropped here, and of a preshared key
+    only its digest is kept.
+
+    Raises ParseError.
+    """
+    lines = text.splitlines()
+    command = "wg show dump"
+    if not lines or len(lines[0].split("\t")) != 4:
+        raise ParseError(command, "the first line does not have the 4 fields of an interface")
+    own = lines[0].split("\t")
+    peers = {}
+    for number, line in enumerate(lines[1:], start=2):
+        fields = line.split("\t")
+        if len(fields) != 8:
+            raise ParseError(command, f"line {number} has {len(fields)} fields, not the 8 of a peer")
+        key, preshared, endpoint, allowed, handshake, received, sent, keepalive = fields
+        try:
+            peers[key] = RuntimePeer(
+                key,
+                None if endpoint == "(none)" else endpoint,
+                () if allowed == "(none)" else tuple(sorted(allowed.split(","))),
+                int(handshake),
+                int(received),
+                int(sent),
+                0 if keepalive == "off" else int(keepalive),
+                "" if preshared == "(none)" else digest(preshared),
+            )
+        except ValueError as failure:
+            raise ParseError(command, f"line {number} has a field that is no number") from failure
+    try:
+        port = int(own[2])
+    except ValueError as failure:
+        raise ParseError(command, f"the port '{own[2]}' is no number") from failure
+    return Dump(None if own[1] == "(none)" else own[1], port, peers)
+
+
+def parse_link(text: str) -> Link:
+    """Read ``ip -j -d address show dev <interface>``. Raises ParseError."""
+    command = "ip -j -d address show"
+    try:
+        # iproute2 before 6.x pads the list with empty objects.
+        found = [entry for entry in json.loads(text) if entry]
+        entry = found[0]
+        addresses = tuple(
+            f"{one['local']}/{one['prefixlen']}" for one in entry.get("addr_info", []) if one.get("scope") != "link"
+        )
+        return Link(
+            int(entry["mtu"]),
+            "UP" in entry["flags"],
+            addresses,
+            str(entry.get("linkinfo", {}).get("info_kind", "")),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as failure:
+        raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
+
+
+def parse_routes(*texts: str) -> FrozenSet[str]:
+    """The destinations in ``ip -j [-6] route show dev <interface>`` that the kernel did not make. Raises ParseError."""
+    routes = set()
+    for text in texts:
+        try:
+            entries = json.loads(text) if text.strip() else []
+            for entry in entries:
+                if entry.get("protocol") != "kernel" and entry["dst"] != "default":
+                    routes.add(str(ipaddress.ip_network(entry["dst"])))
+        except (ValueError, LookupError, TypeError, AttributeError) as failure:
+            raise ParseError("ip -j route show", f"{type(failure).__name__} at {failure}") from failure
+    return frozenset(routes)
+
+
+# --- the configuration ---------------------------------------------------------------------------------------
+
+
+def render_conf(desired: Desired, key_path: str) -> str:
+    """The text for wg-quick(8). It holds no secret, so that it may be shown and compared.
+
+    The preshared keys stay in their files. The keepalives are set together with the key, since WireGuard sends the first one at the moment when it is set: in
+    the section of the peer that would be before there is a key, and a member behind NAT could not be reached for the
+    first interval. ``Table = off``: all members are in the network of ``address``, whose one route the kernel makes by
+    itself; wg-quick would run ip(8) once for each peer. Routes of networks outside of it are set explicitly.
+    """
+    peers = "".join(
+        f" peer {peer.public_key}{_with_preshared(peer)}{_with_keepalive(peer)}"
+        for peer in desired.peers
+        if peer.persistent_keepalive or peer.preshared
+    )
+    lines = [
+        MARK,
+        "[Interface]",
+        f"Address = {desired.address}",
+        f"ListenPort = {desired.listen_port}",
+        f"MTU = {desired.mtu}",
+        "Table = off",
+        f"PostUp = wg set %i private-key {key_path}{peers}",
+    ]
+    lines += [f"PostUp = ip route replace {network} dev %i" for network in sorted(_outside_networks(desired))]
+    if desired.forward:
+        lines += [f"PostUp = echo {value} > {path}" for path, value in forwarding_settings(desired.address, "%i")]
+    for peer in desired.peers:
+        lines += ["", "[Peer]", f"{_MACHINE_COMMENT}{peer.machine}"]
+        if peer.path_mtu is not None:
+            # Remembered here, so that an endpoint is measured once and not at every run.
+            lines.append(f"{_PATH_COMMENT}{peer.path_mtu or 'unknown'}")
+        lines += _peer_lines(peer)
+    return "\n".join(lines) + "\n"
+
+
+def _with_preshared(peer: Peer) -> str:
+    return f" preshared-key {peer.preshared.path}" if peer.preshared else ""
+
+
+def _with_keepalive(peer: Peer) -> str:
+    return f" persistent-keepalive {peer.persistent_keepalive}" if peer.persistent_keepalive else ""
+
+
+def preshared_options(peers: Iterable[Peer]) -> List[str]:
+    """The options for ``wg set <interface>`` that give these peers their preshared keys. They may be new ones: what else
+    belongs to a peer comes after, so that it never dials without."""
+    options = []
+    for peer in peers:
+        if peer.preshared:
+            options += ["peer", peer.public_key, "preshared-key", peer.preshared.path]
+    return options
+
+
+def forwarding_settings(address: str, interface: str) -> List[Tuple[str, str]]:
+    """The kernel's settings, path and value, with which it forwards between the peers of the mesh of ``address``.
+
+    For IPv4 one interface is enough, so that the host does not become a router between its other networks; for IPv6
+    the kernel knows only all or nothing. Redirects would tell peers to talk past the relay; kernel WireGuard turns
+    them off in the same way by itself, a userspace one cannot.
+    """
+    if ":" in address:
+        return [("/proc/sys/net/ipv6/conf/all/forwarding", "1")]
+    return [
+        (f"/proc/sys/net/ipv4/conf/{interface}/forwarding", "1"),
+        (f"/proc/sys/net/ipv4/conf/{interface}/send_redirects", "0"),
+        ("/proc/sys/net/ipv4/conf/all/send_redirects", "0"),
+    ]
+
+
+def render_peers(peers: Iterable[Peer]) -> str:
+    """The text for ``wg addconf``: these peers, and nothing about the interface or its key."""
+    lines: List[str] = []
+    for peer in peers:
+        # 'off' must be said; leaving it out keeps the old interval.
+        lines += ["[Peer]", *_peer_lines(peer), f"PersistentKeepalive = {peer.persistent_keepalive or 'off'}"]
+    return "\n".join(lines) + "\n"
+
+
+def _peer_lines(peer: Peer) -> List[str]:
+    lines = [f"PublicKey = {peer.public_key}", f"AllowedIPs = {', '.join(peer.allowed_ips)}"]
+    if peer.endpoint:
+        lines.append(f"Endpoint = {peer.endpoint}")
+    return lines
+
+
+def _outside_networks(desired: Desired) -> FrozenSet[str]:
+    """The allowed networks that the route of the interface's own network does not cover."""
+    own = ipaddress.ip_interface(desired.address).network
+    prefix = f"{own.network_address}"
+    outside = set()
+    for peer in desired.peers:
+        for text in peer.allowed_ips:
+            network = ipaddress.ip_network(text)
+            if network.version != own.version or not (
+                network.network_address in own and network.prefixlen >= own.prefixlen
+            ):
+                outside.add(text)
+    return frozenset(outside - {f"{prefix}/{own.prefixlen}"})
+
+
+def is_ours(conf: str) -> bool:
+    """Whether we wrote this configuration."""
+    return conf.startswith(MARK)
+
+
+class Written(NamedTuple):
+    """What a configuration on disk says about a peer."""
+
+    machine: str
+    endpoint: Optional[str]
+    #: As in Peer.
+    path_mtu: Optional[int] = None
+
+
+def parse_conf(conf: str) -> Dict[str, Written]:
+    """The peers of a configuration of ours by public key. Lines that are not ours are passed over."""
+    peers: Dict[str, Written] = {}
+    key, found = "", Written("", None)
+    for line in [*conf.splitlines(), "[Peer]"]:
+        name, _equals, value = line.partition("=")
+        name, value = name.strip().lower(), value.strip()
+        if line.strip() == "[Peer]":
+            if key:
+                peers[key] = found if found.machine else found._replace(machine=key)
+            key, found = "", Written("", None)
+        elif line.startswith(_MACHINE_COMMENT):
+            found = found._replace(machine=value)
+        elif line.startswith(_PATH_COMMENT):
+            found = found._replace(path_mtu=int(value) if value.isdecimal() else 0)
+        elif name == "publickey":
+            key = value
+        elif name == "endpoint":
+            found = found._replace(endpoint=value)
+    return peers
+
+
+def redact(conf: str) -> str:
+    """A configuration fit to be shown: somebody else's may hold keys."""
+    return "".join(
+        f"{line.split('=', 1)[0].rstrip()} = (not shown)\n"
+        if line.split("=", 1)[0].strip().lower() in _SECRET_KEYS
+        else line
+        for line in conf.splitlines(keepends=True)
+    )
+
+
+# --- plan ----------------------------------------------------------------------------------------------------
+
+
+def plan(
+    desired: Desired,
+    runtime: Runtime,
+    public_key: Optional[str],
+    written: Mapping[str, Written],
+    resolved: Mapping[str, Tuple[str, ...]],
+    now: int,
+) -> Plan:
+    """What to do to the running interface; peers that are right already are not touched at all.
+
+    ``public_key`` belongs to the key on disk. ``written`` is the configuration on disk before this run.
+    ``resolved`` gives the ``address:port`` forms of each desired endpoint, none where its name has no address now.
+    ``now`` is in seconds since 1970. Linear in the number of peers.
+    """
+    peers = runtime.dump.peers
+    wanted = {peer.public_key: peer for peer in desired.peers}
+    leaving = {key: peer for key, peer in peers.items() if key not in wanted}
+    # A peer whose key was changed keeps the endpoint that we learned from its packets: a member behind NAT has no other.
+    learned = {peer.allowed_ips: peer.endpoint for peer in leaving.values() if peer.endpoint}
+    set_peers = []
+    for key, peer in wanted.items():
+        live = peers.get(key)
+        dial = resolved.get(peer.endpoint, ()) if peer.endpoint else ()
+        if live is None:
+            set_peers.append(peer._replace(endpoint=dial[0] if dial else learned.get(peer.allowed_ips)))
+            continue
+        move = _must_move(peer, live, written.get(key), resolved, now)
+        # A key that only the running interface has is left: its end of the pair decides.
+        rekey = peer.preshared is not None and peer.preshared.digest != live.preshared
+        same = live.allowed_ips == peer.allowed_ips and live.persistent_keepalive == peer.persistent_keepalive
+        if move or rekey or not same:
+            set_peers.append(peer._replace(endpoint=dial[0] if move else None))
+    routes = _outside_networks(desired)
+    link = runtime.link
+    return Plan(
+        load_key=runtime.dump.public_key != public_key,
+        listen_port=None if runtime.dump.listen_port == desired.listen_port else desired.listen_port,
+        mtu=None if link.mtu == desired.mtu else desired.mtu,
+        set_up=not link.up,
+        start_forwarding=desired.forward and not runtime.forwards,
+        add_addresses=() if desired.address in link.addresses else (desired.address,),
+        drop_addresses=tuple(address for address in link.addresses if address != desired.address),
+        set_peers=tuple(set_peers),
+        drop_peers=tuple(leaving),
+        add_routes=tuple(sorted(routes - runtime.routes)),
+        drop_routes=tuple(sorted(runtime.routes - routes)),
+    )
+
+
+def _must_move(
+    peer: Peer,
+    live: RuntimePeer,
+    written: Optional[Written],
+    resolved: Mapping[str, Tuple[str, ...]],
+    now: int,
+) -> bool:
+    """Whether the live endpoint must be set to the desired one.
+
+    A peer may legitimately answer from elsewhere than where it is dialled (NAT, a second address): WireGuard follows
+    it. Setting the endpoint back would send packets into the void, and would be a change at every run. So a live
+    session stays where it is, unless the plan itself has changed.
+    """
+    dial = resolved.get(peer.endpoint, ()) if peer.endpoint else ()
+    if not dial or live.endpoint in dial:
+        return False
+    replanned = written is None or written.endpoint != peer.endpoint
+    return replanned or now - live.latest_handshake > SESSION_SECONDS
+
+
+def peer_changes(
+    desired: Desired, old_keys: Mapping[str, str], touched: Sequence[str], dropped: Sequence[str]
+) -> PeerChanges:
+    """The difference in machines. ``old_keys`` maps public key to machine as it was.
+
+    A machine with a new key is one updated peer, not one removed and one added.
+    """
+    new_keys = {peer.public_key: peer.machine for peer in desired.peers}
+    old_machines, new_machines = set(old_keys.values()), set(new_keys.values())
+    changed = {new_keys[key] for key in new_keys if key not in old_keys} | {new_keys[key] for key in touched}
+    gone = {machine for key, machine in old_keys.items() if key not in new_keys} | {
+        old_keys.get(key, key) for key in dropped
+    }
+    return PeerChanges(
+        added=sorted(changed - old_machines),
+        removed=sorted(gone - new_machines),
+        updated=sorted(changed & old_machines),
+    )

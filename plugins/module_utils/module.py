@@ -1,0 +1,47 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one place where our errors and results meet AnsibleModule."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Optional
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+
+
+class Outcome(NamedTuple):
+    """What a module's work came to.
+
+    ``values`` are the return keys. ``before`` and ``after`` are text for the diff, without secrets;
+    leave both empty where there is nothing to show.
+    """
+
+    changed: bool
+    values: Dict[str, Any]
+    before: str = ""
+    after: str = ""
+    diff_header: str = ""
+
+
+def exit_with(module: AnsibleModule, work: Callable[[], Outcome], host: Optional[str] = None) -> None:
+    """Do the work and end the module: the one exit for success and for every error of ours.
+
+    ``host`` names the machine in error messages, since a delegated task shows another one's name.
+    """
+    try:
+        outcome = work()
+    except GpumeshError as error:
+        message = f"{host}: {error}" if host else str(error)
+        module.fail_json(msg=message, error=error.as_result())
+    result: Dict[str, Any] = {"changed": outcome.changed, **outcome.values}
+    if module._diff and outcome.before != outcome.after:
+        result["diff"] = {
+            "before": outcome.before,
+            "after": outcome.after,
+            "before_header": outcome.diff_header,
+            "after_header": outcome.diff_header,
+        }
+    module.exit_json(**result)

@@ -1,0 +1,39 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Subnets as people write them."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Union
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+
+Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+
+
+def normalise_subnet(text: str, option: str = "cluster_subnet") -> Network:
+    """The network of ADDRESS/MASK as it stands in ``ip addr``: host bits may be set, IPv4 or IPv6.
+
+    ``option`` is the variable that the user gave, for the error. Raises InputError.
+    """
+    remedy = f"Give {option} as `ip addr` prints it, such as 192.168.1.11/24."
+    address, slash, _mask = text.strip().partition("/")
+    if not slash:
+        raise InputError(f"{option}: {text!r} has no mask.", remedy, value=text)
+    try:
+        network = ipaddress.ip_interface(text.strip()).network
+    except ValueError as failure:
+        raise InputError(f"{option}: {text!r} is no subnet: {failure}.", remedy, value=text) from failure
+    if network.prefixlen == network.max_prefixlen:
+        raise InputError(
+            f"{option}: {text!r} holds a single address, {address}, and no other machine.", remedy, value=text
+        )
+    if network.is_loopback or network.is_link_local or network.is_multicast:
+        raise InputError(
+            f"{option}: {text!r} is a loopback, link-local or multicast range, which no other machine reaches.",
+            remedy,
+            value=text,
+        )
+    return network

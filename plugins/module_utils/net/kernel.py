@@ -1,0 +1,34 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the kernel keeps for itself or refuses, and distributed training has to know."""
+
+from __future__ import annotations
+
+import resource
+from typing import Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import LocalPorts
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+
+def read_local_ports(tree: Tree) -> Optional[LocalPorts]:
+    """The ports that outgoing connections get, None where the kernel does not say."""
+    words = (tree.read("proc/sys/net/ipv4/ip_local_port_range") or "").split()
+    if len(words) != 2 or not all(word.isdecimal() for word in words):
+        return None
+    reserved = tree.read("proc/sys/net/ipv4/ip_local_reserved_ports") or ""
+    return {
+        "first": int(words[0]),
+        "last": int(words[1]),
+        "reserved": [part for part in reserved.split(",") if part],
+    }
+
+
+def may_lock_memory() -> bool:
+    """Whether this process may lock as much memory as it likes, as RDMA does. Lifts its own limit to find out."""
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (OSError, ValueError):
+        return False
+    return True

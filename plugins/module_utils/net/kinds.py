@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an interface is, and which of its figures can be believed."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+#: The kinds that interface_info tells apart.
+KINDS = (
+    "ethernet",
+    "infiniband",
+    "bond",
+    "vlan",
+    "bridge",
+    "veth",
+    "tun",
+    "wireguard",
+    "vxlan",
+    "loopback",
+    "other",
+)
+
+#: The kernel's word (linkinfo.info_kind) to ours. A team is a bond by another driver, Open vSwitch a bridge.
+_BY_LINK_KIND = {
+    "bond": "bond",
+    "team": "bond",
+    "vlan": "vlan",
+    "bridge": "bridge",
+    "openvswitch": "bridge",
+    "veth": "veth",
+    "tun": "tun",
+    "wireguard": "wireguard",
+    "vxlan": "vxlan",
+    "ipoib": "infiniband",
+}
+
+#: ``ip -j`` writes operstate in capitals. Drivers without a link (tun, wireguard, loopback) stay UNKNOWN when up.
+_STATES = ("up", "down", "lowerlayerdown", "dormant", "notpresent", "testing", "unknown")
+
+#: Kinds that carry the speed of the ports below them; of every other virtual one the figure in sysfs is made up
+#: (veth, bridges and tun report 10000).
+_HONEST_VIRTUAL_SPEED = ("bond", "vlan")
+
+
+def kind_of(link_type: str, link_kind: Optional[str]) -> str:
+    """One of KINDS, from the hardware type and the driver's word of ``ip -d``."""
+    if link_type == "loopback":
+        return "loopback"
+    if link_kind is not None:
+        return _BY_LINK_KIND.get(link_kind, "other")
+    if link_type == "infiniband":
+        return "infiniband"
+    return "ethernet" if link_type == "ether" else "other"
+
+
+def state_of(operstate: str, up: bool, carrier: bool) -> str:
+    """One of the states in lower case; an UNKNOWN one is judged by the administrative state and the carrier."""
+    state = operstate.lower()
+    if state == "unknown" and up:
+        return "up" if carrier else "unknown"
+    if state == "unknown":
+        return "down"
+    return state if state in _STATES else "unknown"
+
+
+def speed_of(raw: Optional[str], kind: str, physical: bool) -> Optional[int]:
+    """Mbit/s from sysfs, or None where the figure says nothing: virtual devices, -1, or a link that is down."""
+    if not physical and kind not in _HONEST_VIRTUAL_SPEED:
+        return None
+    try:
+        speed = int(raw) if raw is not None else 0
+    except ValueError:
+        return None
+    # A driver that does not know answers -1, which older kernels show as the largest 32-bit number.
+    return speed if 0 < speed < 0x7FFFFFFF else None

@@ -1,0 +1,158 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The shapes of what interface_info returns. Units are in the names; None means not known, never a guess."""
+
+from __future__ import annotations
+
+from typing import List, Optional, TypedDict
+
+
+class Address(TypedDict):
+    """One address of an interface. ``secondary`` is also true of temporary IPv6 addresses."""
+
+    address: str
+    prefix_length: int
+    subnet: str
+    family: str  # inet or inet6
+    scope: str
+    secondary: bool
+    flags: List[str]  # of ADDRESS_FLAGS in iproute.py
+
+
+class Link(TypedDict):
+    """What ``ip`` alone says about an interface."""
+
+    name: str
+    alternative_names: List[str]
+    kind: str
+    link_kind: Optional[str]  # the kernel's own word, such as macvlan
+    state: str
+    mtu: int
+    mac: Optional[str]
+    master: Optional[str]
+    parent: Optional[str]
+    vlan_id: Optional[int]
+    addresses: List[Address]
+
+
+class Gid(TypedDict):
+    """One entry of a port's table of global identifiers."""
+
+    index: int
+    gid: str
+    type: Optional[str]  # such as RoCE v2
+    interface: Optional[str]
+
+
+class RdmaPort(TypedDict):
+    """One port of an RDMA device."""
+
+    device: str
+    port: int
+    state: str
+    physical_state: Optional[str]
+    link_layer: Optional[str]
+    rate_gbps: Optional[float]
+    driver: Optional[str]
+    pci_address: Optional[str]
+    gids: List[Gid]
+
+
+class Rdma(TypedDict):
+    """The RDMA port behind an interface, with those of its identifiers that belong to the interface."""
+
+    device: str
+    port: int
+    state: str
+    link_layer: Optional[str]
+    rate_gbps: Optional[float]
+    gids: List[Gid]
+
+
+class Interface(Link):
+    """One interface, with what sysfs adds."""
+
+    physical: bool
+    speed_mbps: Optional[int]
+    driver: Optional[str]
+    pci_address: Optional[str]
+    numa_node: Optional[int]
+    members: List[str]
+    rdma: Optional[Rdma]
+
+
+class Route(TypedDict):
+    """One way to everywhere."""
+
+    family: str
+    gateway: Optional[str]
+    interface: Optional[str]
+    metric: Optional[int]
+    source: Optional[str]
+
+
+class HostnameResolution(TypedDict):
+    """What the host's own name resolves to on it."""
+
+    name: str
+    addresses: List[str]
+    hosts_file: List[str]
+    loopback: bool
+    problem: Optional[str]
+    remedy: Optional[str]
+
+
+class Hint(TypedDict):
+    """Whether the host seems to have a fabric, why so, and its devices."""
+
+    present: bool
+    devices: List[str]
+    reasons: List[str]
+
+
+class PciDevice(TypedDict):
+    """One device on the PCI bus; the three numbers are lower-case hexadecimal without a prefix."""
+
+    address: str
+    vendor: str
+    device: str
+    device_class: str
+
+
+class Gpus(TypedDict):
+    """The GPUs that jobs can open. ``problem`` tells of those that they cannot."""
+
+    count: int
+    vendor: Optional[str]
+    type: Optional[str]
+    files: List[str]
+    pci_addresses: List[str]
+    problem: Optional[str]
+
+
+class LocalPorts(TypedDict):
+    """The ports that the kernel gives to outgoing connections; ``reserved`` are those and ranges that it leaves alone."""
+
+    first: int
+    last: int
+    reserved: List[str]
+
+
+class Host(TypedDict):
+    """What belongs to the host and to no interface."""
+
+    default_routes: List[Route]
+    hostname: HostnameResolution
+    efa: Hint
+    gpudirect_tcpx: Hint
+    gpus: Gpus
+    local_ports: Optional[LocalPorts]
+    may_lock_memory: bool
+
+
+class HostFacts(TypedDict):
+    """What interface_info returns."""
+
+    interfaces: List[Interface]
+    host: Host

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who answers for an address: ARP asked directly, since two hosts with one address look like one to all else.
+
+The kernel keeps the answer that came first and forgets the others; only a socket of our own sees them all. No tool is
+needed, only the right to open such a socket.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import select
+import socket
+import struct
+import time
+from typing import Dict, List, NamedTuple, Optional, Set
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Nic
+
+_ETHERNET = struct.Struct("!6s6sH")
+_ARP = struct.Struct("!HHBBH6s4s6s4s")
+_ETHERTYPE = 0x0806
+_REQUEST, _REPLY = 1, 2
+#: sysfs' number for links on which ARP of this form is spoken.
+_ARPHRD_ETHER = "1"
+_TRIES = 2
+#: The sender of who has no address yet.
+NOBODY = str(ipaddress.IPv4Address(0))
+
+
+class Reply(NamedTuple):
+    """``mac`` answers for ``address``."""
+
+    address: str
+    mac: str
+
+
+def request(own_mac: str, sender: str, target: str) -> bytes:
+    """The frame that asks who has ``target``.
+
+    ``sender`` NOBODY makes it the probe of RFC 5227, which asks about one's own address without claiming it.
+    """
+    mac = bytes.fromhex(own_mac.replace(":", ""))
+    body = _ARP.pack(1, 0x0800, 6, 4, _REQUEST, mac, _packed(sender), bytes(6), _packed(target))
+    # Short frames are padded to what Ethernet carries at least.
+    return (_ETHERNET.pack(b"\xff" * 6, mac, _ETHERTYPE) + body).ljust(60, b"\0")
+
+
+def parse_reply(data: bytes) -> Optional[Reply]:
+    """The answer in a frame; None for everything else."""
+    if len(data) < _ETHERNET.size + _ARP.size:
+        return None
+    kind = _ETHERNET.unpack_from(data)[2]
+    hardware, protocol, hardware_size, protocol_size, operation, mac, address, _target_mac, _target = _ARP.unpack_from(
+        data, _ETHERNET.size
+    )
+    if (kind, hardware, protocol, hardware_size, protocol_size, operation) != (_ETHERTYPE, 1, 0x0800, 6, 4, _REPLY):
+        return None
+    return Reply(str(ipaddress.IPv4Address(address)), ":".join(f"{byte:02x}" for byte in mac))
+
+
+def ask(nic: Nic, senders: Dict[str, str], seconds: float) -> Dict[str, List[str]]:
+    """The MACs that answer for each key of ``senders``, asked with its value as the sender.
+
+    Raises PermissionError where raw sockets are not allowed and OSError where the interface cannot be used.
+    """
+    found: Dict[str, Set[str]] = {address: set() for address in senders}
+    if nic["mac"] is None or not senders:
+        return {address: [] for address in senders}
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETHERTYPE)) as raw:
+        raw.bind((nic["name"], _ETHERTYPE))
+        for _try in range(_TRIES):
+            for address, sender in senders.items():
+                raw.send(request(nic["mac"], sender, address))
+            until = time.monotonic() + seconds / _TRIES
+            # Not ended by the first answer: it is the second one that matters.
+            while True:
+                left = until - time.monotonic()
+                if left <= 0 or not select.select([raw], [], [], left)[0]:
+                    break
+                reply = parse_reply(raw.recv(2048))
+                if reply is not None and reply.address in found:
+                    found[reply.address].add(reply.mac)
+    return {address: sorted(macs) for address, macs in found.items()}
+
+
+def read_nic(name: str, root: str = "/sys/class/net") -> Nic:
+    """The end of this host, from sysfs."""
+    folder = os.path.join(root, name)
+    mtu = (read_text(os.path.join(folder, "mtu")) or "").strip()
+    kind = (read_text(os.path.join(folder, "type")) or "").strip()
+    mac = (read_text(os.path.join(folder, "address")) or "").strip()
+    return {"name": name, "mtu": int(mtu) if mtu.isdecimal() else None, "mac": mac if kind == _ARPHRD_ETHER else None}
+
+
+def own_macs(root: str = "/sys/class/net") -> List[str]:
+    """The MACs of all of this host's interfaces: two of them on one network may both answer for one address."""
+    try:
+        names = os.listdir(root)
+    except OSError:
+        return []
+    return sorted({mac for mac in (read_nic(name, root)["mac"] for name in names if "/" not in name) if mac})
+
+
+def _packed(address: str) -> bytes:
+    return ipaddress.IPv4Address(address).packed

@@ -1,0 +1,301 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The listening side of a member: it answers whoever proves to know the run's token, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, protocol, sockets
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.payload import Payloads
+
+#: Seconds in which a stranger must have proven himself, and after which a session that says nothing is ended. Long,
+#: since a prober connects to all ports first and then talks to a few at a time.
+_HANDSHAKE_SECONDS = 120.0
+_IDLE_SECONDS = 120.0
+#: Sessions at a time: strangers cannot take all of this host's memory or files.
+_SESSIONS = 4096
+#: Datagrams that a session may send.
+_DATAGRAMS = 4096
+#: Seconds that `ready` waits for those who do not come.
+_GATHER_SECONDS = 60.0
+#: Seconds that a measurement of throughput may take at most.
+_MEASUREMENT_SECONDS = 120.0
+
+Stream = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Settings(NamedTuple):
+    """``visitors`` are the machines after whose `done` nobody is expected any more; none: it waits for the end."""
+
+    run: str
+    token: str
+    address: str
+    mtu: int
+    visitors: Sequence[str]
+
+
+async def receive(reader: asyncio.StreamReader, timeout: float) -> Dict[str, Any]:
+    """The next frame. Raises ProtocolError, asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError."""
+
+    async def whole() -> bytes:
+        return await reader.readexactly(protocol.body_length(await reader.readexactly(protocol.LENGTH_SIZE)))
+
+    return protocol.parse_body(await asyncio.wait_for(whole(), timeout))
+
+
+async def send(writer: asyncio.StreamWriter, message: Dict[str, Any]) -> None:
+    """Write one frame."""
+    writer.write(protocol.frame(message))
+    await writer.drain()
+
+
+class Listener:
+    """All of a member's open ports."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._expected: Set[str] = set(settings.visitors)
+        self._refused = 0
+        self._open = 0
+        #: The numbers seen in each living session: one that comes again is a replay.
+        self._numbers: Dict[bytes, Set[int]] = {}
+        self._payloads = Payloads()
+        self._ready: List[asyncio.StreamWriter] = []
+        self._end: Optional[asyncio.Event] = None
+        self._gathering: Optional[asyncio.TimerHandle] = None
+
+    async def serve(self, opened: Sequence[socket.socket], control: socket.socket) -> None:
+        """Until somebody on this host says stop, or the last expected visitor is done."""
+        loop = asyncio.get_running_loop()
+        self._end = asyncio.Event()
+        sockets.raise_file_limit()
+        for one in opened:
+            if one.type == socket.SOCK_STREAM:
+                await asyncio.start_server(self._visitor, sock=one)
+            else:
+                await loop.create_datagram_endpoint(lambda: _Datagrams(self._settings.token, self._numbers), sock=one)
+        await asyncio.start_unix_server(self._asked, sock=control)
+        await self._end.wait()
+        # What was written last, the answers to `done` and `stop`, is still on its way.
+        await asyncio.sleep(0.2)
+
+    async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if not detach.may_ask(writer.get_extra_info("socket")):
+                return
+            question = await asyncio.wait_for(reader.readline(), _HANDSHAKE_SECONDS)
+            state = {"refused": self._refused, "left": len(self._expected)}
+            writer.write(json.dumps(state).encode())
+            if question.strip() == b"stop" and self._end is not None:
+                self._end.set()
+        except (asyncio.TimeoutError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+    async def _visitor(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = os.urandom(8)
+        if self._open >= _SESSIONS:
+            writer.transport.abort()
+            return
+        self._open += 1
+        try:
+            machine = await asyncio.wait_for(self._handshake((reader, writer), session), _HANDSHAKE_SECONDS)
+            while await self._command((reader, writer), machine):
+                continue
+        except protocol.ProtocolError:
+            self._refused += 1
+        except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
+            # Hung up, or fell silent: that is for the other side to judge.
+            pass
+        finally:
+            self._open -= 1
+            self._numbers.pop(session, None)
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    async def _handshake(self, stream: Stream, session: bytes) -> str:
+        reader, writer = stream
+        hello = await receive(reader, _HANDSHAKE_SECONDS)
+        if hello.get("gpumesh") != protocol.VERSION:
+            raise protocol.ProtocolError("the first frame is none of ours")
+        theirs, ours = protocol.text_of(hello, "nonce"), protocol.nonce()
+        await send(writer, {"nonce": ours})
+        claim = await receive(reader, _HANDSHAKE_SECONDS)
+        protocol.check_proof(self._settings.token, "client", theirs, ours, protocol.text_of(claim, "proof"))
+        # Before the answer: the first datagram may be here before this side goes on.
+        self._numbers[session] = set()
+        await send(
+            writer,
+            {
+                "proof": protocol.proof(self._settings.token, "server", theirs, ours),
+                "echo": protocol.text_of(claim, "echo"),
+                "seen": writer.get_extra_info("peername")[0],
+                "session": session.hex(),
+                "mtu": self._settings.mtu,
+            },
+        )
+        return protocol.text_of(claim, "machine")
+
+    async def _command(self, stream: Stream, machine: str) -> bool:
+        """Do what is asked next; False when the session is over."""
+        reader, writer = stream
+        order = await receive(reader, _IDLE_SECONDS)
+        received = time.time()
+        what = order.get("do")
+        if what == "time":
+            await send(writer, {"received": received, "sent": time.time()})
+        elif what == "take":
+            await self._take(stream, protocol.number_of(order, "size", protocol.PAYLOAD_LIMIT))
+        elif what == "give":
+            await self._give(stream, protocol.number_of(order, "size", protocol.PAYLOAD_LIMIT))
+        elif what == "done":
+            await self._done(writer, machine)
+            return False
+        elif what == "ready":
+            await self._gather(stream, protocol.number_of(order, "hosts", _SESSIONS))
+            return False
+        elif what == "receive":
+            await self._measure(stream)
+            return False
+        elif what == "iperf3":
+            await send(writer, {"port": _start_iperf3(self._settings.address)})
+        else:
+            raise protocol.ProtocolError("an order is not known")
+        return True
+
+    async def _take(self, stream: Stream, size: int) -> None:
+        reader, writer = stream
+        digest = hashlib.sha256()
+        left = size
+        while left:
+            data = await asyncio.wait_for(reader.read(min(left, protocol.CHUNK)), _IDLE_SECONDS)
+            if not data:
+                raise ConnectionError("hung up in the middle of a payload")
+            digest.update(data)
+            left -= len(data)
+        await send(writer, {"sha256": digest.hexdigest(), "size": size})
+
+    async def _give(self, stream: Stream, size: int) -> None:
+        writer = stream[1]
+        payload = self._payloads.of(size)
+        for piece in payload.pieces():
+            writer.write(piece)
+            await asyncio.wait_for(writer.drain(), _IDLE_SECONDS)
+        await send(writer, {"sha256": payload.sha256})
+
+    async def _done(self, writer: asyncio.StreamWriter, machine: str) -> None:
+        last = self._expected == {machine}
+        self._expected.discard(machine)
+        await send(writer, {"left": len(self._expected)})
+        if last and self._end is not None:
+            self._end.set()
+
+    async def _gather(self, stream: Stream, hosts: int) -> None:
+        """Hold this one back until all have come: so that no two clocks need agree."""
+        reader, writer = stream
+        self._ready.append(writer)
+        loop = asyncio.get_running_loop()
+        if len(self._ready) >= hosts:
+            self._start()
+        elif self._gathering is None:
+            self._gathering = loop.call_later(_GATHER_SECONDS, self._start)
+        # The visitor hangs up when it has been told.
+        await asyncio.wait_for(reader.read(1), _GATHER_SECONDS + _HANDSHAKE_SECONDS)
+
+    def _start(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        for writer in self._ready:
+            with contextlib.suppress(OSError):
+                writer.write(protocol.frame({"go": True}))
+        self._ready = []
+
+    async def _measure(self, stream: Stream) -> None:
+        """Leave the socket to a thread that does nothing but read: the event loop would be the bottleneck."""
+        writer = stream[1]
+        transport = writer.transport
+        if isinstance(transport, asyncio.ReadTransport):
+            transport.pause_reading()
+        raw = writer.get_extra_info("socket")
+        with socket.socket(fileno=os.dup(raw.fileno())) as own:
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.run_in_executor(None, _drain, own), _MEASUREMENT_SECONDS)
+
+
+def _drain(tcp: socket.socket) -> None:
+    tcp.settimeout(_HANDSHAKE_SECONDS)
+    tcp.sendall(protocol.frame({"ready": True}))
+    buffer = bytearray(1 << 20)
+    size = tcp.recv_into(buffer)
+    begin = time.monotonic()
+    # The first piece came before the clock was started, so it does not count.
+    total = 0
+    while size:
+        size = tcp.recv_into(buffer)
+        total += size
+    tcp.sendall(protocol.frame({"size": total, "seconds": time.monotonic() - begin}))
+
+
+def _start_iperf3(address: str) -> int:
+    """The port of an iperf3 that serves one client and ends; 0 where there is none."""
+    program, limiter = command.find("iperf3"), command.find("timeout")
+    if program is None or limiter is None:
+        return 0
+    with socket.socket(sockets.family_of(address), socket.SOCK_STREAM) as free:
+        free.bind((address, 0))
+        port = int(free.getsockname()[1])
+    # It must end even if nobody comes and this process is killed.
+    command.Process(
+        [limiter, "60", program, "-s", "-1", "-B", address, "-p", str(port)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    return port
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """Answers requests of living sessions with datagrams of the size that they ask for."""
+
+    def __init__(self, token: str, numbers: Dict[bytes, Set[int]]) -> None:
+        self._token = token
+        self._numbers = numbers
+        self._transport: Optional[asyncio.DatagramTransport] = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Before Python 3.12 what comes here is none by its class, only by what it can do.
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: Tuple[Any, ...]) -> None:
+        try:
+            request = protocol.parse_datagram(self._token, data)
+        except protocol.ProtocolError:
+            return
+        seen = self._numbers.get(request.session)
+        if self._transport is None or request.kind != protocol.REQUEST or seen is None or request.number in seen:
+            return
+        if len(seen) >= _DATAGRAMS or request.size < protocol.SMALLEST:
+            return
+        seen.add(request.number)
+        overhead = protocol.UDP_OVERHEAD[6 if ":" in addr[0] else 4]
+        answer = request._replace(kind=protocol.ANSWER, size=len(data) + overhead)
+        # One that does not fit the interface is lost like one that does not fit the path: error_received ignores it.
+        self._transport.sendto(protocol.pack_datagram(self._token, answer, request.size - overhead), addr)
+
+
+def run(settings: Settings, opened: Sequence[socket.socket], control: socket.socket) -> None:
+    """The whole life of a listener, in a process of its own."""
+    asyncio.run(Listener(settings).serve(opened, control))

@@ -1,0 +1,56 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The search for the largest packet that passes a path. Pure: it says which sizes to try and learns which passed.
+
+Each size that does not pass costs a time limit, so many sizes are tried at once: the bounds come 17 times closer with
+each round, and three rounds tell the exact size.
+"""
+
+from __future__ import annotations
+
+from typing import Collection, List, Optional
+
+_AT_ONCE = 16
+
+
+class Search:
+    """``smallest`` to ``largest`` in bytes, both included."""
+
+    def __init__(self, smallest: int, largest: int) -> None:
+        self._first = True
+        self._low: Optional[int] = None
+        self._smallest = min(smallest, largest)
+        self._high = largest
+
+    def sizes(self) -> List[int]:
+        """What to try next; nothing when all is known."""
+        if self._first:
+            return sorted({self._smallest, self._high})
+        if self._low is None or self._low == self._high:
+            return []
+        step = self._high - self._low
+        return sorted({self._low + max(1, step * index // _AT_ONCE) for index in range(1, _AT_ONCE + 1)})
+
+    def learn(self, passed: Collection[int]) -> None:
+        """Which of the last ``sizes`` passed. A larger one that passed tells that a smaller one was lost by chance."""
+        tried = self.sizes()
+        self._first = False
+        arrived = [size for size in tried if size in passed]
+        if arrived:
+            self._low = max(arrived)
+        lost = [size for size in tried if self._low is not None and size > self._low]
+        self._high = min(lost) - 1 if lost else self._low if self._low is not None else self._high
+
+    @property
+    def found(self) -> Optional[int]:
+        """The largest size known to pass; None where nothing passed."""
+        return self._low
+
+
+def is_black_hole(interface: Optional[int], measured: Optional[int], signalled: Optional[int]) -> bool:
+    """Whether packets that this host believes to fit vanish: ``measured`` passes, and the kernel was not told."""
+    if interface is None or measured is None:
+        return False
+    believed = interface if signalled is None else min(interface, signalled)
+    return measured < believed

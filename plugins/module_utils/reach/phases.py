@@ -1,0 +1,179 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The phases of a run on one host, as the module calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net import hostname
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import HostnameResolution
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import (
+    arp,
+    detach,
+    listener,
+    prober,
+    routes,
+    runner,
+    schedule,
+    sockets,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import ports as port_ranges
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import (
+    Bandwidth,
+    Duplicate,
+    Limits,
+    Nic,
+    Peer,
+    PeerResult,
+    Port,
+    Probe,
+    Route,
+    Self,
+)
+
+#: Seconds in which hosts answer an ARP request, tries included.
+_ARP_SECONDS = 1.0
+#: Seconds that a finished measurement waits to be collected.
+_COLLECT_SECONDS = 300
+#: Seconds for a detached process of this host to answer.
+_CONTROL_SECONDS = 10.0
+
+
+class Wanted(NamedTuple):
+    """Which ports to open, and for how many seconds."""
+
+    named: Sequence[int]
+    ephemeral: port_ranges.Range
+    sample: int
+    lifetime: int
+
+
+def listen(own: Self, run: str, token: str, wanted: Wanted, visitors: Sequence[str]) -> List[Port]:
+    """Start the listener; it serves when this returns. Raises HostStateError."""
+    control = detach.control_socket("listener", run)
+    opened: List[socket.socket] = []
+    try:
+        found, opened = sockets.open_ports(own.address, wanted.named, wanted.ephemeral, wanted.sample, run)
+        settings = listener.Settings(run, token, own.address, arp.read_nic(own.interface)["mtu"] or 0, visitors)
+        keep = [one.fileno() for one in (control, *opened)]
+        detach.detach(lambda: listener.run(settings, opened, control), wanted.lifetime, keep)
+        return found
+    finally:
+        # The detached process has its own copies.
+        for one in (control, *opened):
+            one.close()
+
+
+def stop(run: str) -> bool:
+    """End what this run has left on this host; False when there was nothing (any more)."""
+    answers = [detach.ask(purpose, run, "stop", _CONTROL_SECONDS) for purpose in ("listener", "runner")]
+    return any(answer is not None for answer in answers)
+
+
+def probe(own: Self, token: str, peers: Sequence[Peer], limits: Limits, check_name: bool) -> Probe:
+    """Connect to all peers. Raises ParseError or CommandError where the routes cannot be had."""
+    begin = time.monotonic()
+    nic = arp.read_nic(own.interface)
+    known = routes.ask(command.run, [peer["address"] for peer in peers])
+    ordered = _after(own.machine, peers)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        # Both only wait; beside the probes they cost no time.
+        answers = pool.submit(_ask_arp, own, nic, known)
+        resolution = pool.submit(_resolve_own_name) if check_name else None
+        results = asyncio.run(_probe(own, token, limits, nic["mtu"], ordered, known))
+        duplicate, macs = answers.result()
+        name = resolution.result() if resolution is not None else None
+    for result in results:
+        result["macs"] = macs.get(result["address"])
+    return {
+        "machine": own.machine,
+        "address": own.address,
+        "interface": nic,
+        "own_macs": arp.own_macs(),
+        "duplicate": duplicate,
+        "hostname": name,
+        "seconds": round(time.monotonic() - begin, 3),
+        "peers": results,
+    }
+
+
+def start_throughput(own: Self, run: str, token: str, peers: Sequence[Peer], seconds: int) -> int:
+    """Start what measures the throughput by itself; returns the seconds within which it is through.
+
+    ``peers`` are all that take part, in one order on all hosts; the first one's listener gives the start to all.
+    """
+    timetable = schedule.timetable([peer["machine"] for peer in peers], own.machine)
+    longest = runner.longest(timetable, seconds)
+    control = detach.control_socket("runner", run)
+    try:
+        work = runner.Runner(own, token, {peer["machine"]: peer for peer in peers}, timetable, seconds)
+        detach.detach(lambda: work.run(peers[0]["machine"], control), longest + _COLLECT_SECONDS, [control.fileno()])
+    finally:
+        control.close()
+    return longest
+
+
+def collect_throughput(run: str, timeout: float) -> List[Bandwidth]:
+    """What has been measured, when it is through. Raises HostStateError."""
+    answer = detach.ask("runner", run, "collect", timeout)
+    if answer is None:
+        raise HostStateError(
+            f"No measurement of run {run} is on this host.", "Start one with the phase throughput.", run=run
+        )
+    measured: List[Bandwidth] = answer["measured"]
+    return measured
+
+
+async def _probe(
+    own: Self, token: str, limits: Limits, mtu: Optional[int], peers: Sequence[Peer], known: Dict[str, Route]
+) -> List[PeerResult]:
+    return await prober.Prober(own, token, limits, mtu).all(peers, known)
+
+
+def _after(machine: str, peers: Sequence[Peer]) -> List[Peer]:
+    """Those after ``machine`` in the alphabet first: so that not all members begin with the same one."""
+    ordered = sorted(peers, key=lambda peer: peer["machine"])
+    return [peer for peer in ordered if peer["machine"] > machine] + [
+        peer for peer in ordered if peer["machine"] <= machine
+    ]
+
+
+def _ask_arp(own: Self, nic: Nic, known: Dict[str, Route]) -> Tuple[Duplicate, Dict[str, List[str]]]:
+    """Who answers for our own address, and for those of the peers that are on our link."""
+    reason = ""
+    if ipaddress.ip_address(own.address).version != 4:
+        reason = "the kernel does this by itself for IPv6"
+    elif nic["mac"] is None:
+        reason = f"{own.interface} does not speak ARP"
+    if reason:
+        return {"checked": False, "reason": reason, "macs": []}, {}
+    senders = {own.address: arp.NOBODY}
+    for address, route in known.items():
+        if route["dev"] == own.interface and route["gateway"] is None:
+            senders[address] = own.address
+    try:
+        found = arp.ask(nic, senders, _ARP_SECONDS)
+    except PermissionError:
+        return {"checked": False, "reason": "only root may ask by ARP", "macs": []}, {}
+    except OSError as failure:
+        return {"checked": False, "reason": f"{own.interface} cannot be used: {failure.strerror}", "macs": []}, {}
+    return {"checked": True, "reason": "", "macs": found.pop(own.address)}, found
+
+
+def _resolve_own_name() -> Optional[HostnameResolution]:
+    name = socket.gethostname()
+    try:
+        hosts = read_text("/etc/hosts") or ""
+    except GpumeshError:
+        hosts = ""
+    return hostname.judge(name, hosts, hostname.resolve(name))

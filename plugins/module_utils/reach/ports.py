@@ -1,0 +1,60 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which ports stand for all: the named ones and a sample of the range from which programs are given theirs."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import List, NamedTuple, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+
+_RANGE = re.compile(r"(\d{1,5})[-:](\d{1,5})")
+
+
+class Range(NamedTuple):
+    """Ports from ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+
+
+def parse_range(text: str) -> Range:
+    """``32768-60999``, or with a colon. Raises InputError."""
+    found = _RANGE.fullmatch(text.strip())
+    if found:
+        first, last = int(found.group(1)), int(found.group(2))
+        if 1 <= first <= last <= 65535:
+            return Range(first, last)
+    raise InputError(
+        f"'{text}' is no range of ports.", "Give it as FIRST-LAST within 1-65535, such as 32768-60999.", range=text
+    )
+
+
+def check_ports(ports: Sequence[int]) -> List[int]:
+    """The ports in their order, each once. Raises InputError for what is no port."""
+    for port in ports:
+        if not 1 <= port <= 65535:
+            raise InputError(f"{port} is no port.", "Ports are from 1 to 65535.", port=port)
+    return list(dict.fromkeys(ports))
+
+
+def slices(ports: Range, count: int) -> List[Range]:
+    """``ports`` in ``count`` parts of about equal size (fewer where there are fewer ports).
+
+    One port out of each part: a firewall that opens only a piece of the range cannot be missed by bad luck alone, as
+    it could by ``count`` ports from anywhere.
+    """
+    size = ports.last - ports.first + 1
+    parts = min(count, size)
+    bounds = [ports.first + size * index // parts for index in range(parts + 1)] if parts > 0 else []
+    return [Range(low, high - 1) for low, high in zip(bounds, bounds[1:])]
+
+
+def candidates(part: Range, seed: str, number: int = 16) -> List[int]:
+    """Ports of one part to try in turn until one is free: the same ones for the same ``seed``."""
+    size = part.last - part.first + 1
+    # No secret: it only spreads the ports, and repeats them for whoever looks into a run.
+    return random.Random(f"{seed}/{part.first}").sample(range(part.first, part.last + 1), min(number, size))

@@ -1,0 +1,167 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The language of listener and prober. Pure: bytes in, values out.
+
+Over TCP each message is a frame: four bytes of length, big endian, and that many bytes of JSON, an object, at most
+FRAME_LIMIT. The one who connects speaks first, so that a port scanner learns nothing::
+
+    C  {"gpumesh": 1, "nonce": N1}
+    S  {"nonce": N2}
+    C  {"proof": HMAC-SHA256(token, "client" N1 N2), "machine": name, "echo": text}
+    S  {"proof": HMAC-SHA256(token, "server" N1 N2), "echo": text, "seen": address, "session": id, "mtu": bytes}
+
+Whoever sends anything else is hung up on without an answer. Then any of these, in any order::
+
+    C  {"do": "time"}                   S  {"received": t, "sent": t}               seconds since the epoch
+    C  {"do": "take", "size": n}, n bytes
+                                        S  {"sha256": …, "size": n}
+    C  {"do": "give", "size": n}        S  n bytes, {"sha256": …}
+    C  {"do": "done"}                   S  {"left": how many visitors are still expected}
+    C  {"do": "ready", "hosts": n}      S  {"go": true}, to all at once when n have come or the time is over
+    C  {"do": "receive"}                S  {"ready": true}; C sends as fast as it can, then half closes;
+                                        S  {"size": n, "seconds": s}
+    C  {"do": "iperf3"}                 S  {"port": p}, 0 where there is no iperf3
+
+Over UDP a datagram is a head (magic, kind, session, sequence number, size), the first 16 bytes of
+HMAC-SHA256(token, "datagram" head), and zeros up to its length. A request has the size that the answer shall have, an
+answer the size that the request had. It is answered only while its session lives and its number is new: so nobody can
+use a recorded request to make a listener flood somebody else. All sizes are those of the IP packet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import struct
+from typing import Any, Dict, Mapping, NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+
+VERSION = 1
+#: Bytes. Nobody who has not proven himself can make the other side hold more than this.
+FRAME_LIMIT = 8192
+#: Bytes that a payload may have at most.
+PAYLOAD_LIMIT = 1 << 28
+CHUNK = 1 << 16
+
+_LENGTH = struct.Struct("!I")
+LENGTH_SIZE = _LENGTH.size
+_HEAD = struct.Struct("!4sB8sIH")
+_MAGIC = b"gmr1"
+_TAG = 16
+REQUEST, ANSWER = 1, 2
+
+#: Bytes of the headers of IP and UDP, by the version of IP.
+UDP_OVERHEAD = {4: 28, 6: 48}
+#: The smallest packet that a datagram of ours makes.
+SMALLEST = _HEAD.size + _TAG + 48
+
+
+class ProtocolError(GpumeshError):
+    """The other side does not speak our language."""
+
+
+class StrangerError(ProtocolError):
+    """The other side does not know the run's token."""
+
+
+def frame(message: Mapping[str, Any]) -> bytes:
+    """A message as it goes over the wire."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_length(prefix: bytes) -> int:
+    """The length of the frame whose first LENGTH_SIZE bytes these are. Raises ProtocolError."""
+    (length,) = _LENGTH.unpack(prefix)
+    if not 2 <= length <= FRAME_LIMIT:
+        raise ProtocolError(f"a frame of {length} bytes was announced")
+    return int(length)
+
+
+def parse_body(body: bytes) -> Dict[str, Any]:
+    """The message in a frame. Raises ProtocolError."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as failure:
+        raise ProtocolError("a frame holds no JSON") from failure
+    if not isinstance(message, dict):
+        raise ProtocolError("a frame holds no object")
+    return message
+
+
+def text_of(message: Mapping[str, Any], key: str, limit: int = 1024) -> str:
+    """A text out of a message. Raises ProtocolError."""
+    value = message.get(key)
+    if not isinstance(value, str) or len(value) > limit:
+        raise ProtocolError(f"a message has no {key}")
+    return value
+
+
+def number_of(message: Mapping[str, Any], key: str, highest: int) -> int:
+    """A whole number from 0 to ``highest`` out of a message. Raises ProtocolError."""
+    value = message.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= highest:
+        raise ProtocolError(f"a message has no {key} up to {highest}")
+    return value
+
+
+def time_of(message: Mapping[str, Any], key: str) -> float:
+    """A moment out of a message, in seconds since the epoch. Raises ProtocolError."""
+    value = message.get(key)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ProtocolError(f"a message has no {key}")
+    return float(value)
+
+
+def nonce() -> str:
+    """What makes each proof good for one connection only."""
+    return os.urandom(16).hex()
+
+
+def proof(token: str, side: str, client_nonce: str, server_nonce: str) -> str:
+    """That ``side``, client or server, knows the token. Since the side is in it, no proof can be sent back."""
+    text = "\n".join((side, client_nonce, server_nonce))
+    return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def check_proof(token: str, side: str, client_nonce: str, server_nonce: str, given: str) -> None:
+    """Raises StrangerError."""
+    expected = proof(token, side, client_nonce, server_nonce)
+    if not hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace")):
+        raise StrangerError("the other side does not know the token of this run")
+
+
+class Datagram(NamedTuple):
+    """One datagram. ``session`` are 8 bytes; ``size`` as told above."""
+
+    kind: int
+    session: bytes
+    number: int
+    size: int
+
+
+def pack_datagram(token: str, datagram: Datagram, length: int) -> bytes:
+    """``length`` is that of the UDP payload in bytes."""
+    head = _HEAD.pack(_MAGIC, datagram.kind, datagram.session, datagram.number, datagram.size)
+    return (head + _tag(token, head)).ljust(length, b"\0")
+
+
+def parse_datagram(token: str, data: bytes) -> Datagram:
+    """Raises ProtocolError, or StrangerError for who does not know the token."""
+    if len(data) < _HEAD.size + _TAG:
+        raise ProtocolError("a datagram is too short")
+    head = data[: _HEAD.size]
+    magic, kind, session, number, size = _HEAD.unpack(head)
+    if magic != _MAGIC or kind not in (REQUEST, ANSWER):
+        raise ProtocolError("a datagram is none of ours")
+    if not hmac.compare_digest(data[_HEAD.size : _HEAD.size + _TAG], _tag(token, head)):
+        raise StrangerError("a datagram's sender does not know the token of this run")
+    return Datagram(kind, session, number, size)
+
+
+def _tag(token: str, head: bytes) -> bytes:
+    return hmac.new(token.encode(), b"datagram\n" + head, hashlib.sha256).digest()[:_TAG]

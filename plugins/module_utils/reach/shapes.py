@@ -1,0 +1,160 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The values that pass between the rooms of reachability, to the controller and into the module's results."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, TypedDict
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import HostnameResolution
+
+
+class Port(TypedDict):
+    """One port that a member could or could not open.
+
+    ``role`` is ``named`` or ``ephemeral``, ``protocol`` is ``tcp`` or ``udp``. ``state`` is ``listening`` (ours),
+    ``service`` (something else listens there already, so it can only be connected to), ``forbidden`` (only root may
+    open it) or ``unknown`` (the member has no listener of ours).
+    """
+
+    port: int
+    role: str
+    protocol: str
+    state: str
+
+
+class Peer(TypedDict):
+    """A member to probe. ``ports`` are those of its listener, or the named ones with the state ``unknown``."""
+
+    machine: str
+    address: str
+    ports: List[Port]
+
+
+class PortResult(TypedDict):
+    """What became of one port.
+
+    ``outcome``: ``ok`` (our listener proved itself and echoed), ``connected`` (somebody accepts), ``refused``,
+    ``filtered`` (no answer in time), ``no_route`` (the network says that there is no way), ``closed`` (accepted and
+    hung up), ``mute`` (accepted, then silent), ``stranger`` (who answers does not know the token), ``not_checked``. ``detail`` in words or empty.
+    """
+
+    port: int
+    role: str
+    protocol: str
+    outcome: str
+    detail: str
+
+
+class Route(TypedDict):
+    """Where the kernel sends packets for a peer. All None but ``error`` where it knows no way."""
+
+    dev: Optional[str]
+    prefsrc: Optional[str]
+    gateway: Optional[str]
+    error: Optional[str]
+
+
+class Transfer(TypedDict):
+    """A payload of ``size`` bytes, one way. ``outcome``: ok, stalled, corrupted, broken, not_checked."""
+
+    outcome: str
+    size: int
+    passed: int
+    detail: str
+
+
+class PathMtu(TypedDict):
+    """Bytes of the largest packets, headers included, that pass unfragmented; None where it is not known.
+
+    ``interface`` and ``peer_interface`` are the MTUs of both ends' interfaces, ``signalled`` what this host's kernel
+    holds for the path: less than ``interface`` when a router has said so.
+    """
+
+    interface: Optional[int]
+    peer_interface: Optional[int]
+    to_peer: Optional[int]
+    from_peer: Optional[int]
+    signalled: Optional[int]
+
+
+class Clock(TypedDict):
+    """``offset_s``: the peer's clock less ours. ``rtt_ms``: the shortest round trip, of the kernel where it tells."""
+
+    offset_s: float
+    rtt_ms: float
+
+
+class PeerResult(TypedDict):
+    """All that was found on the way to one peer. What could not be measured is None.
+
+    ``source`` is the address that we sent from, ``seen`` the one that the peer saw; they differ behind NAT.
+    ``macs`` are the hardware addresses that answer for the peer's address, None where that was not asked.
+    """
+
+    machine: str
+    address: str
+    route: Route
+    macs: Optional[List[str]]
+    ports: List[PortResult]
+    source: Optional[str]
+    seen: Optional[str]
+    clock: Optional[Clock]
+    path_mtu: Optional[PathMtu]
+    sent: Optional[Transfer]
+    received: Optional[Transfer]
+    finished: bool
+
+
+class Duplicate(TypedDict):
+    """Who else answers for this host's own address. ``reason`` says why that was not asked, else empty."""
+
+    checked: bool
+    reason: str
+    macs: List[str]
+
+
+class Nic(TypedDict):
+    """This host's end. ``mac`` None where ARP does not apply, ``mtu`` None where there is no such interface."""
+
+    name: str
+    mtu: Optional[int]
+    mac: Optional[str]
+
+
+class Probe(TypedDict):
+    """What one member found out."""
+
+    machine: str
+    address: str
+    interface: Nic
+    own_macs: List[str]
+    duplicate: Duplicate
+    hostname: Optional[HostnameResolution]
+    seconds: float
+    peers: List[PeerResult]
+
+
+class Bandwidth(TypedDict):
+    """One measurement of throughput. ``gbps`` (10^9 bits a second, at the receiver) None where ``error`` says why."""
+
+    machine: str
+    gbps: Optional[float]
+    method: str
+    error: str
+
+
+class Self(NamedTuple):
+    """This host in a run."""
+
+    machine: str
+    address: str
+    interface: str
+
+
+class Limits(NamedTuple):
+    """``timeout`` in seconds for each single step, ``payload`` in bytes, one way."""
+
+    timeout: float
+    payload: int

@@ -1,0 +1,208 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One request carried out on one host's file: read, plan and write in a single hold of the lock."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import Any, Callable, ContextManager, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, plan, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.plan import Change, Draft, Stamp
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+
+
+class Applied(NamedTuple):
+    """The record before and after, None where there was or is none, and what changed."""
+
+    before: Optional[Record]
+    after: Optional[Record]
+    changes: Sequence[Change]
+
+
+class ClusterRequest(NamedTuple):
+    """What a cluster shall be. None leaves it as it is; at the creation, as it is by default."""
+
+    subnet: Optional[str] = None
+    manager: Optional[str] = None
+    mesh: Optional[Mapping[str, Any]] = None
+    volumes: Optional[Sequence[Mapping[str, Any]]] = None
+    members: Sequence[Mapping[str, Any]] = ()
+
+
+class MissingRecordError(RecordError):
+    """There is no such cluster on this host."""
+
+
+class ReplicaRefusedError(RecordError):
+    """A copy must not replace what this host has."""
+
+
+def cluster_present(store: Store, request: ClusterRequest, by: str, check_mode: bool) -> Applied:
+    """Create the cluster, or bring the one that is there to the request: as one generation."""
+    stamp = Stamp(values.now(), by)
+
+    def draft(before: Optional[Record]) -> Draft:
+        if before is None:
+            return _create(store.name, request, stamp)
+        plan.check_subnet(before, request.subnet)
+        if request.manager is not None and request.manager != before["manager"]:
+            raise InputError(
+                f"Cluster '{before['name']}' has the manager {before['manager']}, not {request.manager}.",
+                f"Leave cluster_manager out or give {before['manager']}; the playbook remove hands a cluster over.",
+                manager=before["manager"],
+            )
+        return _revise(before, request, stamp)
+
+    return _change(store, draft, stamp, check_mode)
+
+
+def members_present(
+    store: Store,
+    members: Sequence[Mapping[str, Any]],
+    new_manager: Optional[str],
+    by: str,
+    check_mode: bool,
+) -> Applied:
+    """Add or update members, and hand the cluster over when there is a new manager: as one generation."""
+    stamp = Stamp(values.now(), by)
+
+    def draft(before: Optional[Record]) -> Draft:
+        steps: List[Callable[[Record], Draft]] = [lambda record: plan.join(record, members, stamp)]
+        if new_manager is not None:
+            manager = new_manager
+            steps.append(lambda record: plan.hand_over(record, manager))
+        return plan.chain(_existing(store, before), *steps)
+
+    return _change(store, draft, stamp, check_mode)
+
+
+def members_absent(
+    store: Store,
+    machines: Sequence[str],
+    new_manager: Optional[str],
+    force: bool,
+    by: str,
+    check_mode: bool,
+) -> Applied:
+    """Take members out, the cluster handed over first when the manager is among them: as one generation."""
+
+    def draft(before: Optional[Record]) -> Draft:
+        return plan.remove(_existing(store, before), machines, new_manager, force)
+
+    return _change(store, draft, Stamp(values.now(), by), check_mode)
+
+
+def replica(store: Store, document: object, force: bool, by: str, check_mode: bool) -> Applied:
+    """Make this host's copy the given record, which another host sent. A newer or foreign one is not overwritten."""
+    record = model.parse(document)
+
+    def write(before: Optional[Record]) -> Record:
+        standing = derive.relation(before, record) if before is not None else None
+        if standing is None or standing.kind in ("same", "behind") or force:
+            return record
+        raise ReplicaRefusedError(
+            f"The copy of the cluster record in {store.path} is not replaced: {standing.reason}.",
+            "Find out which one is right (playbook show); with cluster_force=true the manager's is taken.",
+            path=store.path,
+            relation=standing.kind,
+        )
+
+    with _hold(store, by, check_mode):
+        before = _read_or_replace(store, force)
+        after = write(before)
+        if before == after:
+            return Applied(before, after, [])
+        if not check_mode:
+            store.write(after)
+        detail = f"copy of generation {after['generation']}"
+        return Applied(before, after, [Change("replica", detail, ())])
+
+
+def cluster_absent(store: Store, only: object, force: bool, by: str, check_mode: bool) -> Applied:
+    """Delete the file. ``only``: None, or the record that it must be of; another cluster's is left alone."""
+    if check_mode:
+        return _absent(store, only, force, None)
+    if not store.exists():
+        # Taking the lock would make the very folder that is to be gone.
+        return Applied(None, None, [])
+    with store.locked(by):
+        return _absent(store, only, force, store.remove)
+
+
+def _absent(store: Store, only: object, force: bool, remove: Optional[Callable[[], bool]]) -> Applied:
+    before = _read_or_replace(store, force)
+    if before is not None and only is not None and before["id"] != model.parse(only)["id"]:
+        return Applied(before, before, [])
+    if before is None and not store.exists():
+        return Applied(None, None, [])
+    if remove is not None:
+        remove()
+    return Applied(before, None, [Change("delete", f"deleted {store.path}", ())])
+
+
+def _create(name: str, request: ClusterRequest, stamp: Stamp) -> Draft:
+    if request.subnet is None or request.manager is None:
+        raise InputError(
+            f"There is no cluster '{name}' on this host, and to create it a subnet, a manager and the members are "
+            "needed.",
+            "Give them, or the name of a cluster that exists.",
+            cluster=name,
+        )
+    draft = plan.create(
+        uuid.uuid4().hex, name, request.subnet, request.manager, request.mesh or {}, request.members, stamp
+    )
+    if not request.volumes:
+        return draft
+    volumes = request.volumes
+    stored = plan.set_storage(draft.record, volumes)
+    return Draft(stored.record, [*draft.changes, *stored.changes])
+
+
+def _revise(record: Record, request: ClusterRequest, stamp: Stamp) -> Draft:
+    # The mesh first: its backend decides whether those who join get a mesh address.
+    return plan.chain(
+        record,
+        lambda draft: plan.set_mesh(draft, request.mesh or {}),
+        lambda draft: plan.join(draft, request.members, stamp),
+        lambda draft: plan.set_storage(draft, request.volumes) if request.volumes is not None else Draft(draft, []),
+    )
+
+
+def _change(store: Store, draft: Callable[[Optional[Record]], Draft], stamp: Stamp, check_mode: bool) -> Applied:
+    with _hold(store, stamp.by, check_mode):
+        before = store.read()
+        drafted = draft(before)
+        after = plan.commit(drafted, stamp)
+        if drafted.changes and not check_mode:
+            store.write(after)
+        return Applied(before, after, drafted.changes)
+
+
+def _hold(store: Store, by: str, check_mode: bool) -> ContextManager[None]:
+    """The lock; in check mode nothing, since a lock is a file and would be a change."""
+    return contextlib.nullcontext() if check_mode else store.locked(by)
+
+
+def _existing(store: Store, record: Optional[Record]) -> Record:
+    if record is None:
+        raise MissingRecordError(
+            f"There is no cluster '{store.name}' on this host: {store.path} does not exist.",
+            "Create it first (playbook create), or give the cluster_name of one that exists.",
+            path=store.path,
+        )
+    return record
+
+
+def _read_or_replace(store: Store, force: bool) -> Optional[Record]:
+    """The record; with force a damaged one counts as none, since the user said that it may go."""
+    try:
+        return store.read()
+    except RecordError:
+        if force:
+            return None
+        raise

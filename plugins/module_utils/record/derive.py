@@ -1,0 +1,125 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the layers read out of a record: pure functions, the same on a host, on the controller and in a filter."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, TypedDict
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, Record
+
+
+class Seat(TypedDict):
+    """A member as the layers above the mesh see it. ``rank`` from 0, in joining order."""
+
+    machine: str
+    rank: int
+    address: str
+    interface: str
+    site: str
+    endpoint: Optional[str]
+    gpus: int
+    manager: bool
+
+
+def cluster_address(record: Record, member: Member) -> str:
+    """Where the other members talk to this one: its mesh address where there is a mesh, else its own."""
+    if record["mesh"]["backend"] != "none" and member["mesh"] is not None:
+        return member["mesh"]["address"]
+    return member["address"]
+
+
+def cluster_interface(record: Record, member: Member) -> str:
+    """The interface that has the cluster address."""
+    if record["mesh"]["backend"] != "none" and member["mesh"] is not None:
+        return record["mesh"]["interface"]
+    return member["interface"]
+
+
+def seats(record: Record) -> Dict[str, Seat]:
+    """Every member by its machine name, in rank order."""
+    return {
+        member["machine"]: {
+            "machine": member["machine"],
+            "rank": rank,
+            "address": cluster_address(record, member),
+            "interface": cluster_interface(record, member),
+            "site": member["site"],
+            "endpoint": member["endpoint"],
+            "gpus": member["gpus"],
+            "manager": member["machine"] == record["manager"],
+        }
+        for rank, member in enumerate(record["members"])
+    }
+
+
+def member_of(record: Record, machine: str) -> Member:
+    """One member. Raises InputError naming those that there are."""
+    for member in record["members"]:
+        if member["machine"] == machine:
+            return member
+    raise InputError(
+        f"'{machine}' is not a member of cluster '{record['name']}'.",
+        f"Its members are {', '.join(member['machine'] for member in record['members'])}.",
+        machine=machine,
+    )
+
+
+class Relation(NamedTuple):
+    """How a copy stands to another. ``kind``: same, behind, ahead, diverged or other_cluster; ``reason`` in words."""
+
+    kind: str
+    reason: str
+
+
+def relation(copy: Record, reference: Record) -> Relation:
+    """How ``copy`` stands to ``reference``: by identity, then by history, since equal numbers prove nothing.
+
+    Two managers that changed the record without knowing of each other both reach generation N + 1; only the history
+    tells them apart.
+    """
+    if copy["id"] != reference["id"]:
+        return Relation(
+            "other_cluster",
+            f"it is another cluster of the name '{copy['name']}', created {copy['history'][0]['at']}, "
+            f"while this one was created {reference['history'][0]['at']}",
+        )
+    if copy == reference:
+        return Relation("same", f"generation {copy['generation']}")
+    for mine, theirs in zip(copy["history"], reference["history"]):
+        if mine != theirs:
+            return Relation(
+                "diverged",
+                f"both have a generation {mine['generation']}: the copy's is '{mine['detail']}' by {mine['by']} at "
+                f"{mine['at']}, the other's '{theirs['detail']}' by {theirs['by']} at {theirs['at']}",
+            )
+    if copy["generation"] < reference["generation"]:
+        return Relation("behind", f"generation {copy['generation']} of {reference['generation']}")
+    if copy["generation"] > reference["generation"]:
+        return Relation("ahead", f"generation {copy['generation']}, while {reference['generation']} was expected")
+    return Relation("diverged", f"generation {copy['generation']} with the same history, but other content")
+
+
+def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]:
+    """Why ``machine``, which holds the records ``held``, cannot be in ``wanted``, each in a sentence.
+
+    A host may be in several clusters, but in one a subnet, and each mesh needs an interface, a port and a range of
+    its own.
+    """
+    reasons = []
+    for record in held:
+        machines = [member["machine"] for member in record["members"]]
+        if record["name"] == wanted["name"] or machine not in machines:
+            continue
+        ours, theirs = wanted["mesh"], record["mesh"]
+        if record["subnet"] == wanted["subnet"]:
+            reasons.append(f"{machine} is in cluster '{record['name']}' on the same subnet {record['subnet']}.")
+        elif "none" not in (ours["backend"], theirs["backend"]):
+            for key, what in (("interface", "interface"), ("port", "port"), ("subnet", "subnet")):
+                if dict(ours)[key] == dict(theirs)[key]:
+                    reasons.append(
+                        f"{machine} is in cluster '{record['name']}', whose mesh has the same {what} {dict(ours)[key]}."
+                    )
+    return reasons

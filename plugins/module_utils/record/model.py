@@ -1,0 +1,365 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cluster record: its shape, and the way from an untrusted JSON document to a value of that shape.
+
+The record is the one source of truth, so nothing that has not passed ``parse`` is ever called a record, neither what
+was read from a disk nor what another host sent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, Callable, Dict, List, Optional, TypedDict
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
+
+#: The version that this code writes. It reads this one and, through MIGRATIONS, every older one.
+SCHEMA_VERSION = 1
+
+BACKENDS = ("none", "wireguard", "tailscale")
+#: Most members share one site when nobody says otherwise: then nothing is tunnelled that need not be.
+DEFAULT_SITE = "default"
+
+Document = Dict[str, Any]
+
+
+class MemberMesh(TypedDict):
+    """A member's end of the mesh. ``public_key`` is null until the member has made its key."""
+
+    address: str
+    public_key: Optional[str]
+
+
+class Member(TypedDict):
+    """One machine of the cluster."""
+
+    machine: str
+    address: str
+    interface: str
+    site: str
+    endpoint: Optional[str]
+    joined_at: str
+    gpus: int
+    mesh: Optional[MemberMesh]
+    ssh_host_keys: List[str]
+    ssh_public_key: Optional[str]
+
+
+class Mesh(TypedDict):
+    """The network between the members. ``mtu`` null: the mesh layer finds it."""
+
+    backend: str
+    subnet: str
+    port: int
+    interface: str
+    mtu: Optional[int]
+
+
+class Storage(TypedDict):
+    """Volumes: name, server, path, mount_point, and whatever options the storage layer defines."""
+
+    volumes: List[Dict[str, Any]]
+
+
+class HistoryEntry(TypedDict):
+    """One change: the generation that it made."""
+
+    generation: int
+    at: str
+    by: str
+    change: str
+    detail: str
+
+
+class Record(TypedDict):
+    """The whole record. ``members`` are in joining order, which is the rank order of jobs."""
+
+    schema_version: int
+    id: str
+    name: str
+    generation: int
+    subnet: str
+    manager: str
+    members: List[Member]
+    mesh: Mesh
+    storage: Storage
+    history: List[HistoryEntry]
+
+
+class InvalidRecordError(RecordError):
+    """A document is no record: says where in it and why."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where or 'the document'}: {reason}", where=where, reason=reason)
+
+
+class FutureSchemaError(RecordError):
+    """The record was written by a newer version of this collection."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"it has schema version {version}, and this version of gpumesh.cluster knows {SCHEMA_VERSION}",
+            "Use the version of gpumesh.cluster that wrote it, or a newer one.",
+            schema_version=version,
+        )
+
+
+#: What turns a document of schema N into one of schema N + 1. A version never changes its meaning once released:
+#: to change the record, raise SCHEMA_VERSION and add the step here.
+MIGRATIONS: Dict[int, Callable[[Document], Document]] = {}
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_VOLUME_KEYS = {"name", "server", "path", "mount_point"}
+
+
+def migrate(document: Document) -> Document:
+    """The document in the present schema; the given one is left as it is."""
+    version = document.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InvalidRecordError("schema_version", f"{version!r} is no schema version")
+    if version > SCHEMA_VERSION:
+        raise FutureSchemaError(version)
+    while version < SCHEMA_VERSION:
+        document = {**MIGRATIONS[version](document), "schema_version": version + 1}
+        version += 1
+    return document
+
+
+def parse(document: object) -> Record:
+    """The record that an untrusted document holds, in the present schema.
+
+    Raises InvalidRecordError naming the place, or FutureSchemaError.
+    """
+    if not isinstance(document, dict):
+        raise InvalidRecordError("", f"a JSON object was expected, it is {_type_name(document)}")
+    fields = _Fields(migrate(document), "")
+    record: Record = {
+        "schema_version": SCHEMA_VERSION,
+        "id": fields.matched("id", _ID, "32 hexadecimal digits"),
+        "name": fields.checked("name", values.cluster_name),
+        "generation": fields.integer("generation", 1, None),
+        "subnet": fields.checked("subnet", values.subnet),
+        "manager": fields.checked("manager", values.machine_name),
+        "members": [_member(item) for item in fields.objects("members")],
+        "mesh": _mesh(fields.object("mesh")),
+        "storage": _storage(fields.object("storage")),
+        "history": [_history_entry(item) for item in fields.objects("history")],
+    }
+    fields.nothing_else({"schema_version"})
+    _check_whole(record)
+    return record
+
+
+def _member(fields: _Fields) -> Member:
+    mesh = fields.optional_object("mesh")
+    member: Member = {
+        "machine": fields.checked("machine", values.machine_name),
+        "address": fields.checked("address", values.address),
+        "interface": fields.checked("interface", values.interface_name),
+        "site": fields.checked("site", values.site_name),
+        "endpoint": fields.optional("endpoint", values.endpoint),
+        "joined_at": fields.checked("joined_at", values.timestamp),
+        "gpus": fields.integer("gpus", 0, 1024),
+        "mesh": None if mesh is None else _member_mesh(mesh),
+        "ssh_host_keys": fields.texts("ssh_host_keys", values.ssh_key),
+        "ssh_public_key": fields.optional("ssh_public_key", values.ssh_key),
+    }
+    fields.nothing_else()
+    return member
+
+
+def _member_mesh(fields: _Fields) -> MemberMesh:
+    mesh: MemberMesh = {
+        "address": fields.checked("address", values.address),
+        "public_key": fields.optional("public_key", str),
+    }
+    fields.nothing_else()
+    return mesh
+
+
+def _mesh(fields: _Fields) -> Mesh:
+    mesh: Mesh = {
+        "backend": fields.choice("backend", BACKENDS),
+        "subnet": fields.checked("subnet", values.subnet),
+        "port": fields.integer("port", 1, 65535),
+        "interface": fields.checked("interface", values.interface_name),
+        "mtu": None if fields.is_null("mtu") else fields.integer("mtu", 576, 65535),
+    }
+    fields.nothing_else()
+    return mesh
+
+
+def _storage(fields: _Fields) -> Storage:
+    volumes: List[Dict[str, Any]] = []
+    for item in fields.objects("volumes"):
+        volume: Dict[str, Any] = {
+            "name": item.checked("name", values.volume_name),
+            "server": item.checked("server", values.machine_name),
+            "path": item.checked("path", values.absolute_path),
+            "mount_point": item.checked("mount_point", values.absolute_path),
+        }
+        # The storage layer's own options; it checks them itself. Only JSON can be in them.
+        volume.update({key: item.any(key) for key in item.names() if key not in _VOLUME_KEYS})
+        volumes.append(volume)
+    fields.nothing_else()
+    return {"volumes": volumes}
+
+
+def _history_entry(fields: _Fields) -> HistoryEntry:
+    entry: HistoryEntry = {
+        "generation": fields.integer("generation", 1, None),
+        "at": fields.checked("at", values.timestamp),
+        "by": fields.checked("by", str),
+        "change": fields.checked("change", str),
+        "detail": fields.checked("detail", str),
+    }
+    fields.nothing_else()
+    return entry
+
+
+def _check_whole(record: Record) -> None:
+    """What no single field can tell: the rules between them."""
+    members = record["members"]
+    machines = [member["machine"] for member in members]
+    _distinct("machine", [machine.lower() for machine in machines])
+    _distinct("address", [member["address"] for member in members])
+    _distinct("endpoint", [member["endpoint"] for member in members])
+    _distinct("mesh.address", [member["mesh"]["address"] if member["mesh"] else None for member in members])
+    _distinct("mesh.public_key", [member["mesh"]["public_key"] if member["mesh"] else None for member in members])
+    if record["manager"] not in machines:
+        raise InvalidRecordError("manager", f"'{record['manager']}' is not among the members")
+    within = ipaddress.ip_network(record["subnet"])
+    for index, member in enumerate(members):
+        if not values.host_in(member["address"], within):
+            raise InvalidRecordError(f"members[{index}].address", f"{member['address']} is no host of {within}")
+    mesh = record["mesh"]
+    tunnels = ipaddress.ip_network(mesh["subnet"])
+    for index, member in enumerate(members):
+        end = member["mesh"]
+        if end is None:
+            continue
+        where = f"members[{index}].mesh"
+        # A tailnet gives the addresses, from a range that its control server chooses.
+        if mesh["backend"] == "wireguard":
+            if not values.host_in(end["address"], tunnels):
+                raise InvalidRecordError(f"{where}.address", f"{end['address']} is no host of {tunnels}")
+            if end["public_key"] is not None:
+                _checked(f"{where}.public_key", values.wireguard_key, end["public_key"])
+    volumes = record["storage"]["volumes"]
+    _distinct("storage.volumes.name", [volume["name"] for volume in volumes])
+    _distinct("storage.volumes.mount_point", [volume["mount_point"] for volume in volumes])
+    generations = [entry["generation"] for entry in record["history"]]
+    # Counted first: a damaged record may claim billions of generations.
+    if len(generations) != record["generation"] or generations != list(range(1, len(generations) + 1)):
+        raise InvalidRecordError("history", f"it does not hold each generation from 1 to {record['generation']} once")
+
+
+def _distinct(what: str, found: List[Any]) -> None:
+    seen = set()
+    for value in found:
+        if value is None:
+            continue
+        if value in seen:
+            raise InvalidRecordError(what, f"'{value}' is there twice")
+        seen.add(value)
+
+
+def _checked(where: str, check: Callable[[str], str], value: str) -> str:
+    try:
+        return check(value)
+    except ValueError as failure:
+        raise InvalidRecordError(where, str(failure)) from failure
+
+
+def _type_name(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number"}
+    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
+
+
+class _Fields:
+    """The fields of one object of an untrusted document, each taken once, with its type proven."""
+
+    def __init__(self, document: Document, where: str) -> None:
+        self._document = document
+        self._where = where
+        self._taken: List[str] = []
+
+    def _path(self, key: str) -> str:
+        return f"{self._where}.{key}" if self._where else key
+
+    def names(self) -> List[str]:
+        return list(self._document)
+
+    def any(self, key: str) -> Any:
+        self._taken.append(key)
+        if key not in self._document:
+            raise InvalidRecordError(self._path(key), "it is missing")
+        return self._document[key]
+
+    def is_null(self, key: str) -> bool:
+        return self.any(key) is None
+
+    def checked(self, key: str, check: Callable[[str], str]) -> str:
+        value = self.any(key)
+        if not isinstance(value, str):
+            raise InvalidRecordError(self._path(key), f"a text was expected, it is {_type_name(value)}")
+        return _checked(self._path(key), check, value)
+
+    def optional(self, key: str, check: Callable[[str], str]) -> Optional[str]:
+        return None if self.is_null(key) else self.checked(key, check)
+
+    def matched(self, key: str, pattern: re.Pattern[str], what: str) -> str:
+        value = self.checked(key, str)
+        if not pattern.fullmatch(value):
+            raise InvalidRecordError(self._path(key), f"'{value[:60]}' is not {what}")
+        return value
+
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
+        value = self.checked(key, str)
+        if value not in choices:
+            raise InvalidRecordError(self._path(key), f"'{value[:60]}' is none of {', '.join(choices)}")
+        return value
+
+    def integer(self, key: str, low: int, high: Optional[int]) -> int:
+        value = self.any(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidRecordError(self._path(key), f"a whole number was expected, it is {_type_name(value)}")
+        if value < low or (high is not None and value > high):
+            limits = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise InvalidRecordError(self._path(key), f"{value} is not {limits}")
+        return value
+
+    def texts(self, key: str, check: Callable[[str], str]) -> List[str]:
+        value = self.any(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise InvalidRecordError(self._path(key), "a list of texts was expected")
+        return [_checked(f"{self._path(key)}[{index}]", check, item) for index, item in enumerate(value)]
+
+    def object(self, key: str) -> _Fields:
+        value = self.any(key)
+        if not isinstance(value, dict):
+            raise InvalidRecordError(self._path(key), f"an object was expected, it is {_type_name(value)}")
+        return _Fields(value, self._path(key))
+
+    def optional_object(self, key: str) -> Optional[_Fields]:
+        return None if self.is_null(key) else self.object(key)
+
+    def objects(self, key: str) -> List[_Fields]:
+        value = self.any(key)
+        if not isinstance(value, list):
+            raise InvalidRecordError(self._path(key), f"a list was expected, it is {_type_name(value)}")
+        for index, item in enumerate(value):
+            if not isinstance(item, dict):
+                raise InvalidRecordError(
+                    f"{self._path(key)}[{index}]", f"an object was expected, it is {_type_name(item)}"
+                )
+        return [_Fields(item, f"{self._path(key)}[{index}]") for index, item in enumerate(value)]
+
+    def nothing_else(self, besides: Optional[set[str]] = None) -> None:
+        """A key that nobody knows is a typing error or a newer writer's: either way not ours to drop in silence."""
+        unknown = sorted(set(self._document) - set(self._taken) - (besides or set()))
+        if unknown:
+            raise InvalidRecordError(self._path(unknown[0]), "nothing of this name belongs here")

@@ -1,0 +1,578 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a change makes of a record: pure functions, which refuse with InputError before anything is done.
+
+Each step takes a record and returns ``Draft(record, changes)``: a new record of the same generation, and what differs
+in words. Steps that belong to one request are chained, and ``commit`` makes one generation of all of them, or hands
+back the old record where nothing differs. Nothing here reads a clock, a disk or an environment.
+"""
+
+from __future__ import annotations
+
+import copy
+import ipaddress
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, MemberMesh, Record
+
+
+class Change(NamedTuple):
+    """One difference. ``kind``: create, join, update, remove, hand_over, mesh or storage."""
+
+    kind: str
+    detail: str
+    machines: Sequence[str] = ()
+
+
+class Draft(NamedTuple):
+    """A record that is not committed yet, and how it came about. No changes: the record is the old one."""
+
+    record: Record
+    changes: Sequence[Change]
+
+
+class Stamp(NamedTuple):
+    """When and by whom, for the history. ``at`` as in values.now()."""
+
+    at: str
+    by: str
+
+
+#: The mesh of a cluster that was not told anything about it.
+DEFAULT_MESH: model.Mesh = {
+    "backend": "wireguard",
+    "subnet": "10.99.0.0/16",
+    "port": 51820,
+    "interface": "gpumesh0",
+    "mtu": None,
+}
+
+#: The same for a tailnet: the range from which its control server gives addresses, unless it was told otherwise.
+DEFAULT_TAILNET: model.Mesh = {
+    "backend": "tailscale",
+    "subnet": "100.64.0.0/10",
+    "port": 41641,
+    "interface": "tailscale0",
+    "mtu": None,
+}
+
+_MEMBER_KEYS = ("address", "interface", "site", "endpoint", "gpus", "mesh", "ssh_host_keys", "ssh_public_key")
+
+
+def create(
+    identity: str,
+    name: str,
+    subnet: str,
+    manager: str,
+    mesh: Mapping[str, Any],
+    members: Sequence[Mapping[str, Any]],
+    stamp: Stamp,
+) -> Draft:
+    """A new cluster with its first members, the manager among them, as generation 0; ``commit`` makes it 1.
+
+    ``identity``: 32 hexadecimal digits that no other cluster has. ``mesh``: what differs from DEFAULT_MESH.
+    ``members``: as for ``join``.
+    """
+    record: Record = {
+        "schema_version": model.SCHEMA_VERSION,
+        "id": identity,
+        "name": _value(values.cluster_name, name),
+        "generation": 0,
+        "subnet": _value(values.subnet, subnet),
+        "manager": _value(values.machine_name, manager),
+        "members": [],
+        "mesh": DEFAULT_MESH,
+        "storage": {"volumes": []},
+        "history": [],
+    }
+    record["mesh"] = _mesh(record, mesh)
+    _refuse_unusable_mesh(record)
+    joined = join(record, members, stamp).record
+    machines = [member["machine"] for member in joined["members"]]
+    if manager not in machines:
+        raise InputError(
+            f"Cluster '{name}' cannot be created: its manager '{manager}' is not among its members "
+            f"({', '.join(machines) or 'none given'}).",
+            "Give the manager among the members, or name one of them as the manager.",
+            manager=manager,
+            members=machines,
+        )
+    detail = f"created on {joined['subnet']} with manager {manager} and {_these('member', machines)}"
+    return Draft(joined, [Change("create", detail, machines)])
+
+
+def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> Draft:
+    """Add the members that are new; update those that are there by the keys that are given and not None.
+
+    A member: machine, address, interface, and by choice site, endpoint (text; empty takes it away), gpus,
+    mesh {address, public_key}, ssh_host_keys, ssh_public_key. Where the members share only the mesh (the cluster's
+    subnet is the mesh's), address and interface are those of the mesh, whatever is given.
+    """
+    new = copy.deepcopy(record)
+    by_machine = {member["machine"]: member for member in new["members"]}
+    given_twice = _twice([str(wanted.get("machine")) for wanted in members])
+    if given_twice:
+        raise InputError(f"Machine '{given_twice}' is given twice.", "Give each machine once.", machine=given_twice)
+    free = _free_addresses(new)
+    joined: List[str] = []
+    updated: Dict[str, List[str]] = {}
+    for wanted in members:
+        machine = _value(values.machine_name, str(wanted.get("machine")))
+        present = by_machine.get(machine)
+        keys = {key: wanted[key] for key in _MEMBER_KEYS if wanted.get(key) is not None}
+        if present is None:
+            new["members"].append(_new_member(new, machine, keys, stamp, free))
+            joined.append(machine)
+            continue
+        differs = _update_member(new, present, keys)
+        if differs:
+            updated[machine] = differs
+    _refuse_clashes(new)
+    changes = []
+    if joined:
+        changes.append(Change("join", f"{_these('machine', joined)} joined", joined))
+    for machine, differs in updated.items():
+        changes.append(Change("update", f"{machine}: {', '.join(differs)}", [machine]))
+    return Draft(new, changes) if changes else Draft(record, [])
+
+
+def remove(record: Record, machines: Sequence[str], new_manager: Optional[str] = None, force: bool = False) -> Draft:
+    """Take machines out; those that are not in are not missed. ``new_manager`` is needed when the manager leaves.
+
+    ``force`` also lets the server of a volume go, and takes the volume out of the record with it.
+    """
+    leaving = [member["machine"] for member in record["members"] if member["machine"] in set(machines)]
+    staying = [member["machine"] for member in record["members"] if member["machine"] not in set(machines)]
+    if not leaving and new_manager is None:
+        return Draft(record, [])
+    if not staying:
+        raise InputError(
+            f"Cluster '{record['name']}' would have no member left without {', '.join(leaving)}.",
+            "Delete the cluster instead (playbook delete).",
+            machines=leaving,
+        )
+    handed = Draft(record, [])
+    if record["manager"] in leaving and new_manager is None:
+        raise InputError(
+            f"'{record['manager']}' is the manager of cluster '{record['name']}' and cannot leave without a successor.",
+            f"Name one of the members that stay with cluster_new_manager: {', '.join(staying)}.",
+            manager=record["manager"],
+            candidates=staying,
+        )
+    if new_manager is not None:
+        if new_manager in leaving:
+            raise InputError(
+                f"'{new_manager}' cannot be the new manager of '{record['name']}': it leaves in the same step.",
+                f"Name one of the members that stay: {', '.join(staying)}.",
+                candidates=staying,
+            )
+        handed = hand_over(record, new_manager)
+    new = copy.deepcopy(handed.record)
+    held = [volume for volume in new["storage"]["volumes"] if volume["server"] in leaving]
+    if held and not force:
+        listed = "; ".join(f"'{volume['name']}' in {volume['server']}:{volume['path']}" for volume in held)
+        raise InputError(
+            f"The data of {listed} would be left behind.",
+            "Copy it to a member that stays and name that one as the volume's server in storage_volumes, or take the "
+            "volume out of storage_volumes, and run the storage playbook first. With cluster_force=true the volume "
+            "leaves the cluster and the data stays where it is.",
+            volumes=held,
+        )
+    changes = list(handed.changes)
+    if leaving:
+        new["members"] = [member for member in new["members"] if member["machine"] in staying]
+        changes.append(Change("remove", f"{_these('machine', leaving)} left", leaving))
+    if held:
+        new["storage"]["volumes"] = [volume for volume in new["storage"]["volumes"] if volume not in held]
+        changes.append(Change("storage", f"{_these('volume', [volume['name'] for volume in held])} left"))
+    return Draft(new, changes) if changes else Draft(record, [])
+
+
+def hand_over(record: Record, new_manager: str) -> Draft:
+    """Make another member the manager."""
+    machines = [member["machine"] for member in record["members"]]
+    if new_manager not in machines:
+        raise InputError(
+            f"'{new_manager}' cannot be the manager of '{record['name']}': it is not a member.",
+            f"Name one of its members: {', '.join(machines)}.",
+            candidates=machines,
+        )
+    if new_manager == record["manager"]:
+        return Draft(record, [])
+    new = copy.deepcopy(record)
+    new["manager"] = new_manager
+    detail = f"the manager is {new_manager}, it was {record['manager']}"
+    return Draft(new, [Change("hand_over", detail, [record["manager"], new_manager])])
+
+
+def set_mesh(record: Record, mesh: Mapping[str, Any]) -> Draft:
+    """Change the mesh by the keys that are given and not None.
+
+    A new backend or subnet means new mesh addresses for everyone; with a new subnet the keys stay.
+    """
+    wanted = _mesh(record, mesh)
+    was = record["mesh"]
+    if wanted == was:
+        return Draft(record, [])
+    only_mesh = shares_only_the_mesh(record)
+    if only_mesh and (wanted["backend"] == "none" or wanted["subnet"] != was["subnet"]):
+        raise InputError(
+            f"The members of '{record['name']}' share no network but the mesh ({was['backend']} on {was['subnet']}), "
+            f"which cannot become {wanted['backend']} on {wanted['subnet']}.",
+            "Keep mesh_backend and mesh_subnet, or delete the cluster and create it anew.",
+        )
+    new = copy.deepcopy(record)
+    new["mesh"] = wanted
+    _refuse_unusable_mesh(new)
+    readdressed = wanted["backend"] != was["backend"] or wanted["subnet"] != was["subnet"]
+    keys = {member["machine"]: member["mesh"] for member in new["members"]}
+    if readdressed:
+        for member in new["members"]:
+            member["mesh"] = None
+        free = _free_addresses(new)
+        for member in new["members"]:
+            old = keys[member["machine"]]
+            kept = old["public_key"] if old and wanted["backend"] == was["backend"] else None
+            member["mesh"] = _allocated(new, free, kept)
+    if only_mesh:
+        for member in new["members"]:
+            member["interface"] = wanted["interface"]
+    changed = ", ".join(
+        f"{key} {_shown(value)} (was {_shown(dict(was)[key])})"
+        for key, value in wanted.items()
+        if value != dict(was)[key]
+    )
+    return Draft(new, [Change("mesh", f"mesh: {changed}", [member["machine"] for member in new["members"]])])
+
+
+def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
+    """Make these the volumes of the cluster. Each server is a member; names and mount points are distinct."""
+    machines = {member["machine"] for member in record["members"]}
+    wanted: List[Dict[str, Any]] = []
+    for volume in volumes:
+        missing = [key for key in ("name", "server", "path", "mount_point") if not isinstance(volume.get(key), str)]
+        if missing:
+            raise InputError(
+                f"A storage volume has no {' and no '.join(missing)}: {dict(volume)}.",
+                "Give each volume name, server, path and mount_point.",
+            )
+        normal = dict(copy.deepcopy(dict(volume)))
+        normal["name"] = _value(values.volume_name, volume["name"])
+        normal["path"] = _value(values.absolute_path, volume["path"])
+        normal["mount_point"] = _value(values.absolute_path, volume["mount_point"])
+        if volume["server"] not in machines:
+            raise InputError(
+                f"The server '{volume['server']}' of volume '{volume['name']}' is not a member of '{record['name']}'.",
+                f"Name one of its members: {', '.join(sorted(machines))}.",
+                volume=volume["name"],
+            )
+        wanted.append(normal)
+    for key in ("name", "mount_point"):
+        twice = _twice([volume[key] for volume in wanted])
+        if twice:
+            raise InputError(f"Two storage volumes have the {key} '{twice}'.", "Give each volume its own.")
+    old = {volume["name"]: volume for volume in record["storage"]["volumes"]}
+    if wanted == record["storage"]["volumes"]:
+        return Draft(record, [])
+    new = copy.deepcopy(record)
+    new["storage"]["volumes"] = wanted
+    names = {volume["name"] for volume in wanted}
+    words = [f"{volume['name']} set" for volume in wanted if old.get(volume["name"]) != volume]
+    words += [f"{name} taken out" for name in old if name not in names]
+    return Draft(new, [Change("storage", f"volumes: {', '.join(words) or 'new order'}")])
+
+
+def commit(draft: Draft, stamp: Stamp) -> Record:
+    """The drafted record as the next generation, with the history saying why; unchanged where nothing changed."""
+    if not draft.changes:
+        return draft.record
+    new = copy.deepcopy(draft.record)
+    new["generation"] += 1
+    new["history"].append(
+        {
+            "generation": new["generation"],
+            "at": stamp.at,
+            "by": stamp.by,
+            "change": draft.changes[0].kind,
+            "detail": "; ".join(change.detail for change in draft.changes),
+        }
+    )
+    return new
+
+
+def chain(record: Record, *steps: Callable[[Record], Draft]) -> Draft:
+    """The draft that all steps, one after the other, make of a record."""
+    changes: List[Change] = []
+    for step in steps:
+        draft = step(record)
+        record = draft.record
+        changes.extend(draft.changes)
+    return Draft(record, changes)
+
+
+def shares_only_the_mesh(record: Record) -> bool:
+    """True for machines without a common network: the cluster's subnet is the mesh's."""
+    return record["mesh"]["backend"] != "none" and record["subnet"] == record["mesh"]["subnet"]
+
+
+def check_subnet(record: Record, subnet: Optional[str]) -> None:
+    """Refuse a subnet that is not the one the cluster has: moving one is a new cluster."""
+    if subnet is not None and _value(values.subnet, subnet) != record["subnet"]:
+        raise InputError(
+            f"Cluster '{record['name']}' is on {record['subnet']}, not on {_value(values.subnet, subnet)}.",
+            f"Leave cluster_subnet out or give {record['subnet']}; to move the cluster, delete it and create it anew.",
+            subnet=record["subnet"],
+        )
+
+
+def _new_member(record: Record, machine: str, keys: Mapping[str, Any], stamp: Stamp, free: Iterator[str]) -> Member:
+    member: Member = {
+        "machine": machine,
+        "address": "",
+        "interface": "",
+        "site": _value(values.site_name, keys.get("site", model.DEFAULT_SITE)),
+        "endpoint": _endpoint(record, keys.get("endpoint", "")),
+        "joined_at": stamp.at,
+        "gpus": _gpus(machine, keys.get("gpus", 0)),
+        "mesh": None,
+        "ssh_host_keys": [_value(values.ssh_key, key) for key in keys.get("ssh_host_keys", [])],
+        "ssh_public_key": _value(values.ssh_key, keys["ssh_public_key"]) if keys.get("ssh_public_key") else None,
+    }
+    given = keys.get("mesh") or {}
+    if given.get("address"):
+        member["mesh"] = _given_mesh(record, machine, given, None)
+    else:
+        member["mesh"] = _allocated(record, free, _mesh_key(record, given.get("public_key")))
+    if shares_only_the_mesh(record):
+        end = member["mesh"]
+        if end is None:
+            raise InputError(
+                f"{machine} has no mesh address yet, and cluster '{record['name']}' has no other network.",
+                f"Give its address in the {record['mesh']['backend']} network as mesh.address.",
+                machine=machine,
+            )
+        member["address"], member["interface"] = end["address"], record["mesh"]["interface"]
+        return member
+    if "address" not in keys or "interface" not in keys:
+        raise InputError(
+            f"{machine} cannot join '{record['name']}': its address in {record['subnet']} and the interface that "
+            "has it are needed.",
+            "Give address and interface.",
+            machine=machine,
+        )
+    member["address"] = _address(record, machine, keys["address"])
+    member["interface"] = _value(values.interface_name, keys["interface"])
+    return member
+
+
+def _update_member(record: Record, member: Member, keys: Mapping[str, Any]) -> List[str]:
+    """Merge the given keys into the member; what differs, in words."""
+    machine = member["machine"]
+    before = copy.deepcopy(member)
+    if shares_only_the_mesh(record):
+        keys = {key: value for key, value in keys.items() if key not in ("address", "interface")}
+    member["address"] = _address(record, machine, keys.get("address", member["address"]))
+    member["interface"] = _value(values.interface_name, keys.get("interface", member["interface"]))
+    member["site"] = _value(values.site_name, keys.get("site", member["site"]))
+    member["endpoint"] = _endpoint(record, keys.get("endpoint", member["endpoint"] or ""))
+    member["gpus"] = _gpus(machine, keys.get("gpus", member["gpus"]))
+    member["ssh_host_keys"] = [
+        _value(values.ssh_key, key) for key in keys.get("ssh_host_keys", member["ssh_host_keys"])
+    ]
+    public_key = keys.get("ssh_public_key", member["ssh_public_key"])
+    member["ssh_public_key"] = _value(values.ssh_key, public_key) if public_key else None
+    if "mesh" in keys:
+        end = _given_mesh(record, machine, keys["mesh"], member["mesh"])
+        member["mesh"] = end
+        if shares_only_the_mesh(record):
+            member["address"] = end["address"]
+    was, now = dict(before), dict(member)
+    # Keys are long and say nothing to a reader of the history; that they changed does.
+    silent = ("ssh_host_keys", "ssh_public_key", "mesh")
+    return [
+        f"new {key}" if key in silent else f"{key} {_shown(now[key])} (was {_shown(was[key])})"
+        for key in _MEMBER_KEYS
+        if now[key] != was[key]
+    ]
+
+
+def _given_mesh(record: Record, machine: str, given: Mapping[str, Any], present: Optional[MemberMesh]) -> MemberMesh:
+    if record["mesh"]["backend"] == "none":
+        raise InputError(
+            f"{machine} has mesh data, but cluster '{record['name']}' has no mesh.",
+            "Set mesh_backend to wireguard or tailscale first.",
+            machine=machine,
+        )
+    address = given.get("address") or (present["address"] if present else None)
+    if address is None:
+        raise InputError(f"{machine} has a mesh key, but no mesh address.", "Give mesh.address.", machine=machine)
+    address = _value(values.address, address)
+    tunnels = ipaddress.ip_network(record["mesh"]["subnet"])
+    if record["mesh"]["backend"] == "wireguard" and not values.host_in(address, tunnels):
+        raise InputError(
+            f"{machine}: the mesh address {address} is no host of the mesh's subnet {tunnels}.",
+            "Leave it out, then a free one is chosen.",
+            machine=machine,
+            address=address,
+        )
+    key = given.get("public_key")
+    return {
+        "address": address,
+        "public_key": _mesh_key(record, key) if key else (present["public_key"] if present else None),
+    }
+
+
+def _mesh_key(record: Record, key: Optional[str]) -> Optional[str]:
+    if key is None or record["mesh"]["backend"] != "wireguard":
+        return key
+    return _value(values.wireguard_key, key)
+
+
+def _allocated(record: Record, free: Iterator[str], public_key: Optional[str]) -> Optional[MemberMesh]:
+    """The next free address. A tailnet's own control server gives them there, so a member has none until it is on."""
+    if record["mesh"]["backend"] != "wireguard":
+        return None
+    address = next(free, None)
+    if address is None:
+        raise InputError(
+            f"The mesh's subnet {record['mesh']['subnet']} has no free address left for another member of "
+            f"'{record['name']}'.",
+            "Give a larger mesh_subnet.",
+            subnet=record["mesh"]["subnet"],
+        )
+    return {"address": address, "public_key": public_key}
+
+
+def _free_addresses(record: Record) -> Iterator[str]:
+    """The free hosts of the mesh's subnet, lowest first, each once."""
+    used: Set[str] = {member["mesh"]["address"] for member in record["members"] if member["mesh"]}
+    for host in ipaddress.ip_network(record["mesh"]["subnet"]).hosts():
+        if str(host) not in used:
+            yield str(host)
+
+
+def mesh_base(present: model.Mesh, backend: Optional[str]) -> model.Mesh:
+    """What a mesh is before its settings: ``present``, or the defaults of the backend when a tailnet comes or goes."""
+    if backend in (None, present["backend"]) or "tailscale" not in (backend, present["backend"]):
+        return present
+    return DEFAULT_TAILNET if backend == "tailscale" else DEFAULT_MESH
+
+
+def _mesh(record: Record, mesh: Mapping[str, Any]) -> model.Mesh:
+    merged = {
+        **mesh_base(record["mesh"], mesh.get("backend")),
+        **{key: value for key, value in mesh.items() if value is not None},
+    }
+    unknown = sorted(set(merged) - set(DEFAULT_MESH))
+    if unknown:
+        raise InputError(f"'{unknown[0]}' is no setting of the mesh.", f"Known are {', '.join(DEFAULT_MESH)}.")
+    if merged["backend"] not in model.BACKENDS:
+        raise InputError(f"'{merged['backend']}' is no mesh backend.", f"Choose one of {', '.join(model.BACKENDS)}.")
+    return {
+        "backend": merged["backend"],
+        "subnet": _value(values.subnet, merged["subnet"]),
+        "port": _number("mesh port", merged["port"], 1, 65535),
+        "interface": _value(values.interface_name, merged["interface"]),
+        "mtu": None if merged["mtu"] is None else _number("mesh MTU", merged["mtu"], 576, 65535),
+    }
+
+
+def _refuse_unusable_mesh(record: Record) -> None:
+    """A mesh that overlaps the members' own network would take the traffic of the tunnels into the tunnels."""
+    if record["mesh"]["backend"] == "none" or shares_only_the_mesh(record):
+        return
+    lan = ipaddress.ip_network(record["subnet"])
+    tunnels = ipaddress.ip_network(record["mesh"]["subnet"])
+    if lan.version == tunnels.version and lan.overlaps(tunnels):
+        raise InputError(
+            f"The mesh's subnet {tunnels} overlaps the subnet {lan} of cluster '{record['name']}'.",
+            "Give another mesh_subnet; or, where the machines share no network at all, the same cluster_subnet.",
+            mesh_subnet=str(tunnels),
+            subnet=str(lan),
+        )
+
+
+def _refuse_clashes(record: Record) -> None:
+    """What two members must not have in common."""
+    members = record["members"]
+    shared: Sequence[tuple[str, Callable[[Member], Optional[str]], str]] = (
+        ("name", lambda member: member["machine"].lower(), "Give the machines names that differ in more than case."),
+        (
+            "address",
+            lambda member: member["address"],
+            "Give each machine its own address in the subnet; a cloned machine keeps the address of its original.",
+        ),
+        (
+            "endpoint",
+            lambda member: member["endpoint"],
+            "Machines behind one public address each need a port of their own forwarded: give cluster_endpoint with it.",
+        ),
+        ("mesh address", lambda member: member["mesh"]["address"] if member["mesh"] else None, "Leave it out."),
+        (
+            "mesh key",
+            lambda member: member["mesh"]["public_key"] if member["mesh"] else None,
+            "One is a clone of the other: make a new key on one of them.",
+        ),
+    )
+    for what, take, remedy in shared:
+        owners: Dict[str, str] = {}
+        for member in members:
+            value = take(member)
+            if value is None:
+                continue
+            if value in owners:
+                raise InputError(
+                    f"{owners[value]} and {member['machine']} have the same {what} {value}.",
+                    remedy,
+                    machines=[owners[value], member["machine"]],
+                )
+            owners[value] = member["machine"]
+
+
+def _address(record: Record, machine: str, value: str) -> str:
+    address = _value(values.address, value)
+    if not values.host_in(address, ipaddress.ip_network(record["subnet"])):
+        raise InputError(
+            f"{machine}: {address} is no host address of {record['subnet']}, the subnet of '{record['name']}'.",
+            f"Put {machine} on the cluster's network, or create a cluster on a subnet that all machines share.",
+            machine=machine,
+            address=address,
+            subnet=record["subnet"],
+        )
+    return address
+
+
+def _endpoint(record: Record, value: str) -> Optional[str]:
+    return _value(lambda text: values.endpoint(text, record["mesh"]["port"]), value) if value else None
+
+
+def _gpus(machine: str, value: Any) -> int:
+    return _number(f"number of GPUs of {machine}", value, 0, 1024)
+
+
+def _number(what: str, value: Any, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InputError(f"{value!r} cannot be the {what}.", f"Give a whole number from {low} to {high}.")
+    return value
+
+
+def _value(check: Callable[[str], str], value: str) -> str:
+    try:
+        return check(value)
+    except ValueError as failure:
+        raise InputError(f"{str(failure)[:1].upper()}{str(failure)[1:]}.", value=value) from failure
+
+
+def _twice(found: Sequence[str]) -> Optional[str]:
+    return next((value for index, value in enumerate(found) if value in found[:index]), None)
+
+
+def _these(noun: str, names: Sequence[str]) -> str:
+    return f"{noun}{'s' if len(names) != 1 else ''} {', '.join(names)}"
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,324 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The record on a disk: one file a cluster, changed under a lock, never half written, never silently replaced.
+
+``<name>.json`` is the record, ``<name>.json.good`` a second copy of what was last written whole, and ``.<name>.lock``
+the lock. The lock is a file of its own, because the record is replaced by renaming: who waits for a lock on the old
+file would get one that nobody looks at any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import random
+import stat
+import time
+from typing import Iterator, List, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+
+DEFAULT_FOLDER = "/var/lib/gpumesh/clusters"
+#: Seconds. A change takes milliseconds; whoever holds the lock for longer is stopped or stuck.
+DEFAULT_WAIT = 30.0
+
+#: Far above a record of thousands of members; what is larger is no record, and reading it would only cost memory.
+_LARGEST = 64 * 1024 * 1024
+_SUFFIX = ".json"
+_GOOD = ".good"
+
+
+class DamagedRecordError(RecordError):
+    """The file is there and is no record that may be used. It is left as it is."""
+
+
+class LockedRecordError(RecordError):
+    """Somebody else holds the lock for longer than we wait."""
+
+
+class StoredRecord(NamedTuple):
+    """A record that was found, and the file that it is in."""
+
+    path: str
+    record: Record
+
+
+class Damage(NamedTuple):
+    """A file that cannot be used. ``last_good``: the path of a copy that can, or None."""
+
+    path: str
+    reason: str
+    last_good: Optional[str]
+
+
+def to_text(record: Record) -> str:
+    """The one spelling of a record on disk and in diffs: equal records are equal texts."""
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+class Store:
+    """One cluster's record in one folder of this host."""
+
+    def __init__(self, folder: str, name: str, wait: float = DEFAULT_WAIT) -> None:
+        self.folder = folder
+        # The name becomes a file name here, so here is where it has to be one.
+        try:
+            self.name = values.cluster_name(name)
+        except ValueError as failure:
+            raise RecordError(f"{failure}.", "Give a valid cluster_name.") from failure
+        self.wait = wait
+        self.path = os.path.join(folder, name + _SUFFIX)
+        self.good_path = self.path + _GOOD
+        self.lock_path = os.path.join(folder, f".{name}.lock")
+
+    def read(self) -> Optional[Record]:
+        """The record, or None where there is none. Needs no lock: a file is replaced in one step.
+
+        Raises DamagedRecordError with the path, the reason and the last good copy; changes nothing.
+        """
+        _check_folder(self.folder)
+        try:
+            record = _load(self.path)
+        except GpumeshError as failure:
+            raise self._damaged(failure) from failure
+        if record is not None and record["name"] != self.name:
+            reason = model.InvalidRecordError("name", f"it is the record of '{record['name']}'")
+            raise self._damaged(reason)
+        if record is None and os.path.exists(self.good_path) and not os.path.exists(self.path):
+            # Creating writes the record first, deleting takes the good copy away first: one alone was robbed.
+            raise self._damaged(RecordError("it is missing, while its last good copy is there"))
+        return record
+
+    def exists(self) -> bool:
+        """True when there is any file of this cluster, sound or not."""
+        return any(os.path.lexists(path) for path in (self.path, self.good_path))
+
+    @contextlib.contextmanager
+    def locked(self, by: str) -> Iterator[None]:
+        """Hold the lock; ``by`` is shown to those who wait. The kernel frees it when this process ends, however."""
+        _make_folder(self.folder)
+        handle = self._acquire(by)
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    def write(self, record: Record) -> None:
+        """Replace the record. Only inside ``locked``. What could not be read back is never written."""
+        checked = model.parse(json.loads(json.dumps(record)))
+        if checked["name"] != self.name:
+            raise RecordError(f"The record of '{checked['name']}' cannot be written to {self.path}.")
+        text = to_text(checked)
+        _sweep(self.folder, os.path.basename(self.path))
+        try:
+            files.write_atomic(self.path, text)
+            files.write_atomic(self.good_path, text)
+        except OSError as failure:
+            raise HostStateError(
+                f"{self.path} cannot be written: {failure.strerror}.",
+                "Make room or make the file system writable, and run again; the old record is in place.",
+                path=self.path,
+            ) from failure
+
+    def remove(self) -> bool:
+        """Delete the record, its copy and the lock; True when there was one. Only inside ``locked``.
+
+        The lock goes last: who waits for it finds that the file it holds is gone and starts over.
+        """
+        _sweep(self.folder, os.path.basename(self.path))
+        had_copy = files.remove_file(self.good_path)
+        had_record = files.remove_file(self.path)
+        files.remove_file(self.lock_path)
+        # Only what is ours and empty: the folders of the collection, never the one that holds them.
+        for folder in (self.folder, os.path.dirname(self.folder)):
+            if os.path.basename(folder) in ("clusters", "gpumesh"):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+        return had_copy or had_record
+
+    def _acquire(self, by: str) -> int:
+        deadline = time.monotonic() + self.wait
+        while True:
+            _make_folder(self.folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                handle = os.open(self.lock_path, flags, 0o600)
+            except OSError as failure:
+                raise HostStateError(
+                    f"The lock {self.lock_path} cannot be opened: {failure.strerror}.",
+                    "Look at what is there; a plain file, or nothing, belongs there.",
+                    path=self.lock_path,
+                ) from failure
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_still(handle, self.lock_path):
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, f"{by}, process {os.getpid()}, since {values.now()}\n".encode(), 0)
+                    return handle
+            except OSError as failure:
+                if failure.errno not in (errno.EAGAIN, errno.EACCES):
+                    os.close(handle)
+                    raise HostStateError(f"{self.lock_path} cannot be locked: {failure.strerror}.") from failure
+                holder = os.pread(handle, 200, 0).decode("utf-8", "replace").strip()
+                if time.monotonic() >= deadline:
+                    os.close(handle)
+                    raise LockedRecordError(
+                        f"The record {self.path} is being changed by {holder or 'a process that is just starting'}; "
+                        f"it did not end within {self.wait:g} s.",
+                        "Wait for it, or end that process if it hangs, and run again.",
+                        path=self.path,
+                        holder=holder,
+                    ) from failure
+            os.close(handle)
+            # Uneven pauses: many who were started together must not all look again together.
+            time.sleep(random.uniform(0.005, 0.03))
+
+    def _damaged(self, failure: GpumeshError) -> DamagedRecordError:
+        good: Optional[Record] = None
+        with contextlib.suppress(GpumeshError):
+            good = _load(self.good_path)
+        if good is None:
+            last_good = None
+            remedy = f"Look at it; then put a member's copy of {self.path} in its place."
+        else:
+            last_good = self.good_path
+            remedy = f"Look at it; then put the last good copy, {self.good_path}, in its place."
+        if isinstance(failure, model.FutureSchemaError):
+            remedy = failure.remedy
+        reason = failure.message.rstrip(".")
+        copy = f"generation {good['generation']} is in {last_good}" if good else "none on this host"
+        return DamagedRecordError(
+            f"The cluster record {self.path} is refused: {reason}. Last good copy: {copy}.",
+            remedy,
+            path=self.path,
+            reason=reason,
+            last_good=last_good,
+            last_good_generation=good["generation"] if good else None,
+        )
+
+
+class Found(NamedTuple):
+    """What a folder holds."""
+
+    records: List[StoredRecord]
+    damaged: List[Damage]
+
+
+def scan(folder: str, only: Optional[str] = None) -> Found:
+    """Every cluster's record in a folder, or the one named ``only``, sound and damaged. No folder is an empty one."""
+    found = Found([], [])
+    try:
+        _check_folder(folder)
+        # A record that is gone while its good copy is there is damage too, so both names count.
+        entries = {entry[: -len(_GOOD)] if entry.endswith(_SUFFIX + _GOOD) else entry for entry in os.listdir(folder)}
+    except FileNotFoundError:
+        return found
+    except OSError as failure:
+        raise HostStateError(f"{folder} cannot be read: {failure.strerror}.", path=folder) from failure
+    for entry in sorted(entries):
+        name = entry[: -len(_SUFFIX)]
+        if not entry.endswith(_SUFFIX) or entry.startswith(".") or only not in (None, name):
+            continue
+        path = os.path.join(folder, entry)
+        try:
+            record = Store(folder, name).read()
+        except GpumeshError as failure:
+            details = failure.details
+            found.damaged.append(Damage(path, str(details.get("reason", failure.message)), details.get("last_good")))
+            continue
+        if record is not None:
+            found.records.append(StoredRecord(path, record))
+    return found
+
+
+def _load(path: str) -> Optional[Record]:
+    """The record in a file, or None where there is none. Raises RecordError with the bare reason."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as failure:
+        if failure.errno == errno.ELOOP:
+            raise RecordError("it is a symbolic link") from failure
+        raise RecordError(f"it cannot be opened: {failure.strerror}") from failure
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise RecordError("it is not a plain file")
+        _check_trust(about, "it")
+        if about.st_size > _LARGEST:
+            raise RecordError(f"it has {about.st_size} bytes, and no record has more than {_LARGEST}")
+        with open(handle, "rb", closefd=False) as stream:
+            raw = stream.read(_LARGEST)
+    except OSError as failure:
+        raise RecordError(f"it cannot be read: {failure.strerror}") from failure
+    finally:
+        os.close(handle)
+    if not raw.strip():
+        raise RecordError("it is empty")
+    try:
+        document = json.loads(raw.decode("utf-8"))
+    except (UnicodeDecodeError, RecursionError, ValueError) as failure:
+        raise RecordError(f"it is not JSON ({failure})") from failure
+    return model.parse(document)
+
+
+def _check_trust(about: os.stat_result, what: str) -> None:
+    """Root acts on the record on every member, so whoever may write it is root."""
+    if about.st_uid != os.geteuid():
+        raise RecordError(f"{what} belongs to user {about.st_uid}, not to {os.geteuid()}")
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RecordError(f"{what} can be written by others (mode {stat.S_IMODE(about.st_mode):04o})")
+
+
+def _check_folder(folder: str) -> None:
+    """Refuse a folder in which somebody else could swap the files. A missing one is fine."""
+    try:
+        about = os.stat(folder)
+    except FileNotFoundError:
+        return
+    except OSError as failure:
+        raise HostStateError(f"{folder} cannot be looked at: {failure.strerror}.", path=folder) from failure
+    if not stat.S_ISDIR(about.st_mode):
+        raise HostStateError(f"{folder} is not a folder.", "Move it away.", path=folder)
+    try:
+        _check_trust(about, f"the folder {folder}")
+    except RecordError as failure:
+        raise HostStateError(
+            f"The records in {folder} are refused: {failure.message}.",
+            f"Make it the own folder of the user that runs this: chown and chmod 0700 {folder}.",
+            path=folder,
+        ) from failure
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(folder) or "/", mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+    except OSError as failure:
+        raise HostStateError(f"{folder} cannot be made: {failure.strerror}.", path=folder) from failure
+
+
+def _sweep(folder: str, name: str) -> None:
+    """Take away the temporary files that a killed writer left. Under the lock there is no other writer."""
+    for entry in os.listdir(folder):
+        if entry.startswith(f".{name}."):
+            files.remove_file(os.path.join(folder, entry))
+
+
+def _is_still(handle: int, path: str) -> bool:
+    """True when the path still leads to the opened file."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    here = os.fstat(handle)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

@@ -1,0 +1,175 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a value of the record may look like: each check returns the value in its one normal form.
+
+The values end up in file names, slurm.conf, /etc/hosts, shell environments and firewall rules of every member, so
+what is allowed here is what is harmless in all of them. A check raises ValueError with the reason alone; the caller
+knows where the value came from and says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import ipaddress
+import re
+from typing import Optional, Union
+
+Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+
+#: Slurm's ClusterName: lower case, at most 40 characters.
+_CLUSTER = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+#: An inventory hostname; 64 is HOST_NAME_MAX. Underscores are no DNS names but common in inventories.
+_MACHINE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+#: IFNAMSIZ leaves 15 characters. The kernel allows nearly all of them; these are the ones that occur.
+_INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,14}")
+_VOLUME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_HOSTNAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_SSH_KEY = re.compile(r"[a-z][a-z0-9@.-]{2,63} [A-Za-z0-9+/]{16,}={0,3}")
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def cluster_name(value: str) -> str:
+    """A cluster's name: also a file name, an inventory group and Slurm's ClusterName."""
+    if not _CLUSTER.fullmatch(value):
+        raise ValueError(
+            f"'{value}' is no cluster name: a lower-case letter, then at most 39 lower-case letters, digits, '-' or '_'"
+        )
+    return value
+
+
+def machine_name(value: str) -> str:
+    """A machine: its inventory hostname."""
+    if not _MACHINE.fullmatch(value):
+        raise ValueError(
+            f"'{value}' is no machine name: 1 to 64 letters, digits, '.', '-' or '_', a letter or digit first and last"
+        )
+    return value
+
+
+def site_name(value: str) -> str:
+    """The name of a site: a group of members that reach each other's addresses directly."""
+    if not _SITE.fullmatch(value):
+        raise ValueError(f"'{value}' is no site name: 1 to 63 letters, digits, '.', '-' or '_'")
+    return value
+
+
+def interface_name(value: str) -> str:
+    """The name of a network interface."""
+    if not _INTERFACE.fullmatch(value):
+        raise ValueError(f"'{value}' is no interface name: 1 to 15 letters, digits, '.', '-', '_', '@' or '+'")
+    return value
+
+
+def volume_name(value: str) -> str:
+    """The name of a storage volume."""
+    if not _VOLUME.fullmatch(value):
+        raise ValueError(f"'{value}' is no volume name: 1 to 63 lower-case letters, digits, '-' or '_'")
+    return value
+
+
+def network(value: str) -> Network:
+    """ADDRESS/MASK as `ip addr` prints it, host bits allowed, to its network. A single address is no network."""
+    address, slash, length = value.strip().partition("/")
+    if not slash or not length.isdigit():
+        raise ValueError(f"'{value}' is no subnet: it is written ADDRESS/MASK as in `ip addr`, such as 10.0.0.7/24")
+    try:
+        parsed = ipaddress.ip_network((address, int(length)), strict=False)
+    except ValueError as failure:
+        raise ValueError(f"'{value}' is no subnet: {failure}") from failure
+    if parsed.num_addresses < 2:
+        raise ValueError(f"'{value}' is no subnet: the mask has to be shorter than /{parsed.max_prefixlen}")
+    if parsed.is_loopback or parsed.is_multicast:
+        raise ValueError(f"'{value}' is no subnet that two machines share: it is for loopback or multicast")
+    return parsed
+
+
+def subnet(value: str) -> str:
+    """The text of `network(value)`: 10.0.0.7/24 becomes 10.0.0.0/24."""
+    return str(network(value))
+
+
+def address(value: str) -> str:
+    """An IP address without mask, in its shortest spelling."""
+    try:
+        return str(ipaddress.ip_address(value.strip()))
+    except ValueError as failure:
+        raise ValueError(f"'{value}' is no IP address") from failure
+
+
+def host_in(value: str, within: Network) -> bool:
+    """True when the address is one that a host of the network can have."""
+    parsed = ipaddress.ip_address(value)
+    if parsed.version != within.version or parsed not in within:
+        return False
+    # A /31 and a /127 have two hosts and neither a network nor a broadcast address (RFC 3021, RFC 6164).
+    if within.num_addresses == 2:
+        return True
+    if parsed.version == 4:
+        return parsed not in (within.network_address, within.broadcast_address)
+    return parsed != within.network_address
+
+
+def endpoint(value: str, default_port: Optional[int] = None) -> str:
+    """HOST:PORT or [IPV6]:PORT; with a ``default_port`` also HOST alone, to which the port is added."""
+    text = value.strip()
+    if text.startswith("["):
+        host, _bracket, rest = text[1:].partition("]")
+        port_text = rest[1:] if rest.startswith(":") else ("" if not rest else "?")
+    elif text.count(":") > 1:
+        host, port_text = text, ""
+    else:
+        host, _colon, port_text = text.partition(":")
+    port_text = port_text or ("" if default_port is None else str(default_port))
+    if not port_text.isdigit() or not 0 < int(port_text) < 65536:
+        raise ValueError(f"'{value}' is no endpoint: the port is a number from 1 to 65535")
+    port = int(port_text)
+    if ":" in host:
+        return f"[{address(host)}]:{port}"
+    if not _HOSTNAME.fullmatch(host):
+        raise ValueError(f"'{value}' is no endpoint: it is written HOST:PORT, such as 203.0.113.10:51820")
+    return f"{host}:{port}"
+
+
+def wireguard_key(value: str) -> str:
+    """A WireGuard key: 32 bytes in base64."""
+    try:
+        raw = base64.b64decode(value.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as failure:
+        raise ValueError("a WireGuard public key is 32 bytes in base64") from failure
+    if len(raw) != 32:
+        raise ValueError(f"a WireGuard public key is 32 bytes in base64, this one is {len(raw)}")
+    return value
+
+
+def ssh_key(value: str) -> str:
+    """A public SSH key, ``TYPE BASE64``; a comment is dropped, since it differs from tool to tool."""
+    words = value.split()
+    if "\n" in value.strip() or len(words) < 2 or not _SSH_KEY.fullmatch(" ".join(words[:2])):
+        raise ValueError(f"'{value[:60]}' is no public SSH key: it is written TYPE BASE64 on one line")
+    return " ".join(words[:2])
+
+
+def absolute_path(value: str) -> str:
+    """An absolute path without '..' and without characters that /etc/exports or a unit would read as syntax."""
+    if not value.startswith("/") or not re.fullmatch(r"[A-Za-z0-9_./@+-]+", value) or ".." in value.split("/"):
+        raise ValueError(f"'{value}' is no absolute path of letters, digits, '_', '.', '/', '@', '+' and '-'")
+    return "/" + "/".join(part for part in value.split("/") if part)
+
+
+def timestamp(value: str) -> str:
+    """A time in UTC, to the second: 2026-11-20T20:31:00Z."""
+    try:
+        datetime.datetime.strptime(value + "+0000", "%Y-%m-%dT%H:%M:%SZ%z")
+    except ValueError as failure:
+        raise ValueError(f"'{value}' is no time in UTC such as 2026-11-20T20:31:00Z") from failure
+    return value
+
+
+def now() -> str:
+    """The present time in the record's form."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime(_TIME_FORMAT)

@@ -1,0 +1,327 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The configuration of a configless Slurm cluster whose nodes register themselves: what each file says.
+
+The controller serves slurm.conf, cgroup.conf and gres.conf to all nodes. They name no node: a node joins by starting
+slurmd with ``-Z``, so that a join or a leave changes no file and restarts nobody. What is particular to a host (its
+devices, its control groups) is in files of its own, which the served ones include by path and each host reads locally.
+
+Source: slurm.conf(5), gres.conf(5), cgroup.conf(5), slurmd(8), and Slurm's pages on dynamic nodes and configless
+operation; tried with 22.05 and 24.11.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import SlurmHost
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
+
+SERVED = ("slurm.conf", "cgroup.conf", "gres.conf")
+#: Below the folder of the configuration: what holds for this host alone.
+NODE = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf")
+OPTIONS = "node/slurmd.env"
+
+#: What a running slurmctld of 22.05 does not take over by `scontrol reconfigure`, in lower case.
+RESTART_KEYS = frozenset(
+    (
+        "accountingstoragetype",
+        "authaltparameters",
+        "authalttypes",
+        "authinfo",
+        "authtype",
+        "clustername",
+        "communicationparameters",
+        "grestypes",
+        "jobacctgathertype",
+        "maxnodecount",
+        "plugindir",
+        "preemptmode",
+        "prioritytype",
+        "proctracktype",
+        "schedulertype",
+        "selecttype",
+        "slurmctldhost",
+        "slurmctldport",
+        "slurmdport",
+        "slurmuser",
+        "statesavelocation",
+        "switchtype",
+        "taskplugin",
+        "topologyplugin",
+        "treewidth",
+    )
+)
+#: From this version on a host without control groups can say so; before, the plugin for version 1 does no harm there.
+#: EnableControllers, too, is refused by 22.05.
+_CGROUP_KEYS_SINCE = (23, 11, 0)
+_UNSAFE = re.compile(r"[\"'`$\\\n;&|<>]")
+
+
+class Request(NamedTuple):
+    """What the cluster and this host are to be. ``serve``: this host runs the controller. Mappings are the user's."""
+
+    cluster: str
+    controller: str
+    machine: str
+    address: str
+    serve: bool
+    accounting: bool
+    max_nodes: int
+    task_prolog: str
+    health_check: str
+    health_check_interval: int
+    prolog: str
+    epilog: str
+    state_folder: str
+    spool_folder: str
+    log_folder: str
+    settings: Mapping[str, Any]
+    partitions: Mapping[str, Mapping[str, Any]]
+    nodesets: Mapping[str, Mapping[str, Any]]
+    cgroup: Mapping[str, Any]
+    gres: Mapping[str, Any]
+    node: Mapping[str, Any]
+
+
+class Gres(NamedTuple):
+    """Lines of gres.conf, and what the node declares: ``gpu:fake:2``."""
+
+    lines: List[str]
+    declared: str
+
+
+class Documents(NamedTuple):
+    """The texts by their path below the configuration folder, and the arguments of slurmd."""
+
+    served: Dict[str, str]
+    node: Dict[str, str]
+    definition: str
+    arguments: Tuple[str, ...]
+
+
+def documents(request: Request, host: SlurmHost, folder: str) -> Documents:
+    """Every file. Raises InputError, naming the variable, for what cannot be written."""
+    conf.check_settings("slurm_conf", request.settings)
+    conf.check_settings("slurm_cgroup", request.cgroup)
+    gres = gres_lines(request, host)
+    definition = node_definition(request, host, gres)
+    return Documents(
+        {
+            "slurm.conf": conf.text_of(_slurm_conf(request, host, folder)),
+            "cgroup.conf": conf.text_of([f"Include {os.path.join(folder, 'node/cgroup.conf')}"]),
+            "gres.conf": conf.text_of([f"Include {os.path.join(folder, 'node/gres.conf')}"]),
+        },
+        {
+            "node/slurm.conf": conf.text_of(conf.render(_without(node_settings(host), request.settings))),
+            "node/cgroup.conf": conf.text_of(conf.render(conf.merge(cgroup_settings(host), request.cgroup))),
+            "node/gres.conf": conf.text_of(gres.lines),
+        },
+        definition,
+        slurmd_arguments(request, definition),
+    )
+
+
+def _slurm_conf(request: Request, host: SlurmHost, folder: str) -> List[str]:
+    settings = conf.merge(cluster_settings(request, host), request.settings)
+    lines = conf.render(settings)
+    lines.append(f"Include {os.path.join(folder, 'node/slurm.conf')}")
+    lines += [
+        conf.pairs({"NodeSet": _name("slurm_nodesets", name), **options}) for name, options in request.nodesets.items()
+    ]
+    if not request.partitions:
+        raise InputError("slurm_partitions is empty.", "Give at least one partition, such as {cluster: {Nodes: ALL}}.")
+    lines += [
+        conf.pairs({"PartitionName": _name("slurm_partitions", name), **options})
+        for name, options in request.partitions.items()
+    ]
+    return lines
+
+
+def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
+    """What holds for the whole cluster, before the user's own settings."""
+    settings: Dict[str, Any] = {
+        "ClusterName": request.cluster,
+        # slurmctld refuses to start on a host of another name, and the inventory's name may be another.
+        "SlurmctldHost": f"{host.hostname}({request.controller})",
+        "SlurmUser": "slurm",
+        "AuthType": "auth/munge",
+        "SlurmctldParameters": ["enable_configless"],
+        "StateSaveLocation": request.state_folder,
+        "SlurmdSpoolDir": request.spool_folder,
+        "SlurmctldLogFile": os.path.join(request.log_folder, "slurmctld.log"),
+        "SlurmdLogFile": os.path.join(request.log_folder, "slurmd.log"),
+        # Nodes register themselves, up to this many.
+        "MaxNodeCount": request.max_nodes,
+        # slurmd does not know the other nodes' addresses, so it must not forward messages to them.
+        "TreeWidth": 65533,
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core",
+        "GresTypes": sorted({"gpu", *request.gres}),
+        # A node that was rebooted or lost comes back by itself; one that was drained does not.
+        "ReturnToService": 2,
+        "PrologFlags": "Contain",
+        "TaskProlog": request.task_prolog,
+        # RDMA needs locked memory, and the limit of the shell that submits is low.
+        "PropagateResourceLimitsExcept": "MEMLOCK",
+        # The included files differ between hosts on purpose.
+        "DebugFlags": "NO_CONF_HASH",
+    }
+    if not request.task_prolog:
+        del settings["TaskProlog"]
+    if request.health_check:
+        settings["HealthCheckProgram"] = request.health_check
+        settings["HealthCheckInterval"] = request.health_check_interval
+        # Also busy and drained nodes: a fault comes while a job runs, and what is drained has to come back.
+        settings["HealthCheckNodeState"] = "ANY"
+    if request.prolog:
+        settings["Prolog"] = request.prolog
+        # A job that meets an unfit node waits for another one, and not for an admin.
+        settings["SchedulerParameters"] = ["nohold_on_prolog_fail"]
+    if request.epilog:
+        settings["Epilog"] = request.epilog
+    if request.accounting:
+        settings["AccountingStorageType"] = "accounting_storage/slurmdbd"
+        settings["AccountingStorageHost"] = request.controller
+        settings["AccountingStorageTRES"] = "gres/gpu"
+        settings["JobAcctGatherFrequency"] = 30
+    return settings
+
+
+def node_settings(host: SlurmHost) -> Dict[str, Any]:
+    """How this host tracks, binds and measures the processes of jobs."""
+    if host.cgroups.version == "none":
+        return {
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/affinity",
+            "JobAcctGatherType": "jobacct_gather/linux",
+        }
+    return {
+        "ProctrackType": "proctrack/cgroup",
+        "TaskPlugin": ["task/cgroup", "task/affinity"],
+        "JobAcctGatherType": "jobacct_gather/cgroup"
+        if "memory" in host.cgroups.controllers
+        else "jobacct_gather/linux",
+    }
+
+
+def cgroup_settings(host: SlurmHost) -> Dict[str, Any]:
+    """Limits by control groups, as far as this host has them."""
+    version, controllers = host.cgroups.version, host.cgroups.controllers
+    recent = host.version is None or host.version >= _CGROUP_KEYS_SINCE
+    if version == "none":
+        return {"CgroupPlugin": "disabled" if recent else "cgroup/v1"}
+    settings: Dict[str, Any] = {"CgroupPlugin": f"cgroup/{version}"}
+    if version == "v2" and recent:
+        # systemd hands cpuset only to those who ask.
+        settings["EnableControllers"] = True
+    return {
+        **settings,
+        "ConstrainCores": "cpuset" in controllers,
+        "ConstrainRAMSpace": "memory" in controllers,
+        # Version 2 has no controller for devices: the kernel takes a program instead.
+        "ConstrainDevices": version == "v2" or "devices" in controllers,
+    }
+
+
+def gres_lines(request: Request, host: SlurmHost) -> Gres:
+    """The devices to schedule on: given by the user, else found on this host."""
+    lines: List[str] = []
+    declared: List[str] = []
+    given = {name.lower(): value for name, value in request.gres.items()}
+    if "gpu" not in given and host.gpu is not None:
+        count = len(host.gpu.files)
+        if host.gpu.autodetect:
+            lines.append(f"AutoDetect={host.gpu.autodetect}")
+            declared.append(f"gpu:{count}")
+        else:
+            kind = {"Type": host.gpu.type} if host.gpu.type else {}
+            lines += [conf.pairs({"Name": "gpu", **kind, "File": path}) for path in host.gpu.files]
+            declared.append(":".join(["gpu", *kind.values(), str(count)]))
+    for name, value in given.items():
+        for entry in value if isinstance(value, (list, tuple)) else [value]:
+            if not isinstance(entry, Mapping):
+                raise InputError(
+                    f"slurm_gres: {name} is {entry!r}.",
+                    "Give a mapping such as {Type: h100, File: '/dev/nvidia[0-7]'}, or a list of them.",
+                )
+            lines.append(conf.pairs({"Name": name, **entry}))
+            declared.append(_declared(name, entry))
+    return Gres(lines, ",".join(declared))
+
+
+def _declared(name: str, entry: Mapping[str, Any]) -> str:
+    keys = {key.lower(): value for key, value in entry.items()}
+    if "count" in keys:
+        count = str(keys["count"])
+    elif keys.get("file"):
+        count = str(len(expand(conf.value_text("File", keys["file"]))))
+    else:
+        raise InputError(f"slurm_gres: {name} has neither File nor Count.", "Give one of them.")
+    return ":".join(part for part in (name, str(keys.get("type") or ""), count) if part)
+
+
+def node_definition(request: Request, host: SlurmHost, gres: Gres) -> str:
+    """What the node declares of itself beyond what slurmd finds."""
+    ours: Dict[str, Any] = {"NodeAddr": request.address}
+    if host.memory:
+        # A little less than there is: another kernel may have a few MB less, which would drain the node.
+        ours["RealMemory"] = host.memory * 98 // 100
+    if gres.declared:
+        ours["Gres"] = gres.declared
+    for key in request.node:
+        if conf.check_key(key).lower() in ("nodename", "port", "nodeaddr"):
+            raise InputError(f"slurm_node_conf: {key} is the cluster record's.", "Leave it out.")
+    definition = " ".join(
+        f"{key}={conf.value_text(key, value)}" for key, value in conf.merge(ours, request.node).items()
+    )
+    if _UNSAFE.search(definition):
+        raise InputError(f"slurm_node_conf: {definition!r} has quotes or characters of the shell.", "Leave them out.")
+    return definition
+
+
+def slurmd_arguments(request: Request, definition: str) -> Tuple[str, ...]:
+    """The arguments of slurmd after ``-D`` or what the packaged unit has."""
+    settings = {key.lower(): value for key, value in request.settings.items()}
+    # A range of ports is possible; the first one answers too.
+    port = str(settings.get("slurmctldport", "")).partition("-")[0]
+    server = f"{request.controller}:{port}" if port else request.controller
+    return ("-Z", "-N", request.machine, "--conf-server", server, "--conf", definition)
+
+
+def options_text(arguments: Sequence[str]) -> str:
+    """A file that both systemd and a shell read: one variable, its words quoted a second time."""
+    words = " ".join(f"'{word}'" if re.search(r"\s", word) else word for word in arguments)
+    return conf.text_of([f'SLURMD_OPTIONS="{words}"'])
+
+
+def definition_in(options: Optional[str]) -> Optional[str]:
+    """The node's definition in such a file, or None."""
+    match = re.search(r"--conf '([^']*)'", options or "") or re.search(r"--conf (\S+)\"", options or "")
+    return match.group(1) if match else None
+
+
+def reload_needed(old: Optional[str], new: str) -> str:
+    """What a running controller needs to take the new slurm.conf over: none, reconfigure or restart."""
+    if old is None:
+        return "restart"
+    changed = conf.changed_keys(old, new)
+    if not changed:
+        return "none"
+    return "restart" if RESTART_KEYS.intersection(changed) else "reconfigure"
+
+
+def _without(settings: Mapping[str, Any], taken: Mapping[str, Any]) -> Dict[str, Any]:
+    names = {key.lower() for key in taken}
+    return {key: value for key, value in settings.items() if key.lower() not in names}
+
+
+def _name(variable: str, name: str) -> str:
+    if not re.match(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", str(name)):
+        raise InputError(f"{variable}: {name!r} is no name.", "Names are letters, digits, '.', '_' and '-'.")
+    return str(name)

@@ -1,0 +1,159 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bring the configuration folder of this host to the wanted files, after Slurm's own parser has accepted them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import tempfile
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.config import (
+    NODE,
+    OPTIONS,
+    SERVED,
+    Documents,
+    definition_in,
+    options_text,
+    reload_needed,
+)
+
+_OURS = conf.text_of([]).strip()
+
+
+class Plan(NamedTuple):
+    """What differs. A text of None is a file to remove. ``reload`` is for the controller, the rest for slurmd."""
+
+    write: Dict[str, Optional[str]]
+    reload: str
+    node_changed: bool
+    redefined: bool
+    before: str
+    after: str
+
+
+def read_files(folder: str) -> Dict[str, Optional[str]]:
+    """Every file of ours as it is."""
+    return {name: read_text(os.path.join(folder, name)) for name in (*SERVED, *NODE, OPTIONS)}
+
+
+def plan(present: Mapping[str, Optional[str]], wanted: Optional[Documents], serve: bool, folder: str) -> Plan:
+    """What to write and to remove; with no ``wanted`` all of ours goes.
+
+    A configuration that somebody else has written is refused: it may be another cluster's.
+    """
+    texts: Dict[str, Optional[str]] = dict.fromkeys(present)
+    if wanted is not None:
+        texts.update(wanted.node)
+        texts[OPTIONS] = options_text(wanted.arguments)
+        if serve:
+            texts.update(wanted.served)
+    for name in SERVED:
+        text = present.get(name)
+        if text is None or text.startswith(_OURS):
+            continue
+        if wanted is None:
+            # Not ours to remove.
+            texts[name] = text
+            continue
+        raise HostStateError(
+            f"{os.path.join(folder, name)} was not written by this collection.",
+            "Move it away if the Slurm cluster that it describes is given up.",
+        )
+    write = {name: text for name, text in texts.items() if text != present.get(name)}
+    new_options, old_options = texts[OPTIONS], present.get(OPTIONS)
+    return Plan(
+        write,
+        reload_needed(present["slurm.conf"], texts["slurm.conf"] or "") if serve and wanted is not None else "none",
+        any(name in write for name in (*NODE, OPTIONS)),
+        old_options is not None and definition_in(old_options) != definition_in(new_options),
+        _shown(present, write),
+        _shown(texts, write),
+    )
+
+
+def validate(run: Runner, wanted: Documents, folder: str) -> bool:
+    """Let slurmd read all files, in a folder aside. False where Slurm is not installed yet.
+
+    Raises InputError with Slurm's own words.
+    """
+    if find("slurmd") is None:
+        return False
+    with tempfile.TemporaryDirectory(prefix="gpumesh-slurm-") as aside:
+        os.mkdir(os.path.join(aside, "node"))
+        moved = {os.path.join(folder, name): os.path.join(aside, name) for name in NODE}
+        for name, text in {**wanted.served, **wanted.node}.items():
+            write_atomic(os.path.join(aside, name), conf.redirect_includes(text, moved), mode=0o644)
+        argv = ["slurmd", "-G", "-L", "/dev/null", "-f", os.path.join(aside, "slurm.conf")]
+        argv += ["-Z", "-N", wanted.arguments[2]]
+        done = run([*argv, "--conf", wanted.definition], check=False)
+    if done.rc != 0:
+        words = "; ".join(complaints(done.stderr + done.stdout)) or f"slurmd exited {done.rc}"
+        raise InputError(
+            f"Slurm refuses the configuration: {words}.",
+            "Correct slurm_conf, slurm_cgroup, slurm_gres, slurm_node_conf or slurm_partitions; the old files stay.",
+        )
+    return True
+
+
+def complaints(output: str) -> List[str]:
+    """Slurm's errors, without the program's name, the time and the last line, which only says that it gives up."""
+    found = [
+        match.group(1).strip()
+        for match in re.finditer(r"^\S*?:?\s*(?:\[[^\]]*\]\s*)?(?:error|fatal): (.*)$", output, re.MULTILINE)
+    ]
+    useful = [text for text in found if "Unable to process configuration file" not in text]
+    return useful or found
+
+
+def missing_programs(paths: Sequence[str]) -> List[str]:
+    """Those of the jobs' prologs and epilogs for want of which jobs or nodes would fail."""
+    return [path for path in paths if path and not os.path.exists(path)]
+
+
+def make_programs(paths: Sequence[str]) -> None:
+    """Programs that do nothing, until somebody puts better ones in their place."""
+    for path in paths:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        write_atomic(path, "#!/bin/sh\nexit 0\n", mode=0o755)
+
+
+def missing_folders(wanted: Mapping[str, str]) -> List[Tuple[str, str]]:
+    """Those that are not there, each with the account that is to own it."""
+    return [(path, owner) for path, owner in wanted.items() if not os.path.isdir(path)]
+
+
+def make_folders(missing: Sequence[Tuple[str, str]]) -> None:
+    """Make folders that only their owners, and the readers of logs, may look into."""
+    for path, owner in missing:
+        try:
+            entry = pwd.getpwnam(owner)
+        except KeyError as failure:
+            raise HostStateError(f"There is no user {owner}.", "Install Slurm first.") from failure
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+
+
+def apply(folder: str, planned: Plan) -> None:
+    """Write and remove. The served slurm.conf comes last: a controller that starts now finds what it includes."""
+    if not planned.write:
+        return
+    os.makedirs(os.path.join(folder, "node"), mode=0o755, exist_ok=True)
+    for name in sorted(planned.write, key=lambda path: path == "slurm.conf"):
+        text = planned.write[name]
+        path = os.path.join(folder, name)
+        if text is None:
+            remove_file(path)
+        else:
+            write_atomic(path, text, mode=0o644)
+
+
+def _shown(texts: Mapping[str, Optional[str]], names: Mapping[str, Optional[str]]) -> str:
+    return "".join(f"## {name}\n{texts.get(name) or ''}" for name in sorted(names) if texts.get(name) is not None)

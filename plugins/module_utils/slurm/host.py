@@ -1,0 +1,137 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Slurm needs to know of this host: control groups, GPUs, memory, its own version and plugins."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from typing import List, NamedTuple, Optional, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+_PLUGIN_FOLDERS = (
+    "/usr/lib/*/slurm-wlm",
+    "/usr/lib/slurm-wlm",
+    "/usr/lib64/slurm",
+    "/usr/lib/slurm",
+    "/usr/lib/*/slurm",
+    "/usr/local/lib/slurm",
+)
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+#: What Slurm's plugin for version 1 tracks, binds and limits by.
+_V1_NEEDED = ("freezer", "cpuset")
+
+
+class Cgroups(NamedTuple):
+    """The control groups that slurmd can use. ``version`` is v1, v2 or none; ``why`` says why it is none."""
+
+    version: str
+    controllers: Tuple[str, ...]
+    why: str = ""
+
+
+class Gpu(NamedTuple):
+    """Devices of one type. ``autodetect`` is the plugin that finds them by itself, or empty."""
+
+    type: str
+    files: Tuple[str, ...]
+    autodetect: str
+
+
+class SlurmHost(NamedTuple):
+    """What was found. ``memory`` is in MB; ``version`` is None where Slurm is not installed."""
+
+    version: Optional[Tuple[int, int, int]]
+    cgroups: Cgroups
+    gpu: Optional[Gpu]
+    memory: int
+    hostname: str
+
+
+def parse_version(text: str) -> Tuple[int, int, int]:
+    """``slurm-wlm 24.11.5`` as printed by -V."""
+    match = _VERSION.search(text)
+    if match is None:
+        raise ParseError("slurmd -V", f"there is no version in {text.strip()!r}")
+    return int(match.group(1)), int(match.group(2)), int(match.group(3))
+
+
+def parse_cgroups(mounts: str, controllers: str, systemd: bool) -> Cgroups:
+    """From the texts of /proc/self/mounts and, for version 2, /sys/fs/cgroup/cgroup.controllers.
+
+    slurmd needs a part of the tree that is its own to write to. systemd hands it one; without systemd, in a rented
+    container, the tree is the provider's.
+    """
+    if not systemd:
+        return Cgroups("none", (), "systemd does not run as PID 1")
+    found: List[str] = []
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 4:
+            continue
+        _device, place, kind, options = fields[:4]
+        flags = options.split(",")
+        if kind == "cgroup2" and place == "/sys/fs/cgroup":
+            if "rw" not in flags:
+                return Cgroups("none", (), "/sys/fs/cgroup is mounted read-only")
+            return Cgroups("v2", tuple(sorted(controllers.split())))
+        if kind == "cgroup" and "rw" in flags and place.startswith("/sys/fs/cgroup/"):
+            found += [flag for flag in flags if not flag.startswith("name=")]
+    known = tuple(sorted(set(found) & {"cpuset", "memory", "devices", "freezer", "cpuacct", "cpu"}))
+    missing = [name for name in _V1_NEEDED if name not in known]
+    if missing:
+        return Cgroups("none", (), f"no writable control group for {' and '.join(missing)}")
+    return Cgroups("v1", known)
+
+
+def gres_type(model: Optional[str]) -> str:
+    """A GPU's model as Slurm's own detection writes it: ``NVIDIA H100 80GB HBM3`` is nvidia_h100_80gb_hbm3."""
+    return re.sub(r"[^a-z0-9_.-]+", "_", (model or "").strip().lower()).strip("_")
+
+
+def plugins() -> List[str]:
+    """The names of the installed plugins, such as gpu_nvml."""
+    files = [path for folder in _PLUGIN_FOLDERS for path in glob.glob(os.path.join(folder, "*.so"))]
+    return sorted({os.path.basename(path)[: -len(".so")] for path in files})
+
+
+def choose_autodetect(vendor: Optional[str], driver: bool, installed: List[str]) -> str:
+    """What gres.conf's AutoDetect may name: only what is installed and has a driver to ask."""
+    if not driver:
+        return ""
+    wanted = {"nvidia": ("nvml", "nvidia"), "amd": ("rsmi",)}.get(vendor or "", ())
+    return next((name for name in wanted if f"gpu_{name}" in installed), "")
+
+
+def _gpu(tree: Tree) -> Optional[Gpu]:
+    found = read_gpus(tree, [])
+    if not found["count"]:
+        return None
+    driver = tree.exists("proc/driver/nvidia/version") if found["vendor"] == "nvidia" else tree.exists("dev/kfd")
+    return Gpu(
+        gres_type(found["type"]),
+        tuple(found["files"]),
+        choose_autodetect(found["vendor"], driver, plugins()),
+    )
+
+
+def _memory(tree: Tree) -> int:
+    match = re.search(r"^MemTotal:\s+(\d+) kB", tree.read("proc/meminfo") or "", re.MULTILINE)
+    return int(match.group(1)) // 1024 if match else 0
+
+
+def read_host(run: Runner, tree: Tree) -> SlurmHost:
+    """Look at this host. One process, and none where Slurm is missing."""
+    version = parse_version(run(["slurmd", "-V"]).stdout) if find("slurmd") else None
+    cgroups = parse_cgroups(
+        tree.read("proc/self/mounts") or "",
+        tree.read("sys/fs/cgroup/cgroup.controllers") or "",
+        (tree.read("proc/1/comm") or "") == "systemd",
+    )
+    return SlurmHost(version, cgroups, _gpu(tree), _memory(tree), os.uname().nodename.split(".")[0])

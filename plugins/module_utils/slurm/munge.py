@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The munge key of a cluster: one file, the same on every member, readable by munged alone."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import pwd
+from typing import NamedTuple, Optional, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
+
+#: Bytes; munge(7) takes 32 to 1024, and its own tool makes 128.
+_SHORTEST, _LONGEST, _MADE = 32, 1024, 128
+
+
+class Account(NamedTuple):
+    """Who the key file belongs to."""
+
+    uid: int
+    gid: int
+
+
+class State(NamedTuple):
+    """The key file as it is. ``tight`` says that nobody but its owner can read it."""
+
+    key: Optional[bytes]
+    owner: Optional[Account]
+    tight: bool
+
+
+def decode(content: str) -> bytes:
+    """The key in base64. Raises InputError without ever repeating it."""
+    try:
+        key = base64.b64decode(content.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as failure:
+        raise InputError("The munge key is not base64.", "Encode the key file with base64.") from failure
+    if not _SHORTEST <= len(key) <= _LONGEST:
+        raise InputError(
+            f"The munge key has {len(key)} bytes; munge takes {_SHORTEST} to {_LONGEST}.",
+            f"Make one with 'dd if=/dev/urandom bs={_MADE} count=1'.",
+        )
+    return key
+
+
+def encode(key: bytes) -> str:
+    """The key in base64, as decode() takes it."""
+    return base64.b64encode(key).decode("ascii")
+
+
+def fingerprint(key: bytes) -> str:
+    """Tells two keys apart and gives neither away."""
+    return hashlib.sha256(key).hexdigest()[:16]
+
+
+def account(user: str) -> Optional[Account]:
+    """The user that munged runs as, or None where the package has not made it yet."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        return None
+    return Account(entry.pw_uid, entry.pw_gid)
+
+
+def read_state(path: str) -> State:
+    """The key file of this host."""
+    try:
+        with open(path, "rb") as stream:
+            about = os.fstat(stream.fileno())
+            return State(stream.read(), Account(about.st_uid, about.st_gid), about.st_mode & 0o077 == 0)
+    except FileNotFoundError:
+        return State(None, None, True)
+    except OSError as failure:
+        raise HostStateError(f"{path} cannot be read: {failure.strerror}.", path=path) from failure
+
+
+def desired_key(state: State, given: Optional[bytes], generate: bool, rotate: bool) -> Optional[bytes]:
+    """The key that the file is to have: the given one, a new one, or the one that is there."""
+    if given is not None:
+        return given
+    if rotate or (generate and state.key is None):
+        return os.urandom(_MADE)
+    return state.key
+
+
+def differs(state: State, key: bytes, owner: Account) -> bool:
+    """Whether the file has to be written."""
+    return state.key != key or state.owner != owner or not state.tight
+
+
+def write(path: str, key: bytes, owner: Account) -> None:
+    """Put the key in place. The folder belongs to munged as well: it refuses a key that others could replace."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.chown(folder, owner.uid, owner.gid)
+    write_atomic(path, key, mode=0o400)
+    os.chown(path, owner.uid, owner.gid)
+
+
+def is_stale(path: str, socket: str) -> bool:
+    """Whether munged does not run, or has read an older key: its socket is as old as it is."""
+    try:
+        return os.stat(socket).st_mtime < os.stat(path).st_mtime
+    except FileNotFoundError:
+        return True
+
+
+def sign(run: Runner) -> Tuple[str, str]:
+    """A credential, and why there is none."""
+    done = run(["munge", "--no-input"], check=False)
+    return (done.stdout.strip(), "") if done.rc == 0 else ("", done.stderr.strip())
+
+
+def verify(run: Runner, credential: str) -> Tuple[bool, str]:
+    """Whether munged accepts it, and why not."""
+    if not credential:
+        return False, "the manager has signed nothing"
+    # It has a payload of no bytes, which goes nowhere, as does who has signed it.
+    done = run(["unmunge", "--metadata=/dev/null", "--output=/dev/null"], stdin=credential, check=False)
+    return done.rc == 0, done.stderr.strip()

@@ -1,0 +1,334 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the controller says of nodes, partitions and jobs, in one shape for every version of Slurm.
+
+Source: `scontrol show -o` and, since 23.02, `scontrol show --json`, whose fields change less than the text and whose
+reasons cannot be mistaken for other fields; recorded from 22.05.8 and 24.11.5.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.conf import parse_pairs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import parse_version
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
+
+_JSON_SINCE = (23, 2, 0)
+#: Text that stands for nothing.
+_NOTHING = ("", "(null)", "N/A", "None", "Unknown", "NONE")
+_RUNNING = ("idle", "mixed", "allocated")
+#: Flags with which a node takes no new jobs.
+_BARRED = {
+    "drain",
+    "fail",
+    "invalid_reg",
+    "not_responding",
+    "powered_down",
+    "powering_down",
+    "power_down",
+    "powering_up",
+    "reboot_issued",
+    "reboot_requested",
+    "maintenance",
+}
+_REASON = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\]$", re.DOTALL)
+#: The text output marks a node that does not answer by a star behind its state.
+_FLAG_NAMES = {"not_responding": "not_responding", "inval": "invalid_reg", "maint": "maintenance"}
+
+
+class Node(TypedDict):
+    """``state`` is idle, mixed, allocated, down, unknown, …; ``flags`` what is said beside it, such as drain.
+
+    ``memory`` in MB. ``ready``: it takes jobs.
+    """
+
+    name: str
+    address: str
+    hostname: str
+    state: str
+    flags: List[str]
+    ready: bool
+    reason: str
+    reason_user: str
+    cpus: int
+    cpus_allocated: int
+    memory: int
+    gres: str
+    features: List[str]
+    partitions: List[str]
+    version: str
+
+
+class Job(TypedDict):
+    """``nodes``: those that it runs on. ``time_limit`` in minutes, None for no limit; times in seconds since 1970."""
+
+    id: int
+    name: str
+    user: str
+    state: str
+    reason: str
+    partition: str
+    nodes: List[str]
+    node_count: int
+    submitted: Optional[int]
+    started: Optional[int]
+    time_limit: Optional[int]
+    restarts: int
+    comment: str
+
+
+class Partition(TypedDict):
+    """``max_time`` in minutes, None for no limit."""
+
+    name: str
+    state: str
+    default: bool
+    nodes: List[str]
+    cpus: int
+    max_time: Optional[int]
+
+
+def version(run: Runner) -> Tuple[int, int, int]:
+    """The version of the client commands."""
+    return parse_version(run(["scontrol", "-V"]).stdout)
+
+
+def nodes(run: Runner, release: Tuple[int, int, int]) -> List[Node]:
+    """All nodes that the controller knows, by name. Raises CommandError where there is no controller."""
+    found = _show(run, release, "node", parse_nodes_json, parse_nodes_text)
+    return sorted(found, key=lambda node: _natural(node["name"]))
+
+
+def jobs(run: Runner, release: Tuple[int, int, int]) -> List[Job]:
+    """All jobs that the controller still remembers, by number."""
+    return sorted(_show(run, release, "job", parse_jobs_json, parse_jobs_text), key=lambda job: job["id"])
+
+
+def partitions(run: Runner) -> List[Partition]:
+    """All partitions, by the text of every version: 24.11's JSON does not say which one is the default."""
+    return parse_partitions_text(run(["scontrol", "show", "-o", "partition"], timeout=60).stdout)
+
+
+def _show(
+    run: Runner,
+    release: Tuple[int, int, int],
+    what: str,
+    from_json: Callable[[str], List[Any]],
+    from_text: Callable[[str], List[Any]],
+) -> List[Any]:
+    if release >= _JSON_SINCE:
+        return from_json(run(["scontrol", "show", what, "--json"], timeout=60).stdout)
+    return from_text(run(["scontrol", "show", "-o", what], timeout=60).stdout)
+
+
+def ready(state: str, flags: Sequence[str]) -> bool:
+    """Whether the node takes jobs."""
+    return state in _RUNNING and not _BARRED.intersection(flags)
+
+
+def parse_nodes_json(text: str) -> List[Node]:
+    """The nodes in the output of `scontrol show node --json`."""
+    found: List[Node] = []
+    for entry in _listed(text, "nodes", "scontrol show node --json"):
+        states = [str(state).lower() for state in entry.get("state", [])] or ["unknown"]
+        found.append(
+            {
+                "name": str(entry["name"]),
+                "address": str(entry.get("address", "")),
+                "hostname": str(entry.get("hostname", "")),
+                "state": states[0],
+                "flags": sorted(states[1:]),
+                "ready": ready(states[0], states[1:]),
+                "reason": str(entry.get("reason", "")),
+                "reason_user": str(entry.get("reason_set_by_user", "")),
+                "cpus": int(entry.get("cpus", 0)),
+                "cpus_allocated": int(entry.get("alloc_cpus", 0)),
+                "memory": int(entry.get("real_memory", 0)),
+                "gres": str(entry.get("gres", "")),
+                "features": _words(entry.get("features", [])),
+                "partitions": _words(entry.get("partitions", [])),
+                "version": str(entry.get("version", "")),
+            }
+        )
+    return found
+
+
+def parse_nodes_text(text: str) -> List[Node]:
+    """The nodes in the output of `scontrol show -o node`."""
+    found: List[Node] = []
+    for line in _lines(text, "NodeName="):
+        # A reason may hold anything, also what looks like another field. It is the last one, but for a comment.
+        head, _mark, rest = line.partition(" Reason=")
+        fields = dict(parse_pairs(head))
+        reason = _REASON.match(rest.strip())
+        state, flags = _text_state(fields.get("State", "UNKNOWN"))
+        found.append(
+            {
+                "name": fields["NodeName"],
+                "address": _or_empty(fields.get("NodeAddr")),
+                "hostname": _or_empty(fields.get("NodeHostName")),
+                "state": state,
+                "flags": flags,
+                "ready": ready(state, flags),
+                "reason": reason.group(1) if reason else rest.strip(),
+                "reason_user": reason.group(2) if reason else "",
+                "cpus": int(fields.get("CPUTot", 0)),
+                "cpus_allocated": int(fields.get("CPUAlloc", 0)),
+                "memory": int(fields.get("RealMemory", 0)),
+                "gres": _or_empty(fields.get("Gres")),
+                "features": _words(_or_empty(fields.get("AvailableFeatures"))),
+                "partitions": _words(_or_empty(fields.get("Partitions"))),
+                "version": _or_empty(fields.get("Version")),
+            }
+        )
+    return found
+
+
+def parse_jobs_json(text: str) -> List[Job]:
+    """The jobs in the output of `scontrol show job --json`."""
+    found: List[Job] = []
+    for entry in _listed(text, "jobs", "scontrol show job --json"):
+        states = entry.get("job_state", [])
+        found.append(
+            {
+                "id": int(entry["job_id"]),
+                "name": str(entry.get("name", "")),
+                "user": str(entry.get("user_name", "")),
+                "state": str(states[0] if isinstance(states, list) and states else states).lower(),
+                "reason": str(entry.get("state_description") or _or_empty(entry.get("state_reason"))),
+                "partition": str(entry.get("partition", "")),
+                "nodes": expand(_or_empty(entry.get("nodes"))),
+                "node_count": _number(entry.get("node_count")) or 0,
+                "submitted": _number(entry.get("submit_time")) or None,
+                "started": _number(entry.get("start_time")) or None,
+                "time_limit": _number(entry.get("time_limit")),
+                "restarts": int(entry.get("restart_cnt", 0)),
+                "comment": str(entry.get("comment", "")),
+            }
+        )
+    return found
+
+
+def parse_jobs_text(text: str) -> List[Job]:
+    """The jobs in the output of `scontrol show -o job`."""
+    found: List[Job] = []
+    for line in _lines(text, "JobId="):
+        fields: Dict[str, str] = {}
+        # The user's own texts (Command, Comment, …) come later and cannot replace the first of a name.
+        for key, value in parse_pairs(line):
+            fields.setdefault(key, value)
+        found.append(
+            {
+                "id": int(fields["JobId"]),
+                "name": fields.get("JobName", ""),
+                "user": fields.get("UserId", "").split("(")[0],
+                "state": fields.get("JobState", "").lower(),
+                "reason": _or_empty(fields.get("Reason")).replace("_", " "),
+                "partition": fields.get("Partition", ""),
+                "nodes": expand(_or_empty(fields.get("NodeList"))),
+                "node_count": int(fields.get("NumNodes", "0").split("-")[0]),
+                "submitted": _time(fields.get("SubmitTime")),
+                "started": _time(fields.get("StartTime")),
+                "time_limit": minutes(fields.get("TimeLimit", "")),
+                "restarts": int(fields.get("Restarts", 0)),
+                "comment": _or_empty(fields.get("Comment")),
+            }
+        )
+    return found
+
+
+def parse_partitions_text(text: str) -> List[Partition]:
+    """The partitions in the output of `scontrol show -o partition`."""
+    found: List[Partition] = []
+    for line in _lines(text, "PartitionName="):
+        fields = dict(parse_pairs(line))
+        found.append(
+            {
+                "name": fields["PartitionName"],
+                "state": fields.get("State", "").lower(),
+                "default": fields.get("Default") == "YES",
+                "nodes": expand(_or_empty(fields.get("Nodes"))),
+                "cpus": int(fields.get("TotalCPUs", 0)),
+                "max_time": minutes(fields.get("MaxTime", "")),
+            }
+        )
+    return found
+
+
+def minutes(text: str) -> Optional[int]:
+    """``1-02:30:00``, ``02:30:00`` or ``30:00`` in whole minutes; None for no limit."""
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+        return None
+    hours, mins = [0, int(parts[0])] if len(parts) < 3 else [int(parts[0]), int(parts[1])]
+    return int(days or 0) * 1440 + hours * 60 + mins
+
+
+def _text_state(text: str) -> Tuple[str, List[str]]:
+    first, *rest = text.split("+")
+    flags = [_FLAG_NAMES.get(flag.rstrip("*~#$@%!^-").lower(), flag.rstrip("*~#$@%!^-").lower()) for flag in rest]
+    if text.endswith("*") or first.endswith("*"):
+        flags.append("not_responding")
+    state = first.rstrip("*~#$@%!^-").lower()
+    return ("unknown", sorted([*flags, "invalid_reg"])) if state == "inval" else (state, sorted(set(flags)))
+
+
+def _lines(text: str, begin: str) -> List[str]:
+    return [line for line in text.splitlines() if line.startswith(begin)]
+
+
+def _listed(text: str, key: str, command: str) -> List[Mapping[str, Any]]:
+    try:
+        document = json.loads(text)
+    except ValueError as failure:
+        raise ParseError(command, f"it is not JSON ({failure})") from failure
+    found = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(found, list):
+        raise ParseError(command, f"it has no list '{key}'")
+    return found
+
+
+def _number(value: Any) -> Optional[int]:
+    """Slurm's numbers: plain, or with ``set`` and ``infinite`` beside them."""
+    if isinstance(value, Mapping):
+        return int(value["number"]) if value.get("set") and not value.get("infinite") else None
+    return int(value) if isinstance(value, (int, float)) else None
+
+
+def _words(value: Any) -> List[str]:
+    items = value.split(",") if isinstance(value, str) else value
+    return [str(item) for item in items if item]
+
+
+def _or_empty(value: Any) -> str:
+    return "" if value is None or value in _NOTHING else str(value)
+
+
+def _time(text: Optional[str]) -> Optional[int]:
+    """Slurm prints local time without a zone; this runs on the same host."""
+    if text is None or text in _NOTHING:
+        return None
+    try:
+        return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return None
+
+
+def _natural(name: str) -> List[Tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def controller_up(run: Runner) -> bool:
+    """Whether a controller answers."""
+    try:
+        return " is UP" in run(["scontrol", "ping"], check=False, timeout=30).stdout
+    except CommandError:
+        return False

@@ -1,0 +1,144 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has of a cluster's SSH trust: its accounts, the SSH server's settings, and the keys in the trust's folder."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import pwd
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+
+#: The signing key lies among the users' keys; no user can have this name.
+SIGNING = "SIGNING"
+_CERTIFICATE = "-cert.pub"
+_PUBLIC = ".pub"
+#: In the order in which clients prefer them. DSA keys are long refused by every client.
+_HOST_KEY_KINDS = ("ed25519", "ecdsa", "rsa")
+
+
+class Certificate(NamedTuple):
+    """What ``ssh-keygen -L`` says of a user certificate. Fingerprints as ``SHA256:...``."""
+
+    public_key: str
+    signing_key: str
+    identifier: str
+    principals: Sequence[str]
+    forever: bool
+
+
+class Server(NamedTuple):
+    """The settings of the SSH server that the trust depends on, as ``sshd -T`` prints them."""
+
+    public_key_login: bool
+    root_login: str
+    authorized_keys: Sequence[str]
+    host_key_files: Sequence[str]
+
+
+def parse_server(text: str) -> Server:
+    """The output of ``sshd -T``: one setting a line, in lower case."""
+    settings: Dict[str, List[str]] = {}
+    for line in text.splitlines():
+        name, _space, value = line.strip().partition(" ")
+        settings.setdefault(name, []).append(value)
+    if "pubkeyauthentication" not in settings:
+        raise ParseError("sshd -T", "it has no line 'pubkeyauthentication'")
+    return Server(
+        settings["pubkeyauthentication"] == ["yes"],
+        settings.get("permitrootlogin", [""])[0],
+        " ".join(settings.get("authorizedkeysfile", [])).split(),
+        settings.get("hostkey", []),
+    )
+
+
+def parse_certificate(text: str) -> Optional[Certificate]:
+    """The output of ``ssh-keygen -L``; None where it shows no user certificate."""
+    fields = dict(re.findall(r"(?m)^ {8}([A-Z][A-Za-z ]*): ?(.*)$", text))
+    block = re.search(r"(?m)^ {8}Principals: *\n((?: {16}.*\n)*)", text)
+    fingerprints = [re.search(r"SHA256:\S+", fields.get(name, "")) for name in ("Public key", "Signing CA")]
+    if "user certificate" not in fields.get("Type", "") or block is None or None in fingerprints:
+        return None
+    public_key, signing_key = (found.group() for found in fingerprints if found is not None)
+    principals = [line.strip() for line in block.group(1).splitlines()]
+    return Certificate(
+        public_key, signing_key, fields.get("Key ID", "").strip('"'), principals, fields.get("Valid") == "forever"
+    )
+
+
+def fingerprint(public_key: Optional[str]) -> Optional[str]:
+    """``SHA256:...`` of a public key in OpenSSH's form, None for what is none."""
+    words = (public_key or "").split()
+    try:
+        blob = base64.b64decode(words[1], validate=True)
+    except (IndexError, ValueError):
+        return None
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode("ascii").rstrip("=")
+
+
+def look(run: Runner, folder: str, users: Sequence[str], identifier: str) -> Dict[str, Any]:
+    """The return values of the module. ``identifier`` has ``{user}`` where the user's name goes."""
+    server = parse_server(run(["sshd", "-T", "-C", "user=root,host=localhost,addr=127.0.0.1"]).stdout)
+    signing_key = _public_key(os.path.join(folder, SIGNING))
+    return {
+        "accounts": {user: _account(user) for user in users},
+        "server": {
+            "public_key_login": server.public_key_login,
+            "root_login": server.root_login,
+            "authorized_keys": list(server.authorized_keys),
+        },
+        "host_keys": host_keys(server.host_key_files),
+        "signing_key": signing_key,
+        "uncertified": [
+            user for user in users if not _is_certified(run, folder, user, signing_key, identifier.format(user=user))
+        ],
+        "trusted": {user: _account(user) for user in trusted_users(folder)},
+    }
+
+
+def host_keys(files: Sequence[str]) -> List[str]:
+    """The public halves of the server's keys, without their comments, in the order of preference."""
+    texts = [(read_text(path + _PUBLIC) or "").split() for path in files]
+    keys = [" ".join(words[:2]) for words in texts if len(words) > 1]
+    return [key for kind in _HOST_KEY_KINDS for key in keys if kind in key.split("@")[0].split()[0]]
+
+
+def trusted_users(folder: str) -> List[str]:
+    """Whose keys are there says who was trusted: the list of users may have become shorter since."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    bases = {name[: -len(_PUBLIC)] for name in names if name.endswith(_PUBLIC) and not name.endswith(_CERTIFICATE)}
+    return sorted(bases - {SIGNING})
+
+
+def _account(user: str) -> Optional[Dict[str, Any]]:
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError:
+        return None
+    return {"uid": found.pw_uid, "gid": found.pw_gid, "home": found.pw_dir}
+
+
+def _public_key(path: str) -> Optional[str]:
+    """The public half of a key pair of which the private half is there too."""
+    text = read_text(path + _PUBLIC)
+    return text.strip() if text is not None and os.path.exists(path) else None
+
+
+def _is_certified(run: Runner, folder: str, user: str, signing_key: Optional[str], identifier: str) -> bool:
+    key = fingerprint(_public_key(os.path.join(folder, user)))
+    signed_by = fingerprint(signing_key)
+    path = os.path.join(folder, user + _CERTIFICATE)
+    if key is None or signed_by is None or not os.path.exists(path):
+        return False
+    shown = parse_certificate(run(["ssh-keygen", "-L", "-f", path], check=False).stdout)
+    return shown == Certificate(key, signed_by, identifier, [user], True)

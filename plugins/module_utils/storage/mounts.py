@@ -1,0 +1,224 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The units by which this host mounts the volumes of a cluster: find ours, compare, write, unmount, heal.
+
+A volume that somebody uses is not unmounted: the plan names who does. One with a stale handle is unmounted whoever uses
+it, since nobody can; its automount mounts it anew at the next use.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser
+
+UNIT_FOLDER = "/etc/systemd/system"
+_SUFFIXES = (".mount", ".automount")
+
+#: An NFS server that is away answers after its time limits; nothing here waits for that.
+_PROBE_SECONDS = 10
+#: A mount unit's own limit is 60 s.
+_SYSTEMCTL_SECONDS = 100
+#: Asked of another process, which can be left behind.
+_PROBE = "import os, sys\ntry:\n    os.stat(sys.argv[1])\nexcept OSError as failure:\n    print(failure.errno)\n"
+
+
+class Units(NamedTuple):
+    """One volume: the name of its units without suffix, where it is mounted, and their text by suffix."""
+
+    name: str
+    mount_point: str
+    texts: Mapping[str, str]
+
+
+class Host(NamedTuple):
+    """What there is. ``files`` is the text of our units by file name, ``mounted`` the mount points in use,
+    ``idle`` the automounts that do not run or would not at the next boot."""
+
+    files: Mapping[str, str]
+    mounted: Sequence[str]
+    stale: Sequence[str]
+    idle: Sequence[str]
+    users: Sequence[VolumeUser]
+
+
+class Plan(NamedTuple):
+    """Unit names without suffix, in the order in which apply() goes through them."""
+
+    stop: List[str]
+    delete: List[str]
+    write: List[Units]
+    start: List[str]
+    heal: List[str]
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to do."""
+        return any(self)
+
+
+def parse_ours(texts: Mapping[str, str], cluster: str) -> Dict[str, str]:
+    """Those of the units, by file name, that belong to the cluster: the description says so."""
+    title = re.compile(rf"^Description=Volume .* of gpumesh cluster {re.escape(cluster)}(,.*)?$", re.MULTILINE)
+    return {name: text for name, text in texts.items() if title.search(text)}
+
+
+def mount_point_of(text: str) -> str:
+    """Where a unit mounts."""
+    match = re.search(r"^Where=(.*)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else ""
+
+
+def make_plan(wanted: Sequence[Units], host: Host, force: bool = False) -> Plan:
+    """What to do, or a HostStateError that names who uses a volume that has to be unmounted."""
+    names = {units.name for units in wanted}
+    there = {name.rsplit(".", 1)[0]: mount_point_of(text) for name, text in host.files.items()}
+    gone = sorted(set(there) - names)
+    differing = [
+        units
+        for units in wanted
+        if any(host.files.get(units.name + suffix) != units.texts[suffix] for suffix in _SUFFIXES)
+    ]
+    replaced = [units.name for units in differing if units.name in there]
+    ending = {there[name] for name in (*gone, *replaced)}
+    users = [user for user in host.users if user.mount_point in ending and user.mount_point not in host.stale]
+    if users and not force:
+        words = "; ".join(
+            f"{user.command} of {user.user} (process {user.pid}) uses {user.mount_point}" for user in users
+        )
+        raise HostStateError(
+            f"A volume is in use, so it is not unmounted: {words}.",
+            "Wait for them, or end them (scancel, kill), and run the playbook again.",
+            users=[user._asdict() for user in users],
+        )
+    starting = [units.name for units in wanted if units in differing or units.name in host.idle]
+    stale = [units.name for units in wanted if units.mount_point in host.stale and units.name not in replaced]
+    return Plan([*gone, *replaced], gone, differing, starting, stale)
+
+
+def apply(run: Runner, plan: Plan, folder: str = UNIT_FOLDER) -> None:
+    """Carry it out. The automount goes before the mount, or the next access would mount again."""
+    for name in plan.stop:
+        for suffix in reversed(_SUFFIXES):
+            _systemctl(run, "stop", name + suffix)
+    for name in plan.delete:
+        _systemctl(run, "disable", name + ".automount")
+        _delete(folder, name)
+    for units in plan.write:
+        for suffix, text in units.texts.items():
+            _write(os.path.join(folder, units.name + suffix), text)
+    if plan.delete or plan.write:
+        _systemctl(run, "daemon-reload")
+    for name in plan.start:
+        _systemctl(run, "enable", "--now", name + ".automount")
+    for name in plan.heal:
+        _systemctl(run, "stop", name + ".mount")
+        # Stopping a mount leaves its automount waiting, except where it has failed meanwhile.
+        _systemctl(run, "start", name + ".automount")
+
+
+def as_diff(plan: Plan, host: Host) -> Tuple[str, str]:
+    """The texts that change, before and after."""
+    names = [units.name for units in plan.write] + plan.delete
+    before = {name + suffix: host.files.get(name + suffix, "") for name in names for suffix in _SUFFIXES}
+    after = {units.name + suffix: text for units in plan.write for suffix, text in units.texts.items()}
+    healed = "".join(f"# {name}: stale\n" for name in plan.heal)
+    return _shown(before) + healed, _shown({name: after.get(name, "") for name in before})
+
+
+def read_units(folder: str = UNIT_FOLDER) -> Dict[str, str]:
+    """The text of every mount and automount unit of the administrator, by file name."""
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for name in names:
+        if name.endswith(_SUFFIXES):
+            text = _read(os.path.join(folder, name))
+            if text is not None:
+                found[name] = text
+    return found
+
+
+def idle_automounts(run: Runner, names: Iterable[str]) -> List[str]:
+    """Those of the units (without suffix) whose automount does not run, or would not after a boot."""
+    found = []
+    for name in names:
+        unit = name + ".automount"
+        running = run(["systemctl", "is-active", "--quiet", unit], check=False).rc == 0
+        at_boot = run(["systemctl", "is-enabled", "--quiet", unit], check=False).rc == 0
+        if not (running and at_boot):
+            found.append(name)
+    return found
+
+
+def stale(run: Runner, mount_points: Iterable[str]) -> List[str]:
+    """Those whose handle the server no longer knows. A server that does not answer in time is another matter."""
+    return [path for path in mount_points if _error(run, path) == errno.ESTALE]
+
+
+def missing_programs(served: bool, fetched: bool) -> List[str]:
+    """What has to be installed: ``server`` and ``client``."""
+    wanted = {"server": ("exportfs", served), "client": ("mount.nfs4", fetched)}
+    return [part for part, (program, needed) in wanted.items() if needed and find(program) is None]
+
+
+def missing_in_kernel(run: Runner, filesystems: str, served: bool, fetched: bool) -> List[str]:
+    """File systems that this kernel has neither built in (``filesystems`` is /proc/filesystems) nor as a module."""
+    there = {line.split()[-1] for line in filesystems.splitlines() if line.split()}
+    wanted = {"nfsd": ("nfsd", served), "nfs4": ("nfsv4", fetched)}
+    return [
+        name
+        for name, (module, needed) in wanted.items()
+        if needed
+        and name not in there
+        and (find("modprobe") is None or run(["modprobe", "--dry-run", "--quiet", module], check=False).rc != 0)
+    ]
+
+
+def _error(run: Runner, path: str) -> Optional[int]:
+    try:
+        told = run([sys.executable, "-c", _PROBE, path], timeout=_PROBE_SECONDS).stdout.strip()
+    except CommandError:
+        return None
+    return int(told) if told else None
+
+
+def _systemctl(run: Runner, *words: str) -> None:
+    run(["systemctl", *words], timeout=_SYSTEMCTL_SECONDS)
+
+
+def _read(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None
+
+
+def _delete(folder: str, name: str) -> None:
+    for suffix in _SUFFIXES:
+        path = os.path.join(folder, name + suffix)
+        if os.path.exists(path):
+            os.remove(path)
+
+
+def _write(path: str, text: str) -> None:
+    """In one step: systemd reads whole files."""
+    draft = path + ".new"
+    with open(draft, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    os.chmod(draft, 0o644)
+    os.replace(draft, path)
+
+
+def _shown(texts: Mapping[str, str]) -> str:
+    return "".join(f"# {name}\n{text}" for name, text in texts.items() if text)
