@@ -1,0 +1,93 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: progress_summary
+type: aggregate
+short_description: Tables of hosts and phases at the end of a run
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Prints what P(gpumesh.cluster.progress#callback) prints at the end, beside whatever callback prints the run.
+  - Made for AWX and automation controller, which put their own callback in the place of yours and run this one too.
+requirements:
+  - Enable it in the configuration with C(callbacks_enabled).
+seealso:
+  - plugin: gpumesh.cluster.progress
+    plugin_type: callback
+"""
+
+EXAMPLES = r"""
+# ansible.cfg
+# [defaults]
+# callbacks_enabled = gpumesh.cluster.progress_summary
+"""
+
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress import (
+    events,
+    lines,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import Run
+
+
+class CallbackModule(CallbackBase):
+    """Counts, and prints once at the end."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "gpumesh.cluster.progress_summary"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run = Run()
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        """A phase begins."""
+        events.begin_play(self._run, play)
+
+    def v2_playbook_on_task_start(self, task: Any, **_conditional: Any) -> None:
+        """A task begins."""
+        events.begin_task(self._run, task)
+
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        """A handler begins."""
+        events.begin_task(self._run, task, handler=True)
+
+    def v2_runner_on_start(self, host: Any, *_task: Any) -> None:
+        """A host begins a task."""
+        self._run.begin_host(str(host.get_name()))
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """A host has ended a task well."""
+        events.end_host(self._run, result, "changed" if result._result.get("changed") else "ok")
+
+    def v2_runner_on_skipped(self, result: Any) -> None:
+        """A host has skipped a task."""
+        events.end_host(self._run, result, "skipped")
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        """A host has failed."""
+        events.end_host(self._run, result, "ignored" if ignore_errors else "failed")
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """A host does not answer."""
+        events.end_host(self._run, result, "unreachable")
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """Print the tables."""
+        self._run.end_phase()
+        numbers = {host: stats.summarize(host) for host in sorted(stats.processed)}
+        if not numbers:
+            return
+        self._display.banner("SUMMARY")
+        for line in lines.summary(self._run, numbers):
+            self._display.display(line)

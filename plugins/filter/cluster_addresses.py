@@ -1,0 +1,55 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: cluster_addresses
+short_description: The address of each member in its cluster
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - The address at which the other members reach each one. It is the mesh address where the cluster has a mesh, else the
+    member's own address in the subnet.
+options:
+  _input:
+    description: The cluster record.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Write where the members are
+  ansible.builtin.debug:
+    msg: "{{ cluster_record | gpumesh.cluster.cluster_addresses }}"
+
+# {"n1": "10.99.0.1", "n2": "10.99.0.2"}
+"""
+
+RETURN = r"""
+_value:
+  description: The address of each machine, in joining order.
+  type: dict
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
+
+
+@as_filter
+def cluster_addresses(record: object) -> dict[str, str]:
+    """See DOCUMENTATION."""
+    return {machine: seat["address"] for machine, seat in derive.seats(model.parse(record)).items()}
+
+
+class FilterModule:
+    """The filter of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Its name and function."""
+        return {"cluster_addresses": cluster_addresses}

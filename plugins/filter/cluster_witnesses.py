@@ -1,0 +1,65 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: cluster_witnesses
+short_description: Whom to ask for the cluster record besides the hosts of the play
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Gives the manager where it is not in the play, and up to two members, so that a run with C(--limit) learns of a
+    change that its hosts slept through, such as a new manager.
+positional: name, candidate
+options:
+  _input:
+    description: The result of M(gpumesh.cluster.cluster_info) of each host, by inventory hostname.
+    type: dict
+    required: true
+  name:
+    description: The name of the cluster.
+    type: str
+    required: true
+  candidate:
+    description: The machine to ask when no host of the play has a copy.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Ask the others
+  gpumesh.cluster.cluster_info:
+  loop: "{{ held | gpumesh.cluster.cluster_witnesses('lab', 'gpu1') }}"
+  delegate_to: "{{ item }}"
+  run_once: true
+"""
+
+RETURN = r"""
+_value:
+  description: Inventory hostnames, three at most.
+  type: list
+  elements: str
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers, witnesses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
+
+
+@as_filter
+def cluster_witnesses(results: Mapping[str, Mapping[str, Any]], name: str, candidate: str) -> list[str]:
+    """See DOCUMENTATION."""
+    return witnesses(read_answers(results), name, candidate)
+
+
+class FilterModule:
+    """The filter of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Its name and function."""
+        return {"cluster_witnesses": cluster_witnesses}

@@ -1,0 +1,56 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: hostlist
+short_description: Slurm's short form of a list of hosts, both ways
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Makes C(n[1-3],head) of a list of names, each once, and a list of such an expression.
+options:
+  _input:
+    description: A list of names, or an expression.
+    type: raw
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show the members
+  ansible.builtin.debug:
+    msg: "{{ ['n1', 'n2', 'n3', 'head'] | gpumesh.cluster.hostlist }}"   # head,n[1-3]
+
+- name: Go through an allocation
+  ansible.builtin.debug:
+    msg: "{{ 'n[08-10]' | gpumesh.cluster.hostlist }}"                   # n08, n09, n10
+"""
+
+RETURN = r"""
+_value:
+  description: The expression of a list, the list of an expression.
+  type: raw
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import compress, expand
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
+
+
+@as_filter
+def hostlist(hosts: str | Sequence[str]) -> str | list[str]:
+    """See DOCUMENTATION."""
+    return expand(hosts) if isinstance(hosts, str) else compress(hosts)
+
+
+class FilterModule:
+    """The filter of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Its name and function."""
+        return {"hostlist": hostlist}

@@ -1,0 +1,250 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: clusters
+short_description: Inventory from cluster records
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Makes hosts and groups from the records of clusters, in a folder of this machine or on a manager over SSH.
+  - "For each cluster there are the groups C(<name>), C(<name>_members) with all its members, and C(<name>_manager).
+    C(-) in a name becomes C(_)."
+  - Every host has the variables C(ansible_host), C(cluster_name), C(cluster_rank), C(cluster_address),
+    C(cluster_interface), C(cluster_gpus), C(cluster_is_manager), C(cluster_site) and C(cluster_endpoint). A host of
+    several clusters has them of the last one by name, and of each one in C(clusters).
+  - The group has C(cluster_name), C(cluster_subnet), C(cluster_generation) and C(cluster_manager).
+  - The file of the source is called C(clusters.yml), or ends in C(.clusters.yml).
+extends_documentation_fragment:
+  - constructed
+  - inventory_cache
+options:
+  plugin:
+    description: The name of this plugin.
+    type: str
+    required: true
+    choices: [gpumesh.cluster.clusters]
+  path:
+    description: The folder of the records, on this machine or on O(host).
+    type: str
+    default: /var/lib/gpumesh/clusters
+  host:
+    description:
+      - The manager to read the records from over SSH, as C(USER@HOST) or any name that the SSH configuration knows.
+      - Without it the folder is one of this machine.
+    type: str
+    env:
+      - name: GPUMESH_MANAGER
+  port:
+    description: The SSH port of O(host).
+    type: int
+    default: 22
+  private_key_file:
+    description: The private key for O(host). By default what the SSH configuration and agent say.
+    type: path
+    env:
+      - name: ANSIBLE_PRIVATE_KEY_FILE
+  ssh_common_args:
+    description: More options for C(ssh), as on its command line.
+    type: str
+    default: ""
+    env:
+      - name: ANSIBLE_SSH_COMMON_ARGS
+  become:
+    description: Read the records as root by C(sudo -n), which they belong to.
+    type: bool
+    default: false
+  timeout:
+    description: How many seconds the manager may take.
+    type: int
+    default: 20
+  names:
+    description: Only the clusters of these names. By default all.
+    type: list
+    elements: str
+    default: []
+  address:
+    description:
+      - What becomes C(ansible_host).
+      - V(own) is the member's own address in the subnet, V(cluster) is the one in the mesh, V(none) leaves it to other
+        inventory sources and the name service.
+    type: str
+    choices: [own, cluster, none]
+    default: own
+"""
+
+EXAMPLES = r"""
+# clusters.yml: the records of a manager. For a folder of copies, give path: ./records instead of host.
+plugin: gpumesh.cluster.clusters
+host: root@gpu1.example.com
+keyed_groups:
+  - key: cluster_site
+    prefix: site
+cache: true
+cache_plugin: ansible.builtin.jsonfile
+cache_connection: /var/tmp/gpumesh-inventory
+"""
+
+import json
+import os
+import shlex
+import subprocess
+from typing import Any
+
+from ansible.errors import AnsibleParserError
+from ansible.inventory.data import InventoryData
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
+
+try:
+    from ansible.template import trust_as_template
+except ImportError:
+    # Before ansible-core 2.19 nothing has to be trusted.
+    def trust_as_template(value: Any) -> Any:
+        """What it was given."""
+        return value
+
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+
+#: Prints every record of a folder as one JSON list. One call of Python, so that nothing has to be installed there.
+_READER = (
+    "import glob, json, os, sys;"
+    "print(json.dumps([[path, open(path, encoding='utf-8').read()]"
+    " for path in sorted(glob.glob(os.path.join(sys.argv[1], '*.json')))]))"
+)
+
+
+class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
+    """Hosts and groups from cluster records."""
+
+    NAME = "gpumesh.cluster.clusters"
+
+    def verify_file(self, path: str) -> bool:
+        """Only files that are named after this plugin: a folder may hold other sources too."""
+        name = os.path.basename(path)
+        named = name in ("clusters.yml", "clusters.yaml") or name.endswith((".clusters.yml", ".clusters.yaml"))
+        return named and bool(super().verify_file(path))
+
+    def parse(self, inventory: InventoryData, loader: DataLoader, path: str, cache: bool = True) -> None:
+        """Fill the inventory."""
+        super().parse(inventory, loader, path, cache)
+        self._read_config_data(path)
+        for record in self._records(path, cache):
+            self._add(record)
+
+    def _records(self, source: str, cache: bool) -> list[Record]:
+        key = self.get_cache_key(source)
+        use_cache = self.get_option("cache") and cache
+        files: list[list[str]] | None = None
+        if use_cache:
+            files = self._cache.get(key)
+        if files is None:
+            files = self._read(source)
+            if self.get_option("cache"):
+                self._cache[key] = files
+        wanted = self.get_option("names")
+        records = [_parsed(path, text) for path, text in files]
+        return [record for record in records if not wanted or record["name"] in wanted]
+
+    def _read(self, source: str) -> list[list[str]]:
+        """Path and text of every record."""
+        host = self.get_option("host")
+        if host is None:
+            folder = os.path.join(os.path.dirname(os.path.abspath(source)), self.get_option("path"))
+            argv = ["python3", "-c", _READER, folder]
+            if not os.path.isdir(folder):
+                raise AnsibleParserError(f"{source}: {folder} is no folder of cluster records. Give path, or host.")
+        else:
+            # The far side's shell reads this line, so every word of it is quoted.
+            remote = ["python3", "-c", _READER, self.get_option("path")]
+            if self.get_option("become"):
+                remote = ["sudo", "-n", *remote]
+            argv = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.get_option('timeout')}"]
+            argv += ["-p", str(self.get_option("port"))]
+            key = self.get_option("private_key_file")
+            argv += ["-i", key] if key else []
+            argv += [*shlex.split(self.get_option("ssh_common_args")), "--", host, shlex.join(remote)]
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, encoding="utf-8", timeout=self.get_option("timeout") + 10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as failure:
+            raise AnsibleParserError(
+                f"{source}: the records of {host or 'this machine'} cannot be read: {failure}"
+            ) from failure
+        if done.returncode != 0:
+            raise AnsibleParserError(
+                f"{source}: the records of {host or 'this machine'} cannot be read: {done.stderr.strip()[-400:]}. "
+                "Look whether 'ssh' reaches it without a question, and whether the account may read the folder "
+                "(become: true)."
+            )
+        files: list[list[str]] = json.loads(done.stdout)
+        return files
+
+    def _add(self, record: Record) -> None:
+        base = record["name"].replace("-", "_")
+        for group in (base, f"{base}_members", f"{base}_manager"):
+            self.inventory.add_group(group)
+        for child in (f"{base}_members", f"{base}_manager"):
+            self.inventory.add_child(base, child)
+        shared = {
+            "cluster_name": record["name"],
+            "cluster_subnet": record["subnet"],
+            "cluster_generation": record["generation"],
+            "cluster_manager": record["manager"],
+        }
+        for name, value in shared.items():
+            self.inventory.set_variable(base, name, _plain(value))
+        for machine, seat in derive.seats(record).items():
+            self.inventory.add_host(machine, group=f"{base}_members")
+            if seat["manager"]:
+                self.inventory.add_host(machine, group=f"{base}_manager")
+            self._describe(record, machine, seat)
+
+    def _describe(self, record: Record, machine: str, seat: derive.Seat) -> None:
+        member = derive.member_of(record, machine)
+        variables: dict[str, Any] = {
+            "cluster_rank": seat["rank"],
+            "cluster_address": seat["address"],
+            "cluster_interface": seat["interface"],
+            "cluster_gpus": seat["gpus"],
+            "cluster_is_manager": seat["manager"],
+            "cluster_site": seat["site"],
+            "cluster_endpoint": seat["endpoint"] or "",
+        }
+        reach = {"own": member["address"], "cluster": seat["address"]}.get(self.get_option("address"))
+        if reach is not None:
+            variables["ansible_host"] = reach
+        known = self.inventory.get_host(machine)
+        clusters = {**known.vars.get("clusters", {}), record["name"]: dict(seat)}
+        for name, value in {**variables, "clusters": clusters}.items():
+            self.inventory.set_variable(machine, name, _plain(value))
+        strict = self.get_option("strict")
+        merged = {**known.get_vars(), "cluster_name": record["name"]}
+        self._set_composite_vars(self.get_option("compose"), merged, machine, strict=strict)
+        self._add_host_to_composed_groups(self.get_option("groups"), merged, machine, strict=strict)
+        self._add_host_to_keyed_groups(self.get_option("keyed_groups"), merged, machine, strict=strict)
+
+
+def _plain(value: Any) -> Any:
+    """A value whose texts `ansible-inventory` prints as texts, and not as marked unsafe: AWX would take the mark for the
+    value. A text that could be a template keeps the mark."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return trust_as_template(value) if isinstance(value, str) and "{" not in value else value
+
+
+def _parsed(path: str, text: str) -> Record:
+    try:
+        return model.parse(json.loads(text))
+    except (GpumeshError, ValueError) as damage:
+        raise AnsibleParserError(f"The cluster record {path} is refused: {damage}.") from damage

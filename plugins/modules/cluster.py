@@ -1,0 +1,253 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Create, change, copy or delete a cluster record."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster
+short_description: Create, change, copy or delete a cluster record
+version_added: 1.0.0
+description:
+  - The cluster record is the one source of truth of a cluster. It is a JSON file on the manager, and every member holds
+    a copy.
+  - Run it on the manager to create or to change a cluster, on a member with O(state=replica) to put the copy there.
+  - Every change raises the generation by one and adds an entry to the history. Without a difference nothing is written.
+  - The file is written under a lock and replaced in one step. A damaged one is refused and left as it is.
+author:
+  - The gpumesh authors (@gpumesh)
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record
+  - gpumesh.cluster.record.change
+  - gpumesh.cluster.record.members
+options:
+  name:
+    description:
+      - The name of the cluster. A lower-case letter, then at most 39 lower-case letters, digits, C(-) or C(_).
+    type: str
+    required: true
+  state:
+    description:
+      - V(present) creates the cluster or changes the one that is there; members are added and updated, never removed.
+      - V(replica) makes the host's copy the one given in O(record).
+      - V(absent) deletes the host's file; with O(record), only where it is of that very cluster.
+    type: str
+    choices:
+      - present
+      - replica
+      - absent
+    default: present
+  subnet:
+    description:
+      - The network that the members share, as C(ADDRESS/MASK) with or without host bits. Needed to create.
+      - The same as the mesh's for machines that share no other network.
+      - A cluster keeps its subnet for life.
+    type: str
+  manager:
+    description: The machine that manages the cluster, one of its members. Needed to create.
+    type: str
+  mesh:
+    description: The network between the members. A key that is left out stays as it is.
+    type: dict
+    suboptions:
+      backend:
+        description: How the members are connected. A new cluster has V(wireguard).
+        type: str
+        choices:
+          - none
+          - wireguard
+          - tailscale
+      subnet:
+        description: Where the mesh addresses are taken from. A new cluster has V(10.99.0.0/16).
+        type: str
+      port:
+        description: The UDP port of the tunnels. A new cluster has V(51820).
+        type: int
+      interface:
+        description: The tunnel interface. A new cluster has V(gpumesh0).
+        type: str
+      mtu:
+        description: The MTU of the tunnel interface. A new cluster has none, and the mesh layer finds it.
+        type: int
+  storage:
+    description: The shared storage.
+    type: dict
+    suboptions:
+      volumes:
+        description:
+          - All volumes of the cluster, each with C(name), C(server) (a member), C(path) and C(mount_point), and the
+            options of the storage layer.
+        type: list
+        elements: dict
+        required: true
+  record:
+    description: The record to copy, as another run of this module returned it. Needed for O(state=replica).
+    type: dict
+seealso:
+  - module: gpumesh.cluster.cluster_member
+  - module: gpumesh.cluster.cluster_info
+"""
+
+EXAMPLES = r"""
+- name: Create a cluster of two machines
+  gpumesh.cluster.cluster:
+    name: lab
+    subnet: 192.168.1.11/24
+    manager: gpu1
+    members:
+      - machine: gpu1
+        address: 192.168.1.11
+        interface: eno1
+        gpus: 8
+      - machine: gpu2
+        address: 192.168.1.12
+        interface: eno1
+        gpus: 8
+  register: registered
+
+- name: Put a copy on the other one
+  gpumesh.cluster.cluster:
+    name: lab
+    state: replica
+    record: "{{ registered.record }}"
+  delegate_to: gpu2
+
+- name: Delete the record
+  gpumesh.cluster.cluster:
+    name: lab
+    state: absent
+"""
+
+RETURN = r"""
+record:
+  description:
+    - The record as it is now, in check mode as it would be. Null after a deletion.
+  returned: success
+  type: dict
+  sample:
+    schema_version: 1
+    id: 7c9e6679742540de944be07fc1f90ae7
+    name: lab
+    generation: 1
+    subnet: 192.168.1.0/24
+    manager: gpu1
+    members:
+      - machine: gpu1
+        address: 192.168.1.11
+        interface: eno1
+        site: default
+        endpoint: null
+        joined_at: "2026-11-20T20:31:00Z"
+        gpus: 8
+        mesh:
+          address: 10.99.0.1
+          public_key: null
+        ssh_host_keys: []
+        ssh_public_key: null
+    mesh:
+      backend: wireguard
+      subnet: 10.99.0.0/16
+      port: 51820
+      interface: gpumesh0
+      mtu: null
+    storage:
+      volumes: []
+    history:
+      - generation: 1
+        at: "2026-11-20T20:31:00Z"
+        by: root@gpu1
+        change: create
+        detail: created on 192.168.1.0/24 with manager gpu1 and member gpu1
+generation:
+  description: The generation of the record. Null after a deletion.
+  returned: success
+  type: int
+  sample: 4
+previous_generation:
+  description: The generation before. Null where there was no record.
+  returned: success
+  type: int
+  sample: 3
+changes:
+  description: What changed, each with its kind, a text and the machines that it is about.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - kind: join
+      detail: machine gpu3 joined
+      machines:
+        - gpu3
+path:
+  description: The file of the record.
+  returned: success
+  type: str
+  sample: /var/lib/gpumesh/clusters/lab.json
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, interface, model
+
+
+def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
+    """Carry out one request."""
+    store = interface.store_of(params, params["name"])
+    actor = interface.actor(params)
+    if params["state"] == "replica":
+        applied = apply.replica(store, params["record"], params["force"], actor, check_mode)
+    elif params["state"] == "absent":
+        applied = apply.cluster_absent(store, params["record"], params["force"], actor, check_mode)
+    else:
+        request = apply.ClusterRequest(
+            subnet=params["subnet"],
+            manager=params["manager"],
+            mesh=params["mesh"],
+            volumes=params["storage"]["volumes"] if params["storage"] else None,
+            members=params["members"] or [],
+        )
+        applied = apply.cluster_present(store, request, actor, check_mode)
+    return interface.outcome(applied, store)
+
+
+def main() -> None:
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["present", "replica", "absent"], "default": "present"},
+            "subnet": {"type": "str"},
+            "manager": {"type": "str"},
+            "mesh": {
+                "type": "dict",
+                "options": {
+                    "backend": {"type": "str", "choices": list(model.BACKENDS)},
+                    "subnet": {"type": "str"},
+                    "port": {"type": "int"},
+                    "interface": {"type": "str"},
+                    "mtu": {"type": "int"},
+                },
+            },
+            "storage": {
+                "type": "dict",
+                "options": {"volumes": {"type": "list", "elements": "dict", "required": True}},
+            },
+            "members": interface.MEMBERS_OPTION,
+            "record": {"type": "dict"},
+            **interface.CHANGE_OPTIONS,
+        },
+        required_if=[("state", "replica", ("record",))],
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module.params, module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

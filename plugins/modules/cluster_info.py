@@ -1,0 +1,95 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read the cluster records of a host."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_info
+short_description: Read the cluster records of a host
+version_added: 1.0.0
+description:
+  - Returns the records that a host holds, as the manager or as a member.
+  - A damaged one is reported, with the reason and the last good copy, and does not hide the others.
+author:
+  - The gpumesh authors (@gpumesh)
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.record
+options:
+  cluster:
+    description: Only the cluster of this name.
+    type: str
+seealso:
+  - module: gpumesh.cluster.cluster
+  - module: gpumesh.cluster.cluster_member
+"""
+
+EXAMPLES = r"""
+- name: Read all records
+  gpumesh.cluster.cluster_info:
+  register: held
+"""
+
+RETURN = r"""
+clusters:
+  description: The records, by name. See M(gpumesh.cluster.cluster) for one.
+  returned: success
+  type: list
+  elements: dict
+  sample: []
+damaged:
+  description: The files that are refused.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    path:
+      description: The file.
+      type: str
+    reason:
+      description: Why it is refused.
+      type: str
+    last_good:
+      description: The path of the last good copy. Null where there is none on the host.
+      type: str
+  sample:
+    - path: /var/lib/gpumesh/clusters/lab.json
+      reason: it is empty
+      last_good: /var/lib/gpumesh/clusters/lab.json.good
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import scan
+
+
+def work(params: Dict[str, Any]) -> Outcome:
+    """Read what there is."""
+    found = scan(params["path"], params["cluster"])
+    return Outcome(
+        changed=False,
+        values={
+            "clusters": [stored.record for stored in found.records],
+            "damaged": [damage._asdict() for damage in found.damaged],
+        },
+    )
+
+
+def main() -> None:
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={"cluster": {"type": "str"}, **interface.STORE_OPTIONS}, supports_check_mode=True
+    )
+    exit_with(module, lambda: work(module.params))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Add, update or remove members in a cluster record."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_member
+short_description: Add, update or remove members in a cluster record
+version_added: 1.0.0
+description:
+  - Changes the members in the record of a cluster that exists. It runs on the manager.
+  - One call is one change of the record, however many members it names.
+  - A machine that another one was cloned from, and so has the same address or key, is refused with both names.
+author:
+  - The gpumesh authors (@gpumesh)
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record
+  - gpumesh.cluster.record.change
+  - gpumesh.cluster.record.members
+options:
+  cluster:
+    description: The name of the cluster.
+    type: str
+    required: true
+  state:
+    description:
+      - V(present) adds the members that are new and updates the others.
+      - V(absent) takes them out; of each, only C(machine) is used.
+    type: str
+    choices:
+      - present
+      - absent
+    default: present
+  machine:
+    description: A single machine, in place of O(members), to take out or to prove that it is a member.
+    type: str
+  new_manager:
+    description:
+      - The member that manages the cluster from now on. Needed when the manager leaves.
+      - On a member's copy, with the old manager lost, this makes the copy the record.
+    type: str
+seealso:
+  - module: gpumesh.cluster.cluster
+  - module: gpumesh.cluster.cluster_info
+"""
+
+EXAMPLES = r"""
+- name: Add a machine
+  gpumesh.cluster.cluster_member:
+    cluster: lab
+    members:
+      - machine: gpu3
+        address: 192.168.1.13
+        interface: eno1
+        gpus: 8
+
+- name: Tell the record the public key of a member's tunnel
+  gpumesh.cluster.cluster_member:
+    cluster: lab
+    members:
+      - machine: gpu3
+        mesh:
+          public_key: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
+
+- name: Take the manager out
+  gpumesh.cluster.cluster_member:
+    cluster: lab
+    machine: gpu1
+    new_manager: gpu2
+    state: absent
+"""
+
+RETURN = r"""
+record:
+  description: The whole record as it is now, in check mode as it would be. See M(gpumesh.cluster.cluster).
+  returned: success
+  type: dict
+  sample: {}
+generation:
+  description: The generation of the record.
+  returned: success
+  type: int
+  sample: 4
+previous_generation:
+  description: The generation before.
+  returned: success
+  type: int
+  sample: 3
+changes:
+  description: What changed, each with its kind, a text and the machines that it is about.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - kind: join
+      detail: machine gpu3 joined
+      machines:
+        - gpu3
+path:
+  description: The file of the record.
+  returned: success
+  type: str
+  sample: /var/lib/gpumesh/clusters/lab.json
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, interface
+
+
+def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
+    """Carry out one request."""
+    store = interface.store_of(params, params["cluster"])
+    actor = interface.actor(params)
+    members = list(params["members"] or [])
+    if params["machine"] is not None:
+        members.append({"machine": params["machine"]})
+    if params["state"] == "present":
+        applied = apply.members_present(store, members, params["new_manager"], actor, check_mode)
+    else:
+        machines = [member["machine"] for member in members]
+        applied = apply.members_absent(store, machines, params["new_manager"], params["force"], actor, check_mode)
+    return interface.outcome(applied, store)
+
+
+def main() -> None:
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={
+            "cluster": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "machine": {"type": "str"},
+            "members": interface.MEMBERS_OPTION,
+            "new_manager": {"type": "str"},
+            **interface.CHANGE_OPTIONS,
+        },
+        required_one_of=[("members", "machine", "new_manager")],
+        mutually_exclusive=[("members", "machine")],
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module.params, module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: firewall
+short_description: Close the ports of a cluster's services to everybody but its members
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Keeps one table of nftables with the addresses of the members. It is replaced in one transaction, so that there is no
+    moment without it, and what is connected stays connected.
+  - No rule outside of this table is read or changed. A port that the host's own rules close stays closed.
+  - A service of systemd loads it at boot, and again when C(nftables.service) does so with the host's own rules. Without
+    systemd it is loaded now, and again at the next run.
+  - Where C(nft) is not installed nothing is done, and RV(tools) says so.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+options:
+  cluster:
+    description: The name of the cluster, after which the table is called.
+    type: str
+    required: true
+  state:
+    description: V(absent) takes the table away, now and at boot.
+    type: str
+    choices: [present, absent]
+    default: present
+  members:
+    description: Addresses of the members, by whatever interface their packets come in.
+    type: list
+    elements: str
+    default: []
+  mesh_members:
+    description: Addresses of the members in the mesh. They count only where packets come in by O(mesh_interface).
+    type: list
+    elements: str
+    default: []
+  mesh_interface:
+    description: The interface of the mesh. Required with O(mesh_members).
+    type: str
+  trusted:
+    description: Networks that are treated as members.
+    type: list
+    elements: str
+    default: []
+  tcp_ports:
+    description: TCP ports, and ranges such as V(6817-6819), that are closed to others.
+    type: list
+    elements: str
+    default: []
+  udp_ports:
+    description: The same for UDP.
+    type: list
+    elements: str
+    default: []
+  ephemeral:
+    description: Close also the kernel's range of ephemeral ports, where jobs listen.
+    type: bool
+    default: true
+  open_udp_ports:
+    description: UDP ports that stay open to everybody, as those of tunnels must.
+    type: list
+    elements: str
+    default: []
+  ssh_port:
+    description: The port of SSH.
+    type: int
+    default: 22
+  ssh_from:
+    description:
+      - Networks from which SSH is let in beside the members; everybody else is then kept out. Empty leaves SSH as it is.
+      - The machine that runs Ansible must be in one of them.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Close Slurm and NFS to others
+  gpumesh.cluster.firewall:
+    cluster: lab
+    members: [192.168.1.11, 192.168.1.12]
+    mesh_members: [10.99.0.1, 10.99.0.2]
+    mesh_interface: gpumesh0
+    tcp_ports: ["2049", 6817-6819]
+    open_udp_ports: ["51820"]
+
+- name: Take it away
+  gpumesh.cluster.firewall:
+    cluster: lab
+    state: absent
+"""
+
+RETURN = r"""
+tools:
+  description: Whether C(nft) is installed.
+  type: bool
+  returned: success
+table:
+  description: The name of the table, of the family C(inet).
+  type: str
+  returned: success
+  sample: gpumesh_lab
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
+    ephemeral_range,
+    make_desired,
+    table_of,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, present
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+
+_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Do what the parameters say."""
+    given = module.params
+    cluster = given["cluster"]
+    host = Host(run, module.check_mode)
+    if not runs_systemd():
+        host = host._replace(units="")
+    if given["state"] == "absent":
+        result = absent(host, cluster)
+    else:
+        ephemeral = [ephemeral_range(read_text(_RANGE) or "")] if given["ephemeral"] else []
+        ports = {name: [*given[name], *ephemeral] for name in ("tcp_ports", "udp_ports")}
+        result = present(host, cluster, make_desired(cluster, {**given, **ports}))
+    table = table_of(cluster)
+    return Outcome(result.changed, {"tools": result.tools, "table": table}, result.before, result.after, table)
+
+
+def main() -> None:
+    """The module's entry point."""
+    texts = {"type": "list", "elements": "str", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "cluster": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "members": texts,
+            "mesh_members": texts,
+            "mesh_interface": {"type": "str"},
+            "trusted": texts,
+            "tcp_ports": texts,
+            "udp_ports": texts,
+            "ephemeral": {"type": "bool", "default": True},
+            "open_udp_ports": texts,
+            "ssh_port": {"type": "int", "default": 22},
+            "ssh_from": texts,
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

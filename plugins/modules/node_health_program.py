@@ -1,0 +1,159 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_health_program
+short_description: The checks of a node as a program for Slurm
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Installs one executable file that makes the checks of M(gpumesh.cluster.node_health) without Ansible, for Slurm's
+    C(HealthCheckProgram) and C(Prolog).
+  - A node that fails is drained with a reason that begins with C(gpumesh health). It is resumed when it passes again
+    and the reason is still this one. What an admin, or Slurm itself, has drained is left alone.
+  - As C(Prolog) it drains an unfit node before the job starts there, and Slurm queues the job again.
+  - What the node is meant to be is read from the copy of the cluster record on it, each time.
+  - With C(--show) the program prints its results and tells Slurm nothing.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+options:
+  state:
+    description: V(absent) removes the program.
+    type: str
+    choices: [present, absent]
+    default: present
+  path:
+    description: The file.
+    type: path
+    default: /usr/local/sbin/gpumesh-node-health
+  cluster:
+    description: Name of the cluster. Needed with O(state=present).
+    type: str
+  machine:
+    description: The member's name in the record, which is its name in Slurm. Needed with O(state=present).
+    type: str
+  folder:
+    description: Where the record's copy is.
+    type: path
+    default: /var/lib/gpumesh/clusters
+  drain_on:
+    description: Ids of the checks to make, each of which drains the node when it fails.
+    type: list
+    elements: str
+    default:
+      - health.gpu_count
+      - health.gpu_ecc
+      - health.gpu_retired
+      - health.gpu_xid
+      - health.nvlink
+      - health.fabric_manager
+      - health.pcie
+      - health.rdma
+      - health.memlock
+      - health.disk
+      - storage.mounts
+  max_disk_percent:
+    description: The part of a file system, and of its inodes, that may be in use.
+    type: float
+    default: 95
+  rdma_rate_gbps:
+    description: The rate in Gbit/s that each active RDMA port has to have. By default that of the fastest one.
+    type: float
+"""
+
+EXAMPLES = r"""
+- name: Let Slurm look after the node
+  gpumesh.cluster.node_health_program:
+    cluster: default
+    machine: "{{ inventory_hostname }}"
+"""
+
+RETURN = r"""
+path:
+  description: The program.
+  type: str
+  returned: always
+  sample: /usr/local/sbin/gpumesh-node-health
+"""
+
+import os
+import sys
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    remove_file,
+    write_atomic,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.package import build
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import (
+    DRAIN_ON,
+    settings_of,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import (
+    Outcome,
+    exit_with,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
+
+_MODE = 0o755
+
+
+def _current(path: str) -> bytes:
+    """The file as it is; nothing where there is none, or one that may not be executed as it should."""
+    try:
+        with open(path, "rb") as stream:
+            if os.fstat(stream.fileno()).st_mode & 0o7777 == _MODE:
+                return stream.read()
+    except FileNotFoundError:
+        pass
+    return b""
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Write or remove the file."""
+    path = module.params["path"]
+    values = {"path": path}
+    if module.params["state"] == "absent":
+        there = os.path.lexists(path)
+        if there and not module.check_mode:
+            remove_file(path)
+        return Outcome(there, values, f"{path}\n" if there else "", "", path)
+    content = build(sys.executable, settings_of(module.params))
+    current = _current(path)
+    if content == current:
+        return Outcome(False, values)
+    if not module.check_mode:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_atomic(path, content, _MODE)
+    # An archive is nothing to read.
+    return Outcome(True, values, "the program of before\n" if current else "", "the program\n", path)
+
+
+def main() -> None:
+    """The module's entry."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "path": {"type": "path", "default": "/usr/local/sbin/gpumesh-node-health"},
+            "cluster": {"type": "str"},
+            "machine": {"type": "str"},
+            "folder": {"type": "path", "default": DEFAULT_FOLDER},
+            "drain_on": {"type": "list", "elements": "str", "default": list(DRAIN_ON)},
+            "max_disk_percent": {"type": "float", "default": 95},
+            "rdma_rate_gbps": {"type": "float"},
+        },
+        required_if=[("state", "present", ("cluster", "machine"))],
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

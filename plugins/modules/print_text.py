@@ -1,0 +1,49 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: print_text
+short_description: Print text to the terminal as it is
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Prints text with its own line breaks, where M(ansible.builtin.debug) would print one quoted line.
+  - Runs on the controller alone; no connection is made. Under a callback whose output is read by programs
+    (P(ansible.posix.json#callback), P(ansible.posix.jsonl#callback)) nothing is printed and the text is in the result.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+options:
+  text:
+    description: The text.
+    type: str
+    required: true
+seealso:
+  - plugin: gpumesh.cluster.table
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: Show the members
+  gpumesh.cluster.print_text:
+    text: "{{ cluster_record.members | gpumesh.cluster.table(['machine', 'address']) }}"
+  run_once: true
+"""
+
+RETURN = r"""
+text:
+  description: The text that was printed.
+  returned: always
+  type: str
+  sample: |-
+    ┌─────────┬────────────┐
+    │ machine │ address    │
+    └─────────┴────────────┘
+"""
+
+# The work is done by the action plugin of the same name.

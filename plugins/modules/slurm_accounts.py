@@ -1,0 +1,93 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: slurm_accounts
+short_description: Accounts, their users and qualities of service in slurmdbd
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Sees to it that slurmdbd has these qualities of service (QOS), accounts and users, with these limits.
+  - Takes nothing away, since an account that is deleted takes the history of its jobs along.
+  - Slurm enforces them only with C(AccountingStorageEnforce) in C(slurm.conf).
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+options:
+  cluster:
+    description: Name of the cluster whose accounts they are.
+    type: str
+    required: true
+  qos:
+    description: Settings of each QOS by its name, as C(sacctmgr) takes them.
+    type: dict
+    default: {}
+  accounts:
+    description:
+      - Settings of each account by its name, as C(sacctmgr) takes them, and C(users), a list of names.
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Let alice and bob run long jobs on four GPUs each
+  gpumesh.cluster.slurm_accounts:
+    cluster: lab
+    qos:
+      long:
+        MaxWall: 7-00:00:00
+        MaxTRESPerUser: gres/gpu=4
+    accounts:
+      research:
+        Description: The research group
+        QOS: [normal, long]
+        users: [alice, bob]
+"""
+
+RETURN = r"""
+commands:
+  description: What slurmdbd was told, or would be in check mode.
+  type: list
+  elements: str
+  returned: success
+  sample: [sacctmgr --immediate add qos long maxwall=7-00:00:00]
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accounts
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Do what the parameters say."""
+    given = module.params
+    asked = accounts.wanted(given["qos"], given["accounts"])
+    commands = accounts.plan(given["cluster"], accounts.read(run, given["cluster"], asked), asked)
+    if not module.check_mode:
+        accounts.carry_out(run, commands)
+    said = [" ".join(command) for command in commands]
+    return Outcome(bool(commands), {"commands": said}, "", "".join(f"{line}\n" for line in said), "slurmdbd")
+
+
+def main() -> None:
+    """The module's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "cluster": {"type": "str", "required": True},
+            "qos": {"type": "dict", "default": {}},
+            "accounts": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

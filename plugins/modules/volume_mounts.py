@@ -1,0 +1,185 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: volume_mounts
+short_description: The volumes of a cluster that a host mounts
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Has the units of systemd by which this host mounts the volumes of a cluster, started and enabled, and takes away those
+    of volumes that the cluster no longer has.
+  - A volume that somebody uses is not unmounted; the error names the processes and their users.
+  - A volume whose handle the server no longer knows is unmounted, and mounted anew at its next use.
+  - Refuses a host whose kernel lacks NFS, and one without systemd. Where only programs are missing, it changes nothing and says which packages to
+    install before the next call.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+options:
+  cluster:
+    description: Name of the cluster. Only its units are touched.
+    type: str
+    required: true
+  mounts:
+    description: What the filter P(gpumesh.cluster.storage_mounts#filter) makes of the cluster record.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      volume:
+        description: Name of the volume.
+        type: str
+        required: true
+      unit:
+        description: Name of the units, without suffix.
+        type: str
+        required: true
+      mount_point:
+        description: Where it is mounted.
+        type: path
+        required: true
+      mount:
+        description: Text of the mount unit.
+        type: str
+        required: true
+      automount:
+        description: Text of the automount unit.
+        type: str
+        required: true
+  serves:
+    description: Whether this host is the server of one of them.
+    type: bool
+    default: false
+  force:
+    description: Unmount what is in use, too. Its users keep what they have open until they close it.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Mount the volumes
+  gpumesh.cluster.volume_mounts:
+    cluster: "{{ cluster_record.name }}"
+    mounts: "{{ cluster_record | gpumesh.cluster.storage_mounts(inventory_hostname) }}"
+
+- name: Mount nothing any more
+  gpumesh.cluster.volume_mounts:
+    cluster: lab
+    mounts: []
+"""
+
+RETURN = r"""
+missing:
+  description: What has to be installed first, of V(server) and V(client). Nothing else has been done then.
+  type: list
+  elements: str
+  returned: success
+  sample: []
+healed:
+  description: Mount points of which the handle was stale.
+  type: list
+  elements: str
+  returned: success
+  sample: [/data]
+removed:
+  description: Units, without suffix, of volumes that the cluster no longer has.
+  type: list
+  elements: str
+  returned: success
+  sample: [mnt-old]
+"""
+
+import os
+from typing import Any, Dict, List
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command, holders
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts
+
+_PROC = "/proc"
+_SYSTEMD = "/run/systemd/system"
+
+
+def look(params: Dict[str, Any], wanted: List[mounts.Units]) -> mounts.Host:
+    """What this host has."""
+    files = mounts.parse_ours(mounts.read_units(), params["cluster"])
+    points = {mounts.mount_point_of(text) for text in files.values()} | {units.mount_point for units in wanted}
+    with open(os.path.join(_PROC, "self/mounts"), encoding="utf-8", errors="replace") as stream:
+        mounted = holders.mounted(stream.read(), sorted(points))
+    known = [units.name for units in wanted if units.name + ".automount" in files]
+    return mounts.Host(
+        files,
+        mounted,
+        mounts.stale(command.run, mounted),
+        mounts.idle_automounts(command.run, known),
+        holders.volume_users(_PROC, mounted),
+    )
+
+
+def refuse_without_kernel(params: Dict[str, Any], fetched: bool) -> None:
+    """A container has its host's kernel, and no module can be loaded from there."""
+    with open(os.path.join(_PROC, "filesystems"), encoding="utf-8") as stream:
+        missing = mounts.missing_in_kernel(command.run, stream.read(), params["serves"], fetched)
+    if missing:
+        volumes = ", ".join(mount["volume"] for mount in params["mounts"])
+        raise HostStateError(
+            f"This kernel has no {' and no '.join(missing)}, which volume {volumes} needs (a container shares its host's "
+            "kernel).",
+            "Load the module on the machine itself, choose another server, or set storage_backend=none.",
+            missing=missing,
+        )
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Look, plan, apply."""
+    params = module.params
+    wanted = [
+        mounts.Units(each["unit"], each["mount_point"], {".mount": each["mount"], ".automount": each["automount"]})
+        for each in params["mounts"]
+    ]
+    fetched = any("\nType=nfs4\n" in each["mount"] for each in params["mounts"])
+    refuse_without_kernel(params, fetched)
+    if wanted and not os.path.isdir(_SYSTEMD):
+        raise HostStateError(
+            "This host has no systemd, which mounts the volumes at first use and unmounts them in the right order.",
+            "Leave the host out of the cluster's volumes with storage_backend=none.",
+        )
+    missing = mounts.missing_programs(params["serves"], fetched)
+    if missing:
+        return Outcome(False, {"missing": missing, "healed": [], "removed": []})
+    host = look(params, wanted)
+    plan = mounts.make_plan(wanted, host, params["force"])
+    if plan.changed and not module.check_mode:
+        mounts.apply(command.run, plan)
+    healed = [units.mount_point for units in wanted if units.name in plan.heal]
+    values = {"missing": [], "healed": healed, "removed": plan.delete}
+    return Outcome(plan.changed, values, *mounts.as_diff(plan, host))
+
+
+def main() -> None:
+    """The module's entry point."""
+    text = {"type": "str", "required": True}
+    mount = {"volume": text, "unit": text, "mount_point": {"type": "path", "required": True}, "mount": text}
+    module = AnsibleModule(
+        argument_spec={
+            "cluster": text,
+            "mounts": {"type": "list", "elements": "dict", "required": True, "options": {**mount, "automount": text}},
+            "serves": {"type": "bool", "default": False},
+            "force": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a record makes of each of its members' files and services, so that a member can be compared with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, canonical, digest
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import names, ssh_trust, storage
+
+_PEER_WORDS = (("added", "add"), ("removed", "remove"), ("updated", "update"))
+
+
+def questions(
+    record: model.Record,
+    machine: str,
+    ssh_users: Sequence[str] = ("root",),
+    ssh_port: int = ssh_trust.STANDARD_PORT,
+    serves_volumes: bool = True,
+    accounting: bool = True,
+) -> dict[str, list[dict[str, Any]]]:
+    """The parameters of the module layer_info for one member. The tunnel is compared by the module wireguard."""
+    manager = derive.member_of(record, record["manager"])
+    controller = derive.cluster_address(record, manager)
+    manages = machine == record["manager"]
+    daemons = ["slurmd", *(["slurmctld"] if manages else []), *(["slurmdbd"] if manages and accounting else [])]
+    units = [("munge", "munge"), *(("slurm", name) for name in daemons)]
+    volumes = _storage(record, machine) if serves_volumes else []
+    return {
+        "files": [
+            *_names(record),
+            *_ssh(record, ssh_users, ssh_port),
+            *_slurm(controller, manages),
+            *_jobs(record),
+            *volumes,
+        ],
+        "services": [{"layer": layer, "unit": f"{name}.service"} for layer, name in units],
+    }
+
+
+def _names(record: model.Record) -> list[dict[str, Any]]:
+    # The machine's own line ends with the name that it gives itself.
+    lines = names.hosts_entries(record).splitlines()
+    return [{"layer": "names", "path": "/etc/hosts", "marker": names.marker(record), "starts": lines}]
+
+
+def _ssh(record: model.Record, users: Sequence[str], port: int) -> list[dict[str, Any]]:
+    folder = ssh_trust.folder(record)
+    texts = {
+        f"{folder}/known_hosts": ssh_trust.known_hosts(record, port),
+        f"/etc/ssh/ssh_config.d/gpumesh-{record['name']}.conf": ssh_trust.client_config(record, users, port),
+    }
+    keys = digest(ssh_trust.authorized_keys(record))
+    return [
+        *({"layer": "ssh", "path": path, "digest": digest(text)} for path, text in texts.items()),
+        *({"layer": "ssh", "path": f"{folder}/{user}-cert.pub"} for user in users),
+        *(
+            {"layer": "ssh", "path": f"~{user}/.ssh/authorized_keys", "marker": names.marker(record), "digest": keys}
+            for user in users
+        ),
+    ]
+
+
+def _slurm(controller: str, manages: bool) -> list[dict[str, Any]]:
+    own = [{"layer": "slurm", "path": "/etc/slurm/node/slurmd.env", "contains": f"--conf-server {controller}"}]
+    served = [{"layer": "slurm", "path": "/etc/slurm/slurm.conf", "contains": f"({controller})"}]
+    return own + (served if manages else [])
+
+
+def _jobs(record: model.Record) -> list[dict[str, Any]]:
+    members = {name: seat["address"] for name, seat in derive.seats(record).items()}
+    path = "/etc/gpumesh/job_environment.json"
+    return [
+        {"layer": "job environment", "path": path, "key": "members", "digest": digest(canonical(members))},
+        {"layer": "job environment", "path": "/etc/gpumesh/task_prolog"},
+    ]
+
+
+def _storage(record: model.Record, machine: str) -> list[dict[str, Any]]:
+    found = []
+    for mount in storage.mounts(record, machine):
+        unit = f"/etc/systemd/system/{mount['unit']}"
+        found += [(f"{unit}.mount", mount["mount"]), (f"{unit}.automount", mount["automount"])]
+    exports = storage.exports(record, machine)
+    if exports:
+        found.append((f"/etc/exports.d/gpumesh-{record['name']}.exports", exports))
+    return [{"layer": "storage", "path": path, "digest": digest(text)} for path, text in found]
+
+
+def drift(record: model.Record, machine: str, states: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """What `site` would change on a member, by layer, in words. ``states``: what each member's layers have shown."""
+    own = states.get(machine, {})
+    words = _tunnel(record, machine, own.get("mesh"))
+    host = own.get("host") or {}
+    if "drift" not in host:
+        return words
+    words.update(host["drift"])
+    if "munge" not in words:
+        reference = (states.get(record["manager"], {}).get("host") or {}).get("munge_key")
+        if not host["munge_key"]:
+            words["munge"] = "there is no key"
+        elif reference and host["munge_key"] != reference:
+            words["munge"] = f"its key is not the one of {record['manager']}"
+    return words
+
+
+def _tunnel(record: model.Record, machine: str, state: object) -> dict[str, str]:
+    if record["mesh"]["backend"] != "wireguard" or not isinstance(state, Mapping) or "interface_up" not in state:
+        return {}
+    if not state["public_key"]:
+        return {"mesh": NOT_SET_UP}
+    if not state["interface_up"]:
+        return {"mesh": f"{record['mesh']['interface']} is down"}
+    own = derive.member_of(record, machine)["mesh"]
+    if own is None or own["public_key"] != state["public_key"]:
+        return {"mesh": "its key is not the one in the record"}
+    peers = state["peers"]
+    words = [f"{verb} {', '.join(peers[key])}" for key, verb in _PEER_WORDS if peers[key]]
+    return {"mesh": "would " + ", ".join(words)} if words else {}
+
+
+def in_words(differences: Mapping[str, str]) -> str:
+    """The drift of a member in one text; layers of which the same is to be said are said it of together."""
+    together: dict[str, list[str]] = {}
+    for layer, what in differences.items():
+        together.setdefault(what, []).append(layer)
+    return "; ".join(f"{', '.join(layers)}: {what}" for what, layers in together.items())

@@ -1,0 +1,29 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one place where our errors meet Ansible's filters, as module.py is for modules."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Callable, ParamSpec, TypeVar
+
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+
+_Parameters = ParamSpec("_Parameters")
+_Value = TypeVar("_Value")
+
+
+def as_filter(function: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
+    """``function`` with every GpumeshError turned into the error that a failed template shows in full."""
+
+    @wraps(function)
+    def guarded(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Value:
+        try:
+            return function(*args, **kwargs)
+        except GpumeshError as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return guarded

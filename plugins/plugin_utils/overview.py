@@ -1,0 +1,176 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every cluster that the hosts of a play know of, for people and for programs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import drift
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import (
+    Answer,
+    Found,
+    find,
+    read_answers,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
+
+
+def overview(
+    results: Mapping[str, Mapping[str, Any]], at: str, states: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The clusters by name, from each host's result of cluster_info, asked at the time ``at``.
+
+    ``states``: what each layer found when it compared a machine with the record, by machine and layer. Each cluster: name, id, subnet, generation,
+    manager, manager_address, nodes, gpus, machines, mesh, volumes, changed_at, members and problems. Each member:
+    machine, rank, manager, address, own_address, interface, site, gpus, layers, copy, last_seen and drift.
+    """
+    answers = read_answers(results)
+    names = {record["name"] for answer in answers.values() for record in answer.records}
+    return [_cluster(name, answers, at, states or {}) for name in sorted(names)]
+
+
+def _cluster(
+    name: str, answers: Mapping[str, Answer], at: str, states: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    problems: list[str] = []
+    try:
+        found = find(answers, name)
+    except GpumeshError as contradiction:
+        problems.append(str(contradiction))
+        found = find(answers, name, force=True)
+    if found is None:
+        raise AssertionError(f"cluster {name} was listed without a record")
+    record = found.record
+    members = [_member(seat, found, answers, at, states) for seat in derive.seats(record).values()]
+    return {
+        "name": name,
+        "id": record["id"],
+        "subnet": record["subnet"],
+        "generation": record["generation"],
+        "manager": record["manager"],
+        "manager_address": derive.cluster_address(record, derive.member_of(record, record["manager"])),
+        "nodes": len(members),
+        "gpus": sum(member["gpus"] for member in members),
+        "machines": [member["machine"] for member in members],
+        "mesh": record["mesh"],
+        "volumes": record["storage"]["volumes"],
+        "changed_at": record["history"][-1]["at"],
+        "members": members,
+        "problems": [*problems, *found.remarks, *_strangers(record, answers)],
+    }
+
+
+def _member(
+    seat: derive.Seat,
+    found: Found,
+    answers: Mapping[str, Answer],
+    at: str,
+    states: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    machine = seat["machine"]
+    answer = answers.get(machine)
+    own = derive.member_of(found.record, machine)
+    return {
+        "machine": machine,
+        "rank": seat["rank"],
+        "manager": seat["manager"],
+        "address": seat["address"],
+        "own_address": own["address"],
+        "interface": seat["interface"],
+        "site": seat["site"],
+        "gpus": seat["gpus"],
+        "layers": _layers(found.record, machine),
+        "copy": _copy_state(machine, answer, found),
+        "last_seen": at if answer is not None and answer.silence is None else None,
+        "drift": drift.drift(found.record, machine, states),
+    }
+
+
+def _layers(record: Record, machine: str) -> list[str]:
+    """The layers that the record knows to be in place on a member."""
+    own = derive.member_of(record, machine)
+    layers = []
+    if own["mesh"] is not None and own["mesh"]["public_key"] is not None:
+        layers.append(record["mesh"]["backend"])
+    if own["ssh_host_keys"]:
+        layers.append("ssh")
+    if record["storage"]["volumes"]:
+        layers.append("storage")
+    return layers
+
+
+def _copy_state(machine: str, answer: Answer | None, found: Found) -> str:
+    if answer is None:
+        return "not asked"
+    if answer.silence is not None:
+        return "no answer"
+    if machine in found.standing:
+        relation = found.standing[machine]
+        return "current" if relation.kind == "same" else f"{relation.kind}: {relation.reason}"
+    return "damaged" if any(_is_of(damage, found.record["name"]) for damage in answer.damaged) else "none"
+
+
+def _is_of(damage: Mapping[str, Any], name: str) -> bool:
+    return str(damage["path"]).endswith(f"/{name}.json")
+
+
+def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
+    """Hosts that keep a copy and are no members, as after a removal that could not reach them."""
+    machines = {member["machine"] for member in record["members"]}
+    return [
+        f"{machine} has a copy of the record and is no member: run the playbook remove with cluster_machine={machine} "
+        "to clean it up."
+        for machine, answer in answers.items()
+        if machine not in machines and answer.copy_of(record["name"]) is not None
+    ]
+
+
+def page(clusters: Sequence[Mapping[str, Any]], silent: Mapping[str, str], width: int = 0) -> str:
+    """The clusters as text: one line of facts and one table each, then what is wrong."""
+    if not clusters:
+        text = "No host of this run has a cluster record."
+    else:
+        text = "\n\n".join(_section(cluster, width) for cluster in clusters)
+    told = [f"! {machine} does not answer: {reason}" for machine, reason in silent.items()]
+    return "\n".join([text, *told])
+
+
+def _section(cluster: Mapping[str, Any], width: int) -> str:
+    mesh = cluster["mesh"]
+    tunnel = "no mesh" if mesh["backend"] == "none" else f"{mesh['backend']} mesh {mesh['subnet']}"
+    head = (
+        f"Cluster {cluster['name']}: subnet {cluster['subnet']}, {cluster['nodes']} "
+        f"node{'s' if cluster['nodes'] != 1 else ''}, {cluster['gpus']} GPUs, manager {cluster['manager']} "
+        f"({cluster['manager_address']}), {tunnel}, generation {cluster['generation']} of {cluster['changed_at']}"
+    )
+    members = cluster["members"]
+    rows = [
+        {
+            **member,
+            "machine": member["machine"] + (" *" if member["manager"] else ""),
+            "copy": member["copy"].partition(":")[0],
+            "drift": drift.in_words(member["drift"]),
+        }
+        for member in members
+    ]
+    # A column that says the same, or nothing, of every member only takes the room of the others.
+    columns: list[dict[str, str]] = [{"key": "machine"}, {"key": "address"}, {"key": "interface"}]
+    if any(member["own_address"] != member["address"] for member in members):
+        columns.append({"key": "own_address", "title": "own address"})
+    if len({member["site"] for member in members}) > 1:
+        columns.append({"key": "site"})
+    columns.append({"key": "gpus", "title": "GPUs"})
+    if any(member["layers"] for member in members):
+        columns.append({"key": "layers"})
+    columns.append({"key": "copy", "title": "record"})
+    if any(member["drift"] for member in members):
+        columns.append({"key": "drift"})
+    lines = [head, render(rows, columns, width=width)]
+    lines += [f"! {problem}" for problem in cluster["problems"]]
+    return "\n".join(lines)

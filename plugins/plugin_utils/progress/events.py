@@ -1,0 +1,55 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Ansible tells a callback, in our words. The one place that reads its plays, tasks and results."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ansible.playbook.task_include import TaskInclude
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import Run
+
+
+def play_hosts(play: Any) -> list[str]:
+    """The hosts that a play is for, those that have failed before included."""
+    variables = play.get_variable_manager().get_vars(play=play, include_hostvars=False)
+    return [str(host) for host in variables.get("ansible_play_hosts_all", [])]
+
+
+def begin_play(run: Run, play: Any) -> None:
+    """A play starts."""
+    run.begin_phase(str(play.get_name()).strip(), play_hosts(play), bool(play.check_mode))
+
+
+def begin_task(run: Run, task: Any, handler: bool = False) -> None:
+    """A task starts, or does not count since it only includes others."""
+    if not isinstance(task, TaskInclude):
+        run.begin_task(str(task.get_name(include_role_fqcn=False)).strip(), task.run_once is True, handler)
+
+
+def host(result: Any) -> str:
+    """The inventory name of a result's host."""
+    return str(result._host.get_name())
+
+
+def counts(result: Any) -> bool:
+    """Whether a result belongs to a task that we count."""
+    return not isinstance(result._task, TaskInclude)
+
+
+def end_host(run: Run, result: Any, outcome: str) -> None:
+    """A host has ended a task."""
+    if counts(result):
+        run.end_host(host(result), outcome)
+
+
+def written_at(result: Any) -> str:
+    """The file and line of a result's task, relative to where we are if that is shorter."""
+    path = result._task.get_path()
+    if not path:
+        return ""
+    relative = os.path.relpath(path)
+    return str(relative if len(relative) < len(path) else path)

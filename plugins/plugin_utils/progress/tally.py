@@ -1,0 +1,141 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run has done so far: phases (plays), their tasks, hosts and times. Knows no terminal and no Ansible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+#: How a host can end a task.
+OUTCOMES = ("ok", "changed", "skipped", "failed", "unreachable", "ignored")
+
+
+@dataclass
+class Task:
+    """One task of a phase. Times are seconds on the run's clock."""
+
+    name: str
+    number: int
+    total: int
+    started: float
+    handler: bool = False
+    began: dict[str, float] = field(default_factory=dict)
+    outcome: dict[str, str] = field(default_factory=dict)
+    took: dict[str, float] = field(default_factory=dict)
+    ended: float | None = None
+
+    @property
+    def waiting(self) -> list[str]:
+        """Hosts that have begun and not ended, the longest first."""
+        return [host for host in self.began if host not in self.outcome]
+
+    def hosts(self, outcome: str) -> list[str]:
+        """The hosts that ended so, in the order in which they ended."""
+        return [host for host, one in self.outcome.items() if one == outcome]
+
+
+@dataclass
+class Phase:
+    """One play."""
+
+    name: str
+    hosts: int
+    started: float
+    check_mode: bool = False
+    tasks: list[Task] = field(default_factory=list)
+    ended: float | None = None
+
+    def host_times(self) -> dict[str, float]:
+        """Seconds that each host was at work."""
+        times: dict[str, float] = {}
+        for task in self.tasks:
+            for host, took in task.took.items():
+                times[host] = times.get(host, 0.0) + took
+        return times
+
+    def slowest(self) -> tuple[str, float] | None:
+        """The host that worked longest; None where fewer than two did, since then it says nothing."""
+        times = self.host_times()
+        if len(times) < 2:
+            return None
+        host = max(times, key=lambda one: times[one])
+        return host, times[host]
+
+    def count(self, *outcomes: str) -> int:
+        """Results with one of these outcomes."""
+        return sum(1 for task in self.tasks for one in task.outcome.values() if one in outcomes)
+
+
+class Run:
+    """All phases. Every method is an event in the order in which Ansible tells them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.phases: list[Phase] = []
+        self.gone: set[str] = set()
+        self.started = clock()
+
+    def now(self) -> float:
+        """Seconds since the run started."""
+        return self._clock() - self.started
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase that is under way."""
+        return self.phases[-1] if self.phases and self.phases[-1].ended is None else None
+
+    @property
+    def task(self) -> Task | None:
+        """The task that is under way."""
+        phase = self.phase
+        return phase.tasks[-1] if phase and phase.tasks and phase.tasks[-1].ended is None else None
+
+    def begin_phase(self, name: str, hosts: list[str], check_mode: bool = False) -> Phase:
+        """Start a phase on ``hosts``, less those that failed before."""
+        self.end_phase()
+        phase = Phase(name, len(set(hosts) - self.gone), self.now(), check_mode)
+        self.phases.append(phase)
+        return phase
+
+    def end_phase(self) -> Phase | None:
+        """End the phase that is under way; None where there is none."""
+        phase = self.phase
+        if phase is not None:
+            self.end_task()
+            phase.ended = self.now()
+        return phase
+
+    def begin_task(self, name: str, once: bool = False, handler: bool = False) -> Task:
+        """Start the next task of the phase; it runs on one host with ``once``."""
+        phase = self.phase or self.begin_phase("", [])
+        self.end_task()
+        task = Task(name, len(phase.tasks) + 1, 1 if once else phase.hosts, self.now(), handler)
+        phase.tasks.append(task)
+        return task
+
+    def end_task(self) -> Task | None:
+        """End the task that is under way; None where there is none."""
+        task = self.task
+        if task is not None:
+            task.ended = self.now()
+        return task
+
+    def begin_host(self, host: str) -> None:
+        """A host starts on the task."""
+        if self.task is not None:
+            self.task.began.setdefault(host, self.now())
+
+    def end_host(self, host: str, outcome: str) -> None:
+        """A host has ended the task."""
+        if outcome in ("failed", "unreachable"):
+            self.gone.add(host)
+            if self.phase is not None:
+                # The tasks after this one run without it.
+                self.phase.hosts = max(self.phase.hosts - 1, 0)
+        task = self.task
+        if task is not None:
+            task.outcome[host] = outcome
+            task.took[host] = self.now() - task.began.get(host, task.started)

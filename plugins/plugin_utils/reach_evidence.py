@@ -1,0 +1,176 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the members found out about each other, seen together: nothing here asks a host anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Any, NamedTuple, cast
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import PeerResult, Port, Probe
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+
+
+class Target(NamedTuple):
+    """A member as it should be: its address and the interface that has it."""
+
+    machine: str
+    address: str
+    interface: str
+
+
+def targets(members: Any) -> list[Target]:
+    """The members from a cluster record, or from a list of mappings with machine, address and interface.
+
+    Raises InputError.
+    """
+    if isinstance(members, Mapping) and "members" in members:
+        members = list(seats(cast(Record, members)).values())
+    if not isinstance(members, Sequence) or isinstance(members, str):
+        raise InputError("The members are neither a cluster record nor a list.", "Give the fact cluster_record.")
+    found = []
+    for member in members:
+        if not isinstance(member, Mapping) or not {"machine", "address", "interface"} <= set(member):
+            raise InputError(f"{str(member)[:80]!r} is no member.", "Each member needs machine, address and interface.")
+        found.append(Target(str(member["machine"]), str(member["address"]), str(member["interface"])))
+    return found
+
+
+def peers(listening: Mapping[str, Mapping[str, Any]], members: Any) -> list[dict[str, Any]]:
+    """The members as the module takes them: with the ports of each one's listener, none where it has none.
+
+    ``listening`` are the results of the phase listen by machine. Raises InputError.
+    """
+    return [
+        {
+            "machine": target.machine,
+            "address": target.address,
+            "ports": (listening.get(target.machine) or {}).get("ports") or [],
+        }
+        for target in targets(members)
+    ]
+
+
+class Evidence:
+    """The results of the phases, ``{listen, probe, throughput: {machine: as the task registered it}}``."""
+
+    def __init__(self, results: Mapping[str, Mapping[str, Any]], members: Sequence[Target]) -> None:
+        self.members = {member.machine: member for member in members}
+        self._asked = {machine for phase in results.values() for machine in phase}
+        self._results = {
+            machine: {phase: result[machine] for phase, result in results.items() if result.get(machine)}
+            for machine in self.members
+        }
+        self.probes: dict[str, Probe] = {}
+        self._peers: dict[tuple[str, str], PeerResult] = {}
+        for machine in self.members:
+            probe = (self._results[machine].get("probe") or {}).get("probe")
+            if probe:
+                self.probes[machine] = probe
+                self._peers.update({(machine, peer["machine"]): peer for peer in probe["peers"]})
+        self._proxies = self._find_proxies()
+        self.duplicates = {machine: self._duplicate(machine) for machine in self.members}
+        self.clock_errors = self._find_clock_errors()
+
+    def peer(self, one: str, other: str) -> PeerResult | None:
+        """What ``one`` found on the way to ``other``; None where it did not look."""
+        return self._peers.get((one, other))
+
+    def ports(self, machine: str) -> list[Port]:
+        """What became of the ports of a machine's listener; nothing where it has none."""
+        listen = self._results[machine].get("listen") or {}
+        return list(listen.get("ports") or [])
+
+    def listened(self, machine: str) -> bool:
+        """Whether a listener of ours is known to have been there."""
+        return any(port["state"] == "listening" for port in self.ports(machine))
+
+    def took_part(self, machine: str) -> bool:
+        """Whether this machine is among the hosts of the run."""
+        return machine in self._asked
+
+    def trouble(self, machine: str) -> str:
+        """Why a machine could not listen or probe, as a clause; empty where it could."""
+        results = self._results[machine]
+        if machine not in self._asked:
+            return f"{machine} is not among the hosts of this run"
+        if not results:
+            return f"{machine} had dropped out of this run before"
+        for phase, key in (("listen", "ports"), ("probe", "probe")):
+            result = results.get(phase) or {}
+            if result.get("unreachable"):
+                return f"{machine} could not be reached over SSH"
+            # A task with failed_when gives no other sign of failure than that its result is missing.
+            if key not in result and "msg" in result:
+                said = str(result["msg"]).removeprefix(f"{machine}: ").rstrip(".")
+                return f"{machine} could not {phase}: {said}"
+        return "" if machine in self.probes else f"{machine} gave no result"
+
+    def lingering(self) -> list[str]:
+        """The machines whose listener may still be there, since not every other one has told it to be done."""
+        asked = [machine for machine in self.members if self.took_part(machine)]
+        return [
+            machine
+            for machine in asked
+            if self.listened(machine)
+            and not all(
+                (found := self.peer(other, machine)) is not None and found["finished"]
+                for other in asked
+                if other != machine
+            )
+        ]
+
+    def bandwidth(self, one: str, other: str) -> float | None:
+        """10^9 bits a second from ``one`` to ``other``; None where it was not measured."""
+        collected = (self._results[one].get("throughput") or {}).get("throughput") or []
+        return next((measured["gbps"] for measured in collected if measured["machine"] == other), None)
+
+    def _answers(self, machine: str) -> dict[str, list[str]]:
+        """Whom a machine heard answer for which member's address."""
+        answers = {peer["machine"]: list(peer["macs"] or []) for peer in self.probes[machine]["peers"]}
+        own = set(self.probes[machine]["own_macs"])
+        answers[machine] = [mac for mac in self.probes[machine]["duplicate"]["macs"] if mac not in own]
+        return answers
+
+    def _find_proxies(self) -> set[str]:
+        """MACs of routers and cloud networks that answer for everybody: they hold nobody's address."""
+        members = {mac for probe in self.probes.values() for mac in probe["own_macs"]}
+        proxies = set()
+        for machine in self.probes:
+            heard = [mac for macs in self._answers(machine).values() for mac in set(macs)]
+            proxies |= {mac for mac in heard if heard.count(mac) > 1}
+        return proxies - members
+
+    def _duplicate(self, machine: str) -> list[str]:
+        """The MACs of others that answer for a machine's address; of all that do, where its own is not known.
+
+        One foreign MAC instead of the machine's own is a network that translates them. Two answers to one question are
+        two hosts, and so is any answer to the machine's own question.
+        """
+        heard = {prober: set(self._answers(prober).get(machine, [])) - self._proxies for prober in self.probes}
+        if machine not in self.probes:
+            return sorted({mac for macs in heard.values() if len(macs) > 1 for mac in macs})
+        own = set(self.probes[machine]["own_macs"])
+        return sorted({mac for prober, macs in heard.items() if prober == machine or macs & own for mac in macs - own})
+
+    def owner(self, mac: str) -> str | None:
+        """The member that has a MAC."""
+        return next((machine for machine, probe in self.probes.items() if mac in probe["own_macs"]), None)
+
+    def _find_clock_errors(self) -> dict[str, float]:
+        """Seconds by which each clock is ahead of the others' median. Of two clocks nobody can say which one errs."""
+        if not self.probes:
+            return {}
+        judge = max(self.probes, key=lambda machine: sum(1 for peer in self.probes[machine]["peers"] if peer["clock"]))
+        offsets = {judge: 0.0}
+        for peer in self.probes[judge]["peers"]:
+            if peer["clock"] is not None:
+                offsets[peer["machine"]] = peer["clock"]["offset_s"]
+        if len(offsets) < 3:
+            return {}
+        middle = median_low(offsets.values())
+        return {machine: offset - middle for machine, offset in offsets.items()}

@@ -1,0 +1,543 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verdict on each ordered pair of members, and on each member: one cause, in words, with what to do about it.
+
+Several tests fail by one cause: a wrong route also looks like a firewall. So the causes are tried in the order in which
+they explain each other, and the first that fits is the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.path_mtu import is_black_hole
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import PeerResult, PortResult
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import Evidence, Target, targets
+
+#: Every verdict, from the one that explains the most. The last ones are no faults.
+VERDICTS = (
+    "duplicate_address",
+    "wrong_interface",
+    "no_route",
+    "no_answer",
+    "wrong_host",
+    "asymmetric",
+    "refused",
+    "filtered",
+    "nat",
+    "mtu_black_hole",
+    "corrupted",
+    "name_is_loopback",
+    "clock_skew",
+    "not_checked",
+    "ok",
+)
+
+_PASSED = ("ok", "connected")
+#: Interfaces that container engines and hypervisors make: their ranges are chosen without looking at the LAN.
+_ENGINES = {
+    "docker": "docker0 is Docker's: give it another range by `bip` in /etc/docker/daemon.json",
+    "br-": "it is a network of Docker: make it anew with another range by `docker network create --subnet`",
+    "virbr": "it is libvirt's: give it another range by `virsh net-edit default`",
+    "cni": "it is of Kubernetes: give its pods another range",
+    "podman": "it is Podman's: give it another range by `default_subnet` in containers.conf",
+}
+
+
+class Finding(NamedTuple):
+    """A judgement of a pair or of a host."""
+
+    status: str
+    verdict: str
+    message: str
+    remedy: str = ""
+
+
+class _Pair(NamedTuple):
+    """All that is known of one ordered pair."""
+
+    evidence: Evidence
+    one: Target
+    other: Target
+    there: PeerResult
+    back: PeerResult | None
+    max_offset: float
+
+    def ports(self, protocol: str) -> list[PortResult]:
+        return [port for port in self.there["ports"] if port["protocol"] == protocol]
+
+    def passing(self) -> bool:
+        return any(port["outcome"] in _PASSED for port in self.ports("tcp"))
+
+
+def judge(results: Mapping[str, Mapping[str, Any]], members: Any, max_clock_offset: float = 5.0) -> dict[str, Any]:
+    """All verdicts.
+
+    ``results`` is ``{listen, probe, throughput: {machine: as the task registered it}}``; a machine that is not in the
+    run is in none of them. ``members`` is the cluster record or a list of ``{machine, address, interface}``. Returns::
+
+        {status: pass|fail|error|skipped, summary: words, counts: {verdict: number of pairs},
+         pairs: [{from, to, status, verdict, message, remedy, rtt_ms, path_mtu, offset_s, bandwidth_gbps}],
+         hosts: [{host, status, verdict, message, remedy}],
+         checks: [{id, purpose, host, actual, required, unit, status, reason, remedy}],
+         lingering: [machines whose listener may still be there]}
+
+    ``hosts`` has what is wrong with single members, ``checks`` the same in the form of all checks, with what is right.
+    Raises InputError.
+    """
+    evidence = Evidence(results, targets(members))
+    pairs = [
+        _as_pair(evidence, one, other, _judge_pair(evidence, one, other, max_clock_offset))
+        for one in evidence.members.values()
+        for other in evidence.members.values()
+        if one != other
+    ]
+    hosts = [
+        {"host": machine, **finding._asdict()}
+        for machine in evidence.members
+        for finding in _judge_host(evidence, machine, max_clock_offset)
+    ]
+    statuses = [found["status"] for found in (*pairs, *hosts)]
+    counts = {verdict: sum(1 for pair in pairs if pair["verdict"] == verdict) for verdict in VERDICTS}
+    return {
+        "status": next((status for status in ("fail", "error", "pass") if status in statuses), "skipped"),
+        "summary": _summary(pairs),
+        "counts": {verdict: number for verdict, number in counts.items() if number},
+        "pairs": pairs,
+        "hosts": hosts,
+        "checks": _checks(evidence, hosts),
+        "lingering": evidence.lingering(),
+    }
+
+
+def _as_pair(evidence: Evidence, one: Target, other: Target, finding: Finding) -> dict[str, Any]:
+    found = evidence.peer(one.machine, other.machine)
+    clock, mtu = (found["clock"], found["path_mtu"]) if found else (None, None)
+    return {
+        "from": one.machine,
+        "to": other.machine,
+        **finding._asdict(),
+        "rtt_ms": clock["rtt_ms"] if clock else None,
+        "path_mtu": mtu["to_peer"] if mtu else None,
+        "offset_s": round(clock["offset_s"], 3) if clock else None,
+        "bandwidth_gbps": evidence.bandwidth(one.machine, other.machine),
+    }
+
+
+def _judge_pair(evidence: Evidence, one: Target, other: Target, max_offset: float) -> Finding:
+    there = evidence.peer(one.machine, other.machine)
+    if there is None:
+        return _not_probed(evidence, one, other)
+    pair = _Pair(evidence, one, other, there, evidence.peer(other.machine, one.machine), max_offset)
+    return next(finding for cause in _CAUSES if (finding := cause(pair)) is not None)
+
+
+def _not_probed(evidence: Evidence, one: Target, other: Target) -> Finding:
+    trouble = evidence.trouble(one.machine) or f"{one.machine} did not probe {other.machine}"
+    if not evidence.took_part(one.machine):
+        return Finding("skipped", "not_checked", f"Not checked: {trouble}.")
+    return Finding(
+        "error", "not_checked", f"Not checked: {trouble}.", f"Make {one.machine} answer to Ansible, then check again."
+    )
+
+
+def _duplicate_address(pair: _Pair) -> Finding | None:
+    if pair.there["route"]["dev"] == "lo":
+        return Finding(
+            "fail",
+            "duplicate_address",
+            f"{pair.one.machine} has {pair.other.address} itself, which is {pair.other.machine}'s address.",
+            f"Take {pair.other.address} from {pair.one.machine} (see `ip addr`), or give {pair.other.machine} another.",
+        )
+    for target in (pair.other, pair.one):
+        finding = _duplicate_of(pair.evidence, target.machine)
+        if finding is not None:
+            return finding
+    return None
+
+
+def _duplicate_of(evidence: Evidence, machine: str) -> Finding | None:
+    macs = evidence.duplicates[machine]
+    if not macs:
+        return None
+    address = evidence.members[machine].address
+    if machine in evidence.probes:
+        names = [f"{evidence.owner(mac)} ({mac})" if evidence.owner(mac) else mac for mac in macs]
+        message = f"{address} is {machine}'s address, but {', '.join(names)} answers for it too."
+    else:
+        message = f"{len(macs)} hardware addresses answer for {machine}'s address {address}: {', '.join(macs)}. It is "
+        message += "on two hosts, or on two interfaces of one."
+    return Finding(
+        "fail",
+        "duplicate_address",
+        message,
+        f"Find the other one by its hardware address in the switch's or the DHCP server's table, and take {address} "
+        "from it.",
+    )
+
+
+def _route(pair: _Pair) -> Finding | None:
+    route, one, other = pair.there["route"], pair.one, pair.other
+    if route["error"] is not None:
+        return Finding(
+            "fail",
+            "no_route",
+            f"{one.machine} has no route to {other.machine} ({other.address}): {route['error']}.",
+            f"Put {one.machine}'s {one.interface} into the network of {other.address}, or add a route to it.",
+        )
+    if route["dev"] is not None and route["dev"] != one.interface:
+        engine = next((words for prefix, words in _ENGINES.items() if route["dev"].startswith(prefix)), None)
+        remedy = (
+            f"{route['dev']} has a range that overlaps the cluster's: {engine}."
+            if engine
+            else f"Leave only one interface in this network, or give the route by {one.interface} a lower metric."
+        )
+        return Finding(
+            "fail",
+            "wrong_interface",
+            f"{one.machine} sends to {other.machine} ({other.address}) by {route['dev']} instead of {one.interface}"
+            + (f", from {route['prefsrc']}." if route["prefsrc"] else "."),
+            remedy,
+        )
+    if route["prefsrc"] is not None and route["prefsrc"] != one.address:
+        return _wrong_source(pair, route["prefsrc"])
+    return None
+
+
+def _wrong_source(pair: _Pair, source: str) -> Finding:
+    one, other = pair.one, pair.other
+    return Finding(
+        "fail",
+        "wrong_interface",
+        f"{one.machine} sends to {other.machine} from {source} instead of {one.address}, by which the others know it.",
+        f"Make {one.address} the first address of {one.interface}, or give the route `src {one.address}`.",
+    )
+
+
+def _no_listener(pair: _Pair) -> Finding | None:
+    """A member that Ansible could not reach is probed all the same, but only where a service may listen."""
+    one, other = pair.one, pair.other
+    if pair.evidence.listened(other.machine):
+        return None
+    trouble = pair.evidence.trouble(other.machine) or f"{other.machine} had no listener"
+    alive = [port for port in pair.ports("tcp") if port["outcome"] in (*_PASSED, "refused", "closed")]
+    if alive or pair.there["macs"]:
+        how = "answers by ARP"
+        if alive:
+            how = f"{'accepts' if alive[0]['outcome'] in _PASSED else 'refuses'} a connection to TCP {alive[0]['port']}"
+        message = f"Not checked: {trouble}. {other.address} is alive: it {how}."
+        if not pair.evidence.took_part(other.machine):
+            return Finding("skipped", "not_checked", message)
+        return Finding("error", "not_checked", message, f"Make {other.machine} answer to Ansible, then check again.")
+    silent = f" Nobody answers for {other.address} by ARP." if pair.there["macs"] == [] else ""
+    return Finding(
+        "fail",
+        "no_answer",
+        f"{other.machine} ({other.address}) does not answer {one.machine} at all, and {trouble}.{silent}",
+        f"Start {other.machine} and look at its network. If it is gone for good, remove it from the cluster.",
+    )
+
+
+def _nothing_passes(pair: _Pair) -> Finding | None:
+    one, other = pair.one, pair.other
+    if pair.passing():
+        return None
+    outcomes = {port["outcome"] for port in pair.ports("tcp")}
+    if not outcomes:
+        return Finding(
+            "error",
+            "not_checked",
+            f"Not checked: {other.machine} could open no port to be tried.",
+            "Give ports that are free.",
+        )
+    if outcomes & {"stranger", "closed"}:
+        return _stranger(pair)
+    verdict, words = _how_nothing_passes(pair, outcomes)
+    if pair.back is not None and any(port["outcome"] == "ok" for port in pair.back["ports"]):
+        return Finding(
+            "fail",
+            "asymmetric",
+            f"One way only: {words}, while {other.machine} reaches {one.machine}.",
+            f"Let {one.address} connect to {other.address} in the firewalls of {other.machine} and on the way; the "
+            "other direction is open.",
+        )
+    if verdict == "no_route":
+        remedy = "Look at the cables, the switch's VLANs and the routes: both hosts run, but not on one network."
+    else:
+        remedy = f"Let {one.address} connect to {other.address} on all ports in the firewalls of both and on the way."
+    return Finding("fail", verdict, f"{words[0].upper()}{words[1:]}.", remedy)
+
+
+def _how_nothing_passes(pair: _Pair, outcomes: set[str]) -> tuple[str, str]:
+    """The verdict, and a clause. ``outcomes`` are those of all TCP ports; none of them is good."""
+    one, other, answered = pair.one.machine, pair.other.machine, pair.there["macs"]
+    if outcomes == {"refused"}:
+        return "refused", f"{other} refuses every connection from {one}, although it listens"
+    if outcomes == {"mute"}:
+        return "filtered", f"{other} accepts connections from {one}, then nothing comes through them"
+    if "no_route" not in outcomes:
+        return "filtered", f"every connection from {one} to {other} times out"
+    if answered:
+        return "filtered", f"connections from {one} to {other} are rejected by a firewall"
+    if answered is not None:
+        return "no_route", f"nobody answers {one} by ARP for {other}'s address {pair.other.address}"
+    detail = next(port["detail"] for port in pair.ports("tcp") if port["outcome"] == "no_route")
+    return "no_route", f"the network says '{detail}' to connections from {one} to {other}"
+
+
+def _stranger(pair: _Pair) -> Finding:
+    one, other = pair.one, pair.other
+    return Finding(
+        "fail",
+        "wrong_host",
+        f"Who answers {one.machine} at {other.address} is not {other.machine}: it does not know the token of this run.",
+        f"Look for a proxy or a port forwarding between {one.machine} and {other.machine}, and for the same private "
+        "range in two places: an address is shared only if one host has it.",
+    )
+
+
+def _some_ports(pair: _Pair) -> Finding | None:
+    one, other = pair.one, pair.other
+    failed = [port for port in pair.there["ports"] if port["outcome"] not in (*_PASSED, "not_checked")]
+    if not failed:
+        return None
+    if any(port["outcome"] in ("stranger", "closed") for port in failed):
+        return _stranger(pair)
+    refused = all(port["outcome"] == "refused" for port in failed)
+    passed = [port for port in pair.there["ports"] if port["outcome"] in _PASSED]
+    deed = "refuses" if refused else "does not answer"
+    opening = "TCP and UDP on the whole ephemeral range" if _ephemeral_only(failed) else _port_names(failed)
+    return Finding(
+        "fail",
+        "refused" if refused else "filtered",
+        f"{other.machine} {deed} {one.machine} on {_port_names(failed)}; {_port_names(passed)} pass.",
+        f"Open {opening} from {one.address} in the firewall of {other.machine} (`nft list ruleset`) and on the way.",
+    )
+
+
+def _ephemeral_only(failed: Sequence[PortResult]) -> bool:
+    return all(port["role"] == "ephemeral" for port in failed)
+
+
+def _port_names(ports: Sequence[PortResult]) -> str:
+    """TCP 22, 6817 and UDP 40001."""
+    parts = []
+    for protocol in ("tcp", "udp"):
+        numbers = sorted(port["port"] for port in ports if port["protocol"] == protocol)
+        if numbers:
+            parts.append(f"{protocol.upper()} {', '.join(str(number) for number in numbers)}")
+    return " and ".join(parts) or "no port"
+
+
+def _translated(pair: _Pair) -> Finding | None:
+    one, other = pair.one, pair.other
+    source, seen = pair.there["source"], pair.there["seen"]
+    if source is None or seen is None:
+        return None
+    if seen != source:
+        return Finding(
+            "fail",
+            "nat",
+            f"{other.machine} sees {one.machine} as {seen} instead of {one.address}: NAT is between them.",
+            "Members must see each other's own addresses. Take the translation away (a masquerade rule, a container's "
+            "bridge network), or connect the members by a mesh: mesh_backend=wireguard.",
+        )
+    return _wrong_source(pair, source) if source != one.address else None
+
+
+def _large_packets(pair: _Pair) -> Finding | None:
+    one, other, mtu, sent = pair.one, pair.other, pair.there["path_mtu"], pair.there["sent"]
+    if mtu is not None and is_black_hole(mtu["interface"], mtu["to_peer"], mtu["signalled"]):
+        transfer = " A large transfer stalls." if sent is not None and sent["outcome"] == "stalled" else ""
+        peers_own = mtu["peer_interface"]
+        remedy = (
+            f"Set the MTU of {one.interface} on {one.machine} to {mtu['to_peer']} (`ip link set {one.interface} mtu "
+            f"{mtu['to_peer']}`), or raise it on the way; and let ICMP 'fragmentation needed' pass."
+        )
+        if peers_own is not None and peers_own == mtu["to_peer"]:
+            remedy = (
+                f"{other.machine}'s {other.interface} has an MTU of {peers_own}: set the same one on all members, and "
+                "on the switches at least as much."
+            )
+        return Finding(
+            "fail",
+            "mtu_black_hole",
+            f"Packets of {mtu['to_peer']} bytes pass from {one.machine} to {other.machine}, larger ones up to the "
+            f"interface's {mtu['interface']} vanish without a message.{transfer}",
+            remedy,
+        )
+    # What comes back is the business of the pair in the other direction, unless nobody looked from there.
+    transfers = [sent] if pair.back is not None else [sent, pair.there["received"]]
+    stalled = next((given for given in transfers if given is not None and given["outcome"] == "stalled"), None)
+    if stalled is not None:
+        return Finding(
+            "fail",
+            "mtu_black_hole",
+            f"Small messages pass between {one.machine} and {other.machine}, a payload of {stalled['size']} bytes "
+            f"stalls: {stalled['detail']}.",
+            "Lower the MTU of both interfaces, and let ICMP 'fragmentation needed' pass.",
+        )
+    return None
+
+
+def _corrupted(pair: _Pair) -> Finding | None:
+    transfers = [transfer for transfer in (pair.there["sent"], pair.there["received"]) if transfer is not None]
+    if not any(transfer["outcome"] == "corrupted" for transfer in transfers):
+        return None
+    return Finding(
+        "fail",
+        "corrupted",
+        f"A payload between {pair.one.machine} and {pair.other.machine} arrives changed, although TCP let it pass.",
+        f"Suspect the network cards: turn their offloads off (`ethtool -K {pair.one.interface} rx off tx off`), and "
+        "test the memory of both.",
+    )
+
+
+def _loopback_name(pair: _Pair) -> Finding | None:
+    return _name_of(pair.evidence, pair.other.machine)
+
+
+def _name_of(evidence: Evidence, machine: str) -> Finding | None:
+    probe = evidence.probes.get(machine)
+    name = probe["hostname"] if probe is not None else None
+    if name is None or not name["loopback"]:
+        return None
+    found = ", ".join(name["addresses"])
+    return Finding(
+        "fail",
+        "name_is_loopback",
+        f"{machine} finds {found} behind its own name {name['name']}: what it announces by its name, nobody reaches.",
+        f"In {machine}'s /etc/hosts map {name['name']} to {evidence.members[machine].address} and to nothing else: where "
+        "there is a line with a loopback address too, the resolver gives that one first.",
+    )
+
+
+def _clock_skew(pair: _Pair) -> Finding | None:
+    clock = pair.there["clock"]
+    if clock is None or abs(clock["offset_s"]) <= pair.max_offset:
+        return None
+    way = "ahead of" if clock["offset_s"] > 0 else "behind"
+    return Finding(
+        "fail",
+        "clock_skew",
+        f"{pair.other.machine}'s clock is {abs(clock['offset_s']):.1f} s {way} {pair.one.machine}'s; "
+        f"{pair.max_offset:g} s are allowed.",
+        "Run chrony or systemd-timesyncd on both. munge, and with it Slurm, refuses what comes from another time.",
+    )
+
+
+def _cut_short(pair: _Pair) -> Finding | None:
+    if pair.there["finished"]:
+        return None
+    sent = pair.there["sent"]
+    if sent is not None and sent["outcome"] == "ok" and pair.back is not None:
+        # It ended with what comes back, which is the business of the pair in the other direction.
+        return None
+    return Finding(
+        "error",
+        "not_checked",
+        f"Not checked: the connection between {pair.one.machine} and {pair.other.machine} broke before all was tested.",
+        "Check again; if it happens again, look at the load of both hosts.",
+    )
+
+
+def _good(pair: _Pair) -> Finding:
+    passed = sum(1 for port in pair.there["ports"] if port["outcome"] in _PASSED)
+    mtu, sent = pair.there["path_mtu"], pair.there["sent"]
+    parts = [f"{passed} ports"]
+    if sent is not None:
+        parts.append(f"{sent['size']} bytes {'each way' if pair.there['finished'] else 'to it'}")
+    parts.append(f"path MTU {mtu['to_peer']}" if mtu is not None else "path MTU not checked: no UDP port")
+    return Finding("pass", "ok", f"{pair.one.machine} reaches {pair.other.machine}: {', '.join(parts)}.")
+
+
+_CAUSES: tuple[Callable[[_Pair], Finding | None], ...] = (
+    _duplicate_address,
+    _route,
+    _no_listener,
+    _nothing_passes,
+    _some_ports,
+    _translated,
+    _large_packets,
+    _corrupted,
+    _loopback_name,
+    _clock_skew,
+    _cut_short,
+    _good,
+)
+
+
+def _judge_host(evidence: Evidence, machine: str, max_offset: float) -> list[Finding]:
+    found = [_duplicate_of(evidence, machine), _name_of(evidence, machine)]
+    ahead = evidence.clock_errors.get(machine, 0.0)
+    if abs(ahead) > max_offset:
+        found.append(
+            Finding(
+                "fail",
+                "clock_skew",
+                f"{machine}'s clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the other members'.",
+                f"Run chrony or systemd-timesyncd on {machine}.",
+            )
+        )
+    trouble = evidence.trouble(machine)
+    if trouble and evidence.took_part(machine):
+        found.append(Finding("error", "not_checked", f"{trouble[0].upper()}{trouble[1:]}.", f"Repair {machine} first."))
+    return [finding for finding in found if finding is not None]
+
+
+#: What every member is checked for by itself: verdict, name of the check, purpose, and what a bad one has.
+_HOST_CHECKS = (
+    ("duplicate_address", "unique_address", "No other host has the member's address", "shared"),
+    ("name_is_loopback", "own_name", "The member's own name is no loopback address", "loopback"),
+)
+
+
+def _checks(evidence: Evidence, hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    made = []
+    for machine, target in evidence.members.items():
+        required = {"unique_address": target.address, "own_name": "no loopback"}
+        for verdict, name, purpose, bad in _HOST_CHECKS:
+            finding = next((one for one in hosts if one["host"] == machine and one["verdict"] == verdict), None)
+            skipped = _why_skipped(evidence, machine, name)
+            status = "fail" if finding is not None else "skipped" if skipped else "pass"
+            made.append(
+                {
+                    "id": f"reachability.{name}",
+                    "purpose": purpose,
+                    "host": machine,
+                    "actual": {"pass": required[name], "fail": bad}.get(status),
+                    "required": required[name],
+                    "unit": "",
+                    "status": status,
+                    "reason": finding["message"] if finding else f"Not checked: {skipped}." if skipped else "",
+                    "remedy": finding["remedy"] if finding else "",
+                }
+            )
+    return made
+
+
+def _why_skipped(evidence: Evidence, machine: str, name: str) -> str:
+    probe = evidence.probes.get(machine)
+    if probe is None:
+        return evidence.trouble(machine)
+    if name == "unique_address":
+        return probe["duplicate"]["reason"]
+    return "" if probe["hostname"] is not None else "it was left out"
+
+
+def _summary(pairs: Sequence[Mapping[str, Any]]) -> str:
+    if not pairs:
+        return "There is no pair to check."
+    good = sum(1 for pair in pairs if pair["status"] == "pass")
+    bad = sum(1 for pair in pairs if pair["status"] == "fail")
+    rest = len(pairs) - good - bad
+    if good == len(pairs):
+        return f"All {good} pairs reach each other."
+    parts = [f"{good} of {len(pairs)} pairs reach each other"]
+    if bad:
+        parts.append(f"{bad} {'fails' if bad == 1 else 'fail'}")
+    if rest:
+        parts.append(f"{rest} {'was' if rest == 1 else 'were'} not checked")
+    return ", ".join(parts) + "."

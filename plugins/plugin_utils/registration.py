@@ -1,0 +1,292 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Decide how the hosts of a play become members: refuse what cannot work, before anything changes. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailscale
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_choice import choose
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
+
+
+class Host(NamedTuple):
+    """What the inventory says of a host. ``dialled``: the address and port that Ansible uses."""
+
+    dialled: str
+    site: str | None
+    endpoint: str | None
+
+
+class Wish(NamedTuple):
+    """What the user asked for. None, or empty, where nothing was said.
+
+    ``machines``: who shall be a member; None for all hosts of the play. ``mesh`` as the module cluster takes it.
+    ``interfaces``: patterns of names, by ``prefer``, ``exclude`` and ``include``, as for discover.
+    """
+
+    name: str
+    subnet: str | None
+    manager: str | None
+    default_manager: str
+    machines: Sequence[str] | None
+    mesh: Mapping[str, Any]
+    join_only: bool
+    interfaces: Mapping[str, Sequence[str]]
+
+
+def decide(
+    wish: Wish,
+    record: Record | None,
+    hosts: Mapping[str, Host],
+    facts: Mapping[str, Mapping[str, Any]],
+    answers: Mapping[str, Answer],
+) -> dict[str, Any]:
+    """How the cluster comes to be as wished: what the module cluster takes, and who joins.
+
+    ``record``: the present one. ``facts``: what interface_info returned on each host. Returns ``exists``, ``manager``,
+    ``subnet``, ``mesh`` (empty where the cluster exists), ``members`` and ``joining``; and ``enrolling``, the machines that
+    have to be in the tailnet of ``enrol_settings`` before they have an address for the record. Raises InputError.
+    """
+    _refuse_silent(hosts, facts)
+    _refuse_purpose(wish, record)
+    present = [member["machine"] for member in record["members"]] if record else []
+    asked = list(hosts) if wish.machines is None else list(wish.machines)
+    absent = [machine for machine in asked if machine not in hosts]
+    if absent:
+        raise InputError(
+            f"{_listed(absent)} {'is' if len(absent) == 1 else 'are'} not among the hosts of this run "
+            f"({_listed(list(hosts))}).",
+            "Write the machine into the inventory's group 'cluster', and run without a --limit that leaves it out.",
+            machines=absent,
+        )
+    joining = [machine for machine in asked if machine not in present]
+    taking_part = [machine for machine in hosts if machine in present or machine in joining]
+    manager = _manager(wish, record, taking_part)
+    mesh = (
+        {**plan.mesh_base(plan.DEFAULT_MESH, wish.mesh.get("backend")), **wish.mesh} if not record else record["mesh"]
+    )
+    subnet = record["subnet"] if record else wish.subnet
+    if record is not None:
+        plan.check_subnet(record, wish.subnet)
+    places = _places(wish, subnet, mesh, record, {machine: facts[machine] for machine in taking_part})
+    members = [_entry(machine, hosts[machine], facts[machine], places.of.get(machine), mesh) for machine in taking_part]
+    decision = {
+        "exists": record is not None,
+        "manager": manager,
+        "subnet": places.subnet,
+        "mesh": {} if record else dict(wish.mesh),
+        "members": members,
+        "joining": joining,
+        "enrolling": joining if _shares_only_a_tailnet(places.subnet, mesh) else [],
+        "enrol_settings": mesh,
+    }
+    _refuse_conflicts(wish, decision, record, answers)
+    return decision
+
+
+class _Places(NamedTuple):
+    """The subnet, and each machine's address and interface in it; none where they share only the mesh."""
+
+    subnet: str
+    of: Mapping[str, Mapping[str, Any]]
+
+
+def _places(
+    wish: Wish,
+    subnet: str | None,
+    mesh: Mapping[str, Any],
+    record: Record | None,
+    facts: Mapping[str, Mapping[str, Any]],
+) -> _Places:
+    if subnet is not None and mesh["backend"] != "none" and _same_network(subnet, mesh["subnet"]):
+        return _Places(values.subnet(subnet), {})
+    choice = choose(facts, options_from(subnet, min_hosts=len(facts), **wish.interfaces))
+    places = dict(choice["members"])
+    for member in record["members"] if record else []:
+        held = _interface_with(member["address"], facts.get(member["machine"], {}))
+        # A member with two addresses in the subnet keeps the one by which everybody knows it.
+        if held is not None and member["machine"] in places:
+            places[member["machine"]] = {"address": member["address"], "interface": held}
+    return _Places(str(choice["subnet"]), places)
+
+
+def _entry(
+    machine: str,
+    host: Host,
+    facts: Mapping[str, Any],
+    place: Mapping[str, Any] | None,
+    mesh: Mapping[str, Any],
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"machine": machine, "gpus": facts["host"]["gpus"]["count"]}
+    if place is not None:
+        entry.update(address=place["address"], interface=place["interface"])
+    if host.site is not None:
+        entry["site"] = host.site
+    if host.endpoint is not None:
+        entry["endpoint"] = host.endpoint
+    elif place is None and _is_public(host.dialled) and _interface_with(host.dialled, facts) is not None:
+        # A public address on the machine's own interface: no NAT is in between, so its tunnels can be dialled there.
+        bracketed = f"[{host.dialled}]" if ":" in host.dialled else host.dialled
+        entry["endpoint"] = f"{bracketed}:{mesh['port']}"
+    return entry
+
+
+def _refuse_silent(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
+    silent = {machine: facts.get(machine, {}) for machine in hosts if "interfaces" not in facts.get(machine, {})}
+    if silent:
+        told = " ".join(
+            f"{machine} ({hosts[machine].dialled}) does not answer: {_reason(result)}."
+            for machine, result in silent.items()
+        )
+        raise InputError(
+            f"Nothing has been changed. {told}",
+            "Look with 'ansible -m ping' whether the machine is up, and whether ansible_host, ansible_port, "
+            "ansible_user and its key are right; or leave it out with --limit.",
+            machines=list(silent),
+        )
+
+
+def _reason(result: Mapping[str, Any]) -> str:
+    said = result.get("module_stderr") or result.get("msg") or "nothing was said"
+    return " ".join(str(said).split()).removeprefix("Task failed: ").rstrip(".")
+
+
+def _refuse_purpose(wish: Wish, record: Record | None) -> None:
+    if wish.join_only and record is None:
+        raise InputError(
+            f"There is no cluster '{wish.name}' that a machine could join: no host of this run has its record.",
+            "Give the cluster_name of one that exists, or create it (playbook create).",
+            cluster=wish.name,
+        )
+
+
+def _manager(wish: Wish, record: Record | None, taking_part: Sequence[str]) -> str:
+    if record is not None:
+        if wish.manager is not None and wish.manager != record["manager"]:
+            raise InputError(
+                f"Cluster '{record['name']}' is managed by {record['manager']}, not by {wish.manager}.",
+                f"Leave cluster_manager out or give {record['manager']}. To hand the cluster over, use the playbook "
+                "remove with cluster_new_manager.",
+                manager=record["manager"],
+            )
+        return record["manager"]
+    manager = wish.manager or wish.default_manager
+    if manager not in taking_part:
+        raise InputError(
+            f"The manager '{manager}' is not among the machines of the new cluster '{wish.name}' "
+            f"({_listed(taking_part) or 'none'}).",
+            f"Give one of them as cluster_manager, or {manager} among the machines.",
+            manager=manager,
+        )
+    return manager
+
+
+def _refuse_conflicts(
+    wish: Wish, decision: Mapping[str, Any], record: Record | None, answers: Mapping[str, Answer]
+) -> None:
+    # Drafted only to be compared, and to hear now what the module would refuse later.
+    stamp = plan.Stamp("1970-01-01T00:00:00Z", "")
+    members = _drafted(decision, record)
+    if record is not None:
+        wanted = plan.join(record, members, stamp).record
+    else:
+        wanted = plan.create(
+            "0" * 32,
+            wish.name,
+            decision["subnet"],
+            decision["manager"],
+            decision["mesh"],
+            members,
+            stamp,
+        ).record
+    reasons = [
+        reason
+        for machine in decision["joining"]
+        if machine in answers
+        for reason in derive.conflicts(answers[machine].records, machine, wanted)
+    ]
+    if reasons:
+        raise InputError(
+            f"Cluster '{wish.name}' cannot have these machines: {' '.join(reasons)}",
+            "Take them out of the other cluster first (playbook remove), or choose another subnet, and another "
+            "mesh_interface, mesh_port and mesh_subnet.",
+        )
+
+
+def enrolled(
+    decision: Mapping[str, Any], record: Record | None, addresses: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """The members of a decision, with the addresses that their tailnet gave those who were enrolled.
+
+    ``addresses``: by machine; none where it is not logged in, as in check mode: such a one gets any free address.
+    Raises InputError for an address outside of the subnet.
+    """
+    subnet = str(decision["enrol_settings"]["subnet"])
+    given = {}
+    for machine in decision["enrolling"]:
+        if addresses.get(machine):
+            address = tailscale.address_in(addresses[machine], subnet)
+            if address is None:
+                raise InputError(
+                    f"{machine} has {_listed(list(addresses[machine]))} in its tailnet, and none is in {subnet}.",
+                    "Give cluster_subnet and mesh_subnet as the control server's range.",
+                    machine=machine,
+                )
+            given[machine] = address
+    return _drafted(decision, record, given)
+
+
+def _drafted(
+    decision: Mapping[str, Any], record: Record | None, given: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """The members, each of those to be enrolled with an address that was given, or else any free one."""
+    given = given or {}
+    taken = {
+        *given.values(),
+        *(member["mesh"]["address"] for member in (record or {"members": []})["members"] if member["mesh"]),
+    }
+    free = (str(one) for one in ipaddress.ip_network(decision["subnet"]).hosts() if str(one) not in taken)
+    return [
+        {**member, "mesh": {"address": given.get(member["machine"]) or next(free)}}
+        if member["machine"] in decision["enrolling"]
+        else member
+        for member in decision["members"]
+    ]
+
+
+def _shares_only_a_tailnet(subnet: str, mesh: Mapping[str, Any]) -> bool:
+    return bool(mesh["backend"] == "tailscale" and _same_network(subnet, mesh["subnet"]))
+
+
+def _interface_with(address: str, facts: Mapping[str, Any]) -> str | None:
+    for interface in facts.get("interfaces", []):
+        if any(held["address"] == address for held in interface["addresses"]):
+            return str(interface["name"])
+    return None
+
+
+def _is_public(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_global
+    except ValueError:
+        return False
+
+
+def _same_network(one: str, other: str) -> bool:
+    try:
+        return values.subnet(one) == values.subnet(other)
+    except ValueError as failure:
+        raise InputError(f"{failure}.", "Give cluster_subnet and mesh_subnet as ADDRESS/MASK.") from failure
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)

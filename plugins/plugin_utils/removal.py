@@ -1,0 +1,98 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Decide where a machine's removal is written, and refuse what cannot be, before anything changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer
+
+
+def decide_removal(
+    record: Record | None,
+    name: str,
+    leaving: Sequence[str],
+    known: Collection[str],
+    answers: Mapping[str, Answer],
+    new_manager: str | None,
+    manager_lost: bool,
+) -> dict[str, Any]:
+    """``authority``: the host on which the record is changed, the manager or, where it is lost, its successor.
+
+    ``known``: every machine of the inventory. A machine that is not a member any more passes, so that a removal that
+    was cut off can be finished. Raises InputError.
+    """
+    if record is None:
+        raise InputError(
+            f"There is no cluster '{name}': no host of this run has its record.",
+            "Give the cluster_name of one that exists (playbook show).",
+        )
+    if not leaving:
+        raise InputError("Nobody was named to leave.", "Give cluster_machine=NAME.")
+    machines = [member["machine"] for member in record["members"]]
+    strangers = [machine for machine in leaving if machine not in machines and machine not in known]
+    if strangers:
+        raise InputError(
+            f"{', '.join(strangers)} is neither a member of cluster '{name}' nor in the inventory.",
+            f"Its members are {', '.join(machines)}.",
+            machines=strangers,
+        )
+    # The rules of the record itself, but for the volumes, of which the module tells more.
+    plan.remove(record, leaving, new_manager, force=True)
+    manager = record["manager"]
+    answers_still = manager in answers and answers[manager].silence is None
+    if manager_lost:
+        return {"authority": _successor(record, manager, leaving, new_manager, answers, answers_still)}
+    if not answers_still:
+        silence = answers[manager].silence if manager in answers else "it was not asked"
+        raise InputError(
+            f"The manager {manager} of cluster '{name}' does not answer: {silence}.",
+            f"Wait for it; or, if it is gone for ever, give cluster_machine={manager} cluster_new_manager=NAME "
+            "cluster_manager_lost=true.",
+            manager=manager,
+        )
+    return {"authority": manager}
+
+
+def _successor(
+    record: Record,
+    manager: str,
+    leaving: Sequence[str],
+    new_manager: str | None,
+    answers: Mapping[str, Answer],
+    answers_still: bool,
+) -> str:
+    if answers_still:
+        raise InputError(
+            f"{manager} answers, so it is not lost: two managers would change the record without knowing of each other.",
+            "Leave cluster_manager_lost out to hand the cluster over in the ordinary way.",
+            manager=manager,
+        )
+    if new_manager is None or manager not in leaving:
+        raise InputError(
+            f"The manager {manager} is lost, and who follows it was not said.",
+            f"Give cluster_machine={manager} and cluster_new_manager=NAME.",
+            manager=manager,
+        )
+    answer = answers.get(new_manager)
+    copy = answer.copy_of(record["name"]) if answer else None
+    if copy is None:
+        raise InputError(
+            f"{new_manager} has no copy of the record, so it cannot follow the lost manager {manager}.",
+            "Name a member that answers and has one (playbook show).",
+            manager=new_manager,
+        )
+    if copy != record:
+        raise InputError(
+            f"{new_manager} has generation {copy['generation']} of the record, and another member has "
+            f"{record['generation']}, which is newer.",
+            "Name a member with the newest copy (playbook show says which).",
+            manager=new_manager,
+        )
+    return new_manager

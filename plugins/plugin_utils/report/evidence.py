@@ -1,0 +1,550 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From what modules and commands returned to checks. Whatever is missing becomes a check that says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import MARK
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
+    Check,
+    Pair,
+    Verdict,
+    assemble,
+)
+
+#: Slurm states, without their flags, in which a node takes jobs or is at work.
+_WORKING_STATES = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
+#: A link is slow, where nobody says how fast it has to be, below this part of the median of those like it.
+_SHARE_OF_MEDIAN = 0.2
+#: Of fewer measurements nobody can say which one is out of line.
+_ENOUGH_LINKS = 6
+#: sinfo's output that ``slurm_checks`` reads, one line a node and partition.
+SINFO_FORMAT = "%N|%T|%o|%E"
+
+
+def check(
+    name: str,
+    purpose: str,
+    host: str | None,
+    status: str,
+    actual: Any = None,
+    required: Any = None,
+    unit: str = "",
+    reason: str = "",
+    remedy: str = "",
+) -> Check:
+    """One check in the common shape."""
+    return {
+        "id": name,
+        "purpose": purpose,
+        "host": host,
+        "actual": actual,
+        "required": required,
+        "unit": unit,
+        "status": status,
+        "reason": reason,
+        "remedy": remedy,
+    }
+
+
+def member_checks(machines: Sequence[str], asked: Sequence[str], answered: Sequence[str]) -> list[Check]:
+    """Who answered. A member that is not in this run is skipped, not forgotten."""
+    purpose = "The member answers over SSH"
+    made = []
+    for machine in machines:
+        if machine in answered:
+            made.append(check("members.answer", purpose, machine, "pass", "answers", "answers"))
+        elif machine in asked:
+            made.append(
+                check(
+                    "members.answer",
+                    purpose,
+                    machine,
+                    "fail",
+                    "no answer",
+                    "answers",
+                    reason=f"{machine} does not answer over SSH, or failed before it could be checked.",
+                    remedy=f"Start {machine} and look at its network. If it is gone for good, run the remove playbook "
+                    f"with cluster_machine={machine}.",
+                )
+            )
+        else:
+            reason = f"{machine} is not among the hosts of this run."
+            made.append(check("members.answer", purpose, machine, "skipped", reason=reason))
+    return made
+
+
+def complete_pairs(
+    machines: Sequence[str], pairs: Sequence[Pair], asked: Sequence[str], answered: Sequence[str]
+) -> list[Pair]:
+    """Every ordered pair of members: those that were probed, and the others with the reason why not."""
+    probed = {(pair["from"], pair["to"]): pair for pair in pairs}
+    made = []
+    for one in machines:
+        for other in machines:
+            if one == other:
+                continue
+            pair = probed.get((one, other))
+            if pair is None:
+                pair = _unprobed(one, other, asked, answered)
+            made.append(pair)
+    return made
+
+
+def _unprobed(one: str, other: str, asked: Sequence[str], answered: Sequence[str]) -> Pair:
+    silent = next((machine for machine in (one, other) if machine in asked and machine not in answered), None)
+    pair = {"from": one, "to": other}
+    if silent is not None:
+        return {
+            **pair,
+            "status": "fail",
+            "verdict": "no_answer",
+            "message": f"{silent} does not answer, so the pair could not be probed.",
+            "remedy": f"Start {silent} and look at its network.",
+        }
+    left_out = next((machine for machine in (one, other) if machine not in asked), None)
+    message = f"{left_out} is not among the hosts of this run." if left_out else "The pair was not probed."
+    return {**pair, "status": "skipped", "verdict": "not_probed", "message": message, "remedy": ""}
+
+
+def reachability_checks(machines: Sequence[str], pairs: Sequence[Pair]) -> list[Check]:
+    """For each member: whom it reaches. The pairs themselves are in the verdict, one by one."""
+    purpose = "Every other member can be reached"
+    made = []
+    for machine in machines:
+        own = [pair for pair in pairs if pair["from"] == machine]
+        bad = [pair for pair in own if pair["status"] == "fail"]
+        broken = [pair for pair in own if pair["status"] == "error"]
+        good = [pair for pair in own if pair["status"] == "pass"]
+        judged = len(own) - sum(1 for pair in own if pair["status"] == "skipped")
+        if bad or broken:
+            listed = bad or broken
+            remedies = list(dict.fromkeys(pair["remedy"] for pair in listed if pair["remedy"]))
+            made.append(
+                check(
+                    "reachability.peers",
+                    purpose,
+                    machine,
+                    "fail" if bad else "error",
+                    len(good),
+                    len(own),
+                    "peers",
+                    " ".join(dict.fromkeys(_said(pair) for pair in listed)),
+                    " ".join(remedies),
+                )
+            )
+        elif not judged:
+            reason = own[0]["message"] if own else "The cluster has no other member."
+            made.append(check("reachability.peers", purpose, machine, "skipped", reason=reason))
+        else:
+            made.append(check("reachability.peers", purpose, machine, "pass", len(good), judged, "peers"))
+    return made
+
+
+def _said(pair: Pair) -> str:
+    """A pair's message with the peer's name in it, once."""
+    message = pair["message"].rstrip(".")
+    return f"{message}." if pair["to"] in message or pair["from"] in message else f"{pair['to']}: {message}."
+
+
+def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float) -> list[Check]:
+    """For each member: the largest difference from another's clock. munge refuses what is minutes off."""
+    purpose = "The clock agrees with the other members'"
+    made = []
+    for machine in machines:
+        seen = {
+            pair["to"]: float(pair["offset_s"])
+            for pair in pairs
+            if pair["from"] == machine and pair.get("offset_s") is not None
+        }
+        if not seen:
+            reason = "The clock was compared with no other member's."
+            made.append(check("clock.offset", purpose, machine, "skipped", reason=reason))
+            continue
+        peer = max(seen, key=lambda one: abs(seen[one]))
+        worst = round(abs(seen[peer]), 3)
+        good = worst <= limit_s
+        made.append(
+            check(
+                "clock.offset",
+                purpose,
+                machine,
+                "pass" if good else "fail",
+                worst,
+                f"≤ {limit_s:g}",
+                "s",
+                ""
+                if good
+                else f"{peer}'s clock is {worst:g} s {'ahead of' if seen[peer] > 0 else 'behind'} {machine}'s.",
+                "" if good else "Run chrony or systemd-timesyncd on both; munge refuses credentials from another time.",
+            )
+        )
+    return made
+
+
+def _like(record: Record, pair: Pair) -> str:
+    """Links that can be compared with each other: within a site, and between two."""
+    site = {member["machine"]: member["site"] for member in record["members"]}
+    return "within a site" if site[pair["from"]] == site[pair["to"]] else "between two sites"
+
+
+def bandwidth_gates(record: Record, pairs: Sequence[Pair], minimum_gbps: float) -> dict[str, float]:
+    """What links of each kind have to carry: what is asked for, else a part of what those like them carry."""
+    gates = {}
+    for kind in ("within a site", "between two sites"):
+        rates = [
+            float(pair["bandwidth_gbps"])
+            for pair in pairs
+            if pair.get("bandwidth_gbps") is not None and _like(record, pair) == kind
+        ]
+        if minimum_gbps:
+            gates[kind] = minimum_gbps
+        elif len(rates) >= _ENOUGH_LINKS:
+            gates[kind] = median(rates) * _SHARE_OF_MEDIAN
+    return gates
+
+
+def mark_slow(record: Record, pairs: Sequence[Pair], gates: Mapping[str, float]) -> list[Pair]:
+    """The pairs, those whose throughput was measured with ``slow``."""
+    return [
+        pair
+        if pair.get("bandwidth_gbps") is None
+        else {**pair, "slow": pair["bandwidth_gbps"] < gates.get(_like(record, pair), 0.0)}
+        for pair in pairs
+    ]
+
+
+def bandwidth_checks(
+    record: Record,
+    pairs: Sequence[Pair],
+    gates: Mapping[str, float],
+    minimum_gbps: float,
+    asked: Sequence[str],
+    level: str,
+) -> list[Check]:
+    """For each member: the slowest link from it, of pairs that ``mark_slow`` has seen."""
+    purpose = "The link to every other member is fast enough"
+    name = "reachability.bandwidth"
+    if not any("slow" in pair for pair in pairs):
+        reason = "Throughput is measured at level full and burn." if level == "quick" else "No throughput was measured."
+        return [check(name, purpose, None, "skipped", reason=reason)]
+    made = []
+    for machine in asked:
+        own = [pair for pair in pairs if pair["from"] == machine and "slow" in pair]
+        lost = [
+            pair["to"] for pair in pairs if pair["from"] == machine and pair["status"] == "pass" and "slow" not in pair
+        ]
+        if not own:
+            made.append(check(name, purpose, machine, "skipped", reason=f"No throughput from {machine} was measured."))
+            continue
+        slow = [pair for pair in own if pair["slow"]]
+        least = min(slow or own, key=lambda pair: float(pair["bandwidth_gbps"]))
+        gate = gates.get(_like(record, least))
+        words = [_slow_words(pair, gates[_like(record, pair)], minimum_gbps, _like(record, pair)) for pair in slow]
+        remedy = (
+            "Compare both ends: the link rate and errors (ethtool, ip -s link), a shaper (tc qdisc), the switch's port."
+        )
+        if lost and not slow:
+            words = [f"The throughput from {machine} to {', '.join(lost)} could not be measured."]
+            remedy = "Look whether the members are busy, and run it again."
+        made.append(
+            check(
+                name,
+                purpose,
+                machine,
+                "fail" if slow else "error" if lost else "pass",
+                round(float(least["bandwidth_gbps"]), 3),
+                f"≥ {gate:.3g}" if gate is not None else None,
+                "Gbit/s",
+                " ".join(words),
+                remedy if words else "",
+            )
+        )
+    return made
+
+
+def _slow_words(pair: Pair, gate: float, minimum_gbps: float, kind: str) -> str:
+    ends = f"The link from {pair['from']} to {pair['to']} carries {pair['bandwidth_gbps']:.3g} Gbit/s"
+    if minimum_gbps:
+        return f"{ends}, and {minimum_gbps:g} are required."
+    return f"{ends}; the median {kind} is {gate / _SHARE_OF_MEDIAN:.3g}."
+
+
+def health_checks(machines: Sequence[str], answered: Sequence[str], health: Mapping[str, Any] | None) -> list[Check]:
+    """node_health's own results; an error for a member that answered and gave none."""
+    if health is None:
+        return [
+            check("health.node", "The node is fit", None, "skipped", reason="Node health was left out of this run.")
+        ]
+    made: list[Check] = []
+    for machine in machines:
+        results = (health.get(machine) or {}).get("checks")
+        if results:
+            made += [{**result, "host": machine} for result in results]
+        elif machine in answered:
+            said = str((health.get(machine) or {}).get("msg") or "node_health gave no result")
+            made.append(
+                check(
+                    "health.node",
+                    "The node is fit",
+                    machine,
+                    "error",
+                    reason=f"{said.rstrip('.')}.",
+                    remedy=f"Run ansible -m gpumesh.cluster.node_health {machine} to see why.",
+                )
+            )
+        else:
+            reason = f"{machine} did not answer, so its health is not known."
+            made.append(check("health.node", "The node is fit", machine, "skipped", reason=reason))
+    return made
+
+
+def parse_sinfo(text: str) -> dict[str, tuple[str, str, str]]:
+    """State, address and reason by node, from ``sinfo -h -N`` with SINFO_FORMAT."""
+    nodes = {}
+    for line in text.splitlines():
+        fields = line.split("|", 3)
+        if len(fields) == 4 and fields[0]:
+            nodes[fields[0]] = (fields[1], fields[2], "" if fields[3] == "none" else fields[3])
+    return nodes
+
+
+def slurm_checks(record: Record, slurm: Mapping[str, Any] | None) -> list[Check]:
+    """Each member is a node that takes jobs, at its cluster address."""
+    purpose = "The Slurm node takes jobs, at the member's cluster address"
+    manager = record["manager"]
+    trouble, status = _command_trouble(slurm, "sinfo", manager)
+    if trouble or slurm is None:
+        remedy = "Look at slurmctld on the manager: systemctl status slurmctld." if status != "skipped" else ""
+        return [check("slurm.node", purpose, None, status, reason=trouble, remedy=remedy)]
+    nodes = parse_sinfo(str(slurm.get("stdout", "")))
+    made = []
+    for machine, seat in seats(record).items():
+        required = f"idle at {seat['address']}"
+        if machine not in nodes:
+            made.append(
+                check(
+                    "slurm.node",
+                    purpose,
+                    machine,
+                    "fail",
+                    "no such node",
+                    required,
+                    reason=f"slurmctld on {manager} has no node {machine}.",
+                    remedy="Run the slurm playbook.",
+                )
+            )
+            continue
+        state, address, reason = nodes[machine]
+        # sinfo marks states: idle* does not respond, idle~ is powered down, and so on.
+        working = state in _WORKING_STATES
+        placed = address == seat["address"]
+        problem = ""
+        if not working:
+            problem = f"The node is {state}{f': {reason}' if reason else ''}."
+        elif not placed:
+            problem = f"slurmctld talks to {machine} at {address} instead of {seat['address']}."
+        made.append(
+            check(
+                "slurm.node",
+                purpose,
+                machine,
+                "fail" if problem else "pass",
+                f"{state} at {address}",
+                required,
+                reason=problem,
+                remedy=""
+                if not problem
+                else _node_remedy(machine, reason)
+                if not working
+                else "Run the slurm playbook.",
+            )
+        )
+    return made
+
+
+def _node_remedy(machine: str, reason: str) -> str:
+    if reason.startswith(MARK):
+        return f"Put that right on {machine}: the node's own check brings it back, at its next turn."
+    return f"See why slurmd on {machine} is not well, then: scontrol update nodename={machine} state=resume."
+
+
+def _command_trouble(result: Mapping[str, Any] | None, program: str, manager: str) -> tuple[str, str]:
+    """Why a command on the manager gave nothing, and the status that this means; two empty texts where it did."""
+    if result is None or result.get("skipped"):
+        return f"{program} was left out of this run.", "skipped"
+    if result.get("unreachable"):
+        return f"The manager {manager} does not answer, so {program} could not be run.", "error"
+    if "rc" not in result or (result.get("rc") == 2 and "No such file" in str(result.get("msg"))):
+        said = str(result.get("msg") or "")
+        if "No such file" in said:
+            return f"Slurm is not installed on the manager {manager}.", "skipped"
+        return f"{program} on {manager} gave no result: {said or 'no message'}.", "error"
+    # coreutils' timeout, which we run it under, says 127 for a program that is not there.
+    if result["rc"] == 127:
+        return f"Slurm is not installed on the manager {manager}.", "skipped"
+    if result["rc"] != 0:
+        output = (str(result.get("stderr") or "").strip() or str(result.get("stdout") or "").strip()).splitlines()
+        return f"{program} on {manager} exited {result['rc']}: {output[-1] if output else 'no message'}.", "error"
+    return "", ""
+
+
+def job_checks(record: Record, job: Mapping[str, Any] | None) -> tuple[list[Check], list[dict[str, Any]]]:
+    """A task of one job ran on every member. Gives the check and the job as the report shows it."""
+    purpose = "A job runs on every member"
+    machines = [member["machine"] for member in record["members"]]
+    required = f"{len(machines)} nodes"
+    trouble, status = _command_trouble(job, "srun", record["manager"])
+    if job is None or status == "skipped":
+        return [check("slurm.job", purpose, None, "skipped", reason=trouble)], []
+    command = " ".join(str(part) for part in job.get("cmd") or ["srun"])
+    output = "\n".join(
+        part for part in (str(job.get("stdout") or "").strip(), str(job.get("stderr") or "").strip()) if part
+    )
+    remedy = "Look at the nodes with sinfo -R and at the log of slurmctld."
+    if trouble:
+        made = check("slurm.job", purpose, None, "fail", "no job", required, reason=trouble, remedy=remedy)
+    else:
+        ran = sorted({line.strip() for line in str(job["stdout"]).splitlines() if line.strip()})
+        missing = [machine for machine in machines if machine not in ran]
+        made = check(
+            "slurm.job",
+            purpose,
+            None,
+            "pass" if not missing else "fail",
+            f"{len(machines) - len(missing)} nodes",
+            required,
+            reason="" if not missing else f"No task ran on {', '.join(missing)}.",
+            remedy="" if not missing else remedy,
+        )
+    shown = {
+        "title": "One task on every member, started by Slurm",
+        "command": command,
+        "status": made["status"],
+        "output": output,
+    }
+    return [made], [shown]
+
+
+def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -> list[Check]:
+    """Each collective that ran, by its own judgement."""
+    purpose = "Collectives are right and fast enough"
+    ran = [result for result in results or [] if not result.get("skipped")]
+    if not ran:
+        reason = (
+            "Collectives are run at level full and burn."
+            if level == "quick"
+            else "No collective was run: see check_collectives."
+        )
+        return [check("collective.run", purpose, None, "skipped", reason=reason)]
+    made = []
+    for result in ran:
+        name = str(result.get("collective") or result.get("item") or "unknown")
+        if "collective" not in result:
+            # The module itself failed, or its host does not answer: that is no pass, and not to be left out.
+            said = str(result.get("msg") or "collective_test gave no result").rstrip(".")
+            remedy = "Put right what it says, and run it again."
+            made.append(
+                check(
+                    f"collective.{name}",
+                    f"{name} is right and fast enough",
+                    None,
+                    "error",
+                    reason=f"{said}.",
+                    remedy=remedy,
+                )
+            )
+            continue
+        failure = result.get("error") or {}
+        status = str(result.get("status") or "error")
+        made.append(
+            check(
+                f"collective.{name}",
+                f"{name} is right and fast enough",
+                None,
+                status,
+                result.get("busbw_gbps"),
+                result.get("min_busbw_gbps"),
+                "GB/s",
+                reason="" if status == "pass" else str(failure.get("message") or "The collective gave no result."),
+                remedy="" if status in ("pass", "skipped") else str(failure.get("remedy") or "Run it by hand."),
+            )
+        )
+    return made
+
+
+def earlier(previous: Any) -> Mapping[str, Any] | None:
+    """The previous verdict from its text or value; None where it cannot be used, which starts a new history."""
+    if isinstance(previous, str):
+        try:
+            previous = json.loads(previous)
+        except ValueError:
+            return None
+    return previous if isinstance(previous, Mapping) and previous else None
+
+
+def judge(
+    record: Record,
+    evidence: Mapping[str, Any],
+    generated_at: str,
+    level: str = "quick",
+    max_clock_offset: float = 5.0,
+    min_bandwidth_gbps: float = 0.0,
+    previous: Any = None,
+) -> Verdict:
+    """The verdict on a cluster from all that a run has found."""
+    machines = [member["machine"] for member in record["members"]]
+    asked = [machine for machine in evidence.get("asked", machines) if machine in machines]
+    answered = [machine for machine in evidence.get("answered", []) if machine in machines]
+    reachability = evidence.get("reachability")
+    probed = list(reachability.get("pairs", [])) if reachability and not reachability.get("skipped") else []
+    pairs = complete_pairs(machines, probed, asked, answered)
+    gates = bandwidth_gates(record, pairs, min_bandwidth_gbps)
+    pairs = mark_slow(record, pairs, gates)
+    job_results, jobs = job_checks(record, evidence.get("job"))
+    checks = [
+        *member_checks(machines, asked, answered),
+        *reachability_checks(machines, pairs),
+        *(dict(one) for one in (reachability or {}).get("checks", []) if one["host"] in machines),
+        *bandwidth_checks(record, pairs, gates, min_bandwidth_gbps, asked, level),
+        *clock_checks(machines, pairs, max_clock_offset),
+        *health_checks(machines, answered, evidence.get("health")),
+        *slurm_checks(record, evidence.get("slurm")),
+        *job_results,
+        *collective_checks(evidence.get("collectives"), level),
+    ]
+    return assemble(
+        record=record,
+        checks=checks,
+        generated_at=generated_at,
+        level=level,
+        answered=answered,
+        pairs=pairs,
+        collectives=[_shown(result) for result in evidence.get("collectives") or [] if "collective" in result],
+        jobs=jobs,
+        previous=earlier(previous),
+    )
+
+
+def _shown(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a collective's result that belongs in the verdict: no output of the program, no environment."""
+    keys = (
+        "collective",
+        "ranks",
+        "nodes",
+        "rows",
+        "busbw_gbps",
+        "ring_busbw_gbps",
+        "min_busbw_gbps",
+        "threshold_source",
+        "status",
+    )
+    return {"rows": [], **{key: result.get(key) for key in keys if key in result or key != "rows"}}

@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verdict as a file for the textfile collector of Prometheus' node exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
+    STATUSES,
+)
+
+Sample = tuple[Mapping[str, Any], float]
+
+
+def _label(value: Any) -> str:
+    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _metric(name: str, text: str, samples: list[Sample]) -> list[str]:
+    """A gauge with its samples; nothing where there are none."""
+    if not samples:
+        return []
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+    for labels, value in samples:
+        inside = ",".join(f'{key}="{_label(one)}"' for key, one in labels.items())
+        lines.append(f"{name}{{{inside}}} {value!r}")
+    return lines
+
+
+def render(verdict: Mapping[str, Any]) -> str:
+    """The text exposition: one gauge for the verdict, counts, each check, and what was measured of the pairs."""
+    cluster = {"cluster": verdict["cluster"]["name"]}
+    when = datetime.strptime(verdict["generated_at"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    pairs = verdict["reachability"]["pairs"]
+
+    def measured(key: str, factor: float) -> list[Sample]:
+        return [
+            ({**cluster, "from": pair["from"], "to": pair["to"]}, pair[key] * factor)
+            for pair in pairs
+            if pair.get(key) is not None
+        ]
+
+    lines = [
+        *_metric(
+            "gpumesh_cluster_ok",
+            "1 when every check that was made passed.",
+            [(cluster, float(verdict["status"] == "pass"))],
+        ),
+        *_metric(
+            "gpumesh_cluster_checked_timestamp_seconds", "When the cluster was checked.", [(cluster, when.timestamp())]
+        ),
+        *_metric(
+            "gpumesh_cluster_members", "Members in the record.", [(cluster, float(len(verdict["cluster"]["members"])))]
+        ),
+        *_metric(
+            "gpumesh_checks",
+            "Number of checks by status.",
+            [({**cluster, "status": status}, float(verdict["counts"][status])) for status in STATUSES],
+        ),
+        *_metric(
+            "gpumesh_check_ok",
+            "1 when the check passed, 0 when it failed or could not be made; skipped ones are left out.",
+            [
+                ({**cluster, "host": check["host"] or "", "check": check["id"]}, float(check["status"] == "pass"))
+                for check in verdict["checks"]
+                if check["status"] != "skipped"
+            ],
+        ),
+        *_metric(
+            "gpumesh_pair_ok",
+            "1 when the pair reaches each other in this direction.",
+            [
+                ({**cluster, "from": pair["from"], "to": pair["to"]}, float(pair["status"] == "pass"))
+                for pair in pairs
+                if pair["status"] != "skipped"
+            ],
+        ),
+        *_metric("gpumesh_pair_rtt_seconds", "Round-trip time of the pair.", measured("rtt_ms", 1e-3)),
+        *_metric("gpumesh_pair_bandwidth_bits_per_second", "Throughput of the pair.", measured("bandwidth_gbps", 1e9)),
+        *_metric(
+            "gpumesh_collective_busbw_bytes_per_second",
+            "Bus bandwidth at the largest size.",
+            [
+                ({**cluster, "collective": result["collective"]}, result["busbw_gbps"] * 1e9)
+                for result in verdict["collectives"]
+                if result["busbw_gbps"] is not None
+            ],
+        ),
+    ]
+    return "\n".join(lines) + "\n"

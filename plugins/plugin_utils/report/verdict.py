@@ -1,0 +1,217 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verdict document: one JSON value from which the HTML, JUnit, Prometheus and terminal reports are all made.
+
+Its shape is fixed by ``verdict.schema.json`` beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+SCHEMA_VERSION = 1
+
+#: From good to bad. ``skipped`` is no judgement, ``error`` means "could not be checked".
+STATUSES = ("pass", "skipped", "error", "fail")
+
+#: Earlier runs that a verdict carries along; one a day makes a month.
+HISTORY_LENGTH = 30
+
+Check = dict[str, Any]
+Pair = dict[str, Any]
+Verdict = dict[str, Any]
+
+
+class Layer(NamedTuple):
+    """A part of the cluster under the checks whose id starts with ``id``."""
+
+    id: str
+    title: str
+
+
+#: In the order in which they build on each other: the first failing one is the one to look at first.
+LAYERS = (
+    Layer("members", "Members"),
+    Layer("reachability", "Network"),
+    Layer("mesh", "Mesh"),
+    Layer("clock", "Clocks"),
+    Layer("ssh", "SSH"),
+    Layer("storage", "Storage"),
+    Layer("slurm", "Slurm"),
+    Layer("health", "Node health"),
+    Layer("collective", "Collectives"),
+)
+
+
+def worst(statuses: Sequence[str]) -> str:
+    """The worst of some statuses; ``skipped`` where nothing was judged.
+
+    A pass beside a skipped check stays a pass: the skipped one is listed by itself.
+    """
+    if "fail" in statuses:
+        return "fail"
+    if "error" in statuses:
+        return "error"
+    return "pass" if "pass" in statuses else "skipped"
+
+
+def count(checks: Sequence[Check]) -> dict[str, int]:
+    """How many checks have each status."""
+    return {status: sum(1 for check in checks if check["status"] == status) for status in STATUSES}
+
+
+def overall(checks: Sequence[Check]) -> str:
+    """``pass`` only where something passed and nothing failed or could not be checked."""
+    judged = worst([check["status"] for check in checks])
+    return "error" if judged == "skipped" else judged
+
+
+def summarise(verdict: Verdict) -> dict[str, Any]:
+    """What a later run needs to know about this one: its result, its failing checks and its slowest pair."""
+    rtts = [pair["rtt_ms"] for pair in verdict["reachability"]["pairs"] if pair.get("rtt_ms") is not None]
+    return {
+        "generated_at": verdict["generated_at"],
+        "level": verdict["level"],
+        "status": verdict["status"],
+        "generation": verdict["cluster"]["generation"],
+        "members": len(verdict["cluster"]["members"]),
+        "counts": verdict["counts"],
+        "slowest_rtt_ms": max(rtts) if rtts else None,
+        "best_busbw_gbps": max((c["busbw_gbps"] for c in verdict["collectives"] if c.get("busbw_gbps")), default=None),
+        "failing": sorted(
+            {
+                f"{check['id']}@{check['host'] or ''}"
+                for check in verdict["checks"]
+                if check["status"] in ("fail", "error")
+            }
+        ),
+    }
+
+
+def _history(previous: Mapping[str, Any] | None, cluster_id: str) -> list[dict[str, Any]]:
+    """Earlier runs, oldest first: those that the previous verdict knew, and itself.
+
+    A verdict of another cluster (deleted and created anew under its name) or of another schema starts a new history.
+    """
+    if not previous or previous.get("schema_version") != SCHEMA_VERSION:
+        return []
+    if previous.get("cluster", {}).get("id") != cluster_id:
+        return []
+    return [*previous.get("history", []), summarise(dict(previous))][-HISTORY_LENGTH:]
+
+
+def _layers(record: Mapping[str, Any], checks: Sequence[Check]) -> list[dict[str, Any]]:
+    mesh = record.get("mesh") or {}
+    backend = mesh.get("backend", "none")
+    volumes = (record.get("storage") or {}).get("volumes") or []
+    details = {
+        "reachability": f"{record.get('subnet')}",
+        "mesh": "none: the members talk over their subnet"
+        if backend == "none"
+        else f"{backend}, {mesh.get('subnet')}, MTU {mesh.get('mtu')}",
+        "storage": ", ".join(f"{v['name']} on {v['server']}" for v in volumes) or "no volume",
+        "slurm": f"controller on {record.get('manager')}",
+    }
+    layers = []
+    for layer in LAYERS:
+        statuses = [check["status"] for check in checks if check["id"].split(".")[0] == layer.id]
+        layers.append(
+            {
+                "id": layer.id,
+                "title": layer.title,
+                "detail": details.get(layer.id, ""),
+                "status": worst(statuses),
+                "checks": len(statuses),
+            }
+        )
+    return layers
+
+
+def _cluster(record: Mapping[str, Any], answered: Sequence[str]) -> dict[str, Any]:
+    """The part of the record that a reader wants: no key, no history."""
+    mesh = dict(record.get("mesh") or {"backend": "none"})
+    members = []
+    for member in record["members"]:
+        own = member.get("mesh") or {}
+        members.append(
+            {
+                "machine": member["machine"],
+                "address": member.get("address"),
+                "mesh_address": own.get("address"),
+                "interface": member.get("interface"),
+                "site": member.get("site") or "default",
+                "endpoint": member.get("endpoint"),
+                "gpus": member.get("gpus") or 0,
+                "answered": member["machine"] in answered,
+            }
+        )
+    return {
+        "id": record["id"],
+        "name": record["name"],
+        "generation": record["generation"],
+        "subnet": record.get("subnet"),
+        "manager": record.get("manager"),
+        "mesh": {key: mesh.get(key) for key in ("backend", "subnet", "interface", "port", "mtu")},
+        "members": members,
+    }
+
+
+def assemble(
+    record: Mapping[str, Any],
+    checks: Sequence[Check],
+    generated_at: str,
+    level: str = "quick",
+    answered: Sequence[str] = (),
+    pairs: Sequence[Pair] = (),
+    collectives: Sequence[Mapping[str, Any]] = (),
+    jobs: Sequence[Mapping[str, Any]] = (),
+    previous: Mapping[str, Any] | None = None,
+) -> Verdict:
+    """One verdict document. ``answered`` are the machines that the run could talk to over SSH."""
+    judged = [dict(check) for check in checks]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "generated_at": generated_at,
+        "level": level,
+        "status": overall(judged),
+        "counts": count(judged),
+        "cluster": _cluster(record, answered),
+        "layers": _layers(record, judged),
+        "checks": judged,
+        "reachability": {"pairs": [dict(pair) for pair in pairs]},
+        "collectives": [dict(result) for result in collectives],
+        "jobs": [dict(job) for job in jobs],
+        "history": _history(previous, record["id"]),
+    }
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in one sentence."""
+    counts = verdict["counts"]
+    if verdict["status"] == "pass":
+        made = counts["pass"]
+        return f"Ready to train: {'the one check that was made' if made == 1 else f'all {made} checks that were made'} passed."
+    if verdict["status"] == "fail":
+        return f"Not ready: {_checks(counts['fail'])} failed."
+    if counts["error"]:
+        return f"Not proven: {_checks(counts['error'])} could not be made."
+    return "Not proven: no check was made."
+
+
+def _checks(number: int) -> str:
+    return "1 check" if number == 1 else f"{number} checks"
+
+
+def changes(verdict: Verdict) -> dict[str, list[str]] | None:
+    """What fails now and did not in the run before, and the reverse; None where there was none before."""
+    if not verdict["history"]:
+        return None
+    before = set(verdict["history"][-1]["failing"])
+    now = set(summarise(verdict)["failing"])
+    # What belongs to no host has nothing behind the sign.
+    return {
+        key: [name.rstrip("@") for name in sorted(names)]
+        for key, names in (("new", now - before), ("fixed", before - now))
+    }

@@ -1,0 +1,160 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Shared volumes: what a server exports, and the systemd units by which a member mounts it. Pure functions of a record.
+
+A mount of ours never holds up a boot or a login: it is made by an automount at first use, after the mesh is up, with
+time limits on both the kernel's requests and systemd's wait. At shutdown the order is the other way round, so that it
+is unmounted while its server can still be reached.
+"""
+
+from __future__ import annotations
+
+import string
+import uuid
+from typing import Any, TypedDict
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+
+#: What systemd leaves as it is in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
+_UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
+
+#: Options of a volume beyond name, server, path and mount_point, with their defaults.
+_OPTIONS: dict[str, object] = {"read_only": False, "root_squash": True, "recovery": "soft", "options": []}
+
+#: Per way of recovery: what a process sees when the server is gone. ``soft``: an error after timeo x (retrans + 1)
+#: = 45 s for each request. ``hard``: it waits, however long. timeo is in tenths of a second; nfs(5).
+_RECOVERY = {"soft": ["softerr", "timeo=150", "retrans=2"], "hard": ["hard", "timeo=600", "retrans=2"]}
+
+#: nfs(5): several connections fill a fast link, and the largest transfer that servers grant is 1 MiB.
+_TRANSFER = ["nconnect=4", "rsize=1048576", "wsize=1048576"]
+
+
+class Mount(TypedDict):
+    """A volume as one member mounts it: ``unit`` is the name of its units without their suffix."""
+
+    volume: str
+    unit: str
+    mount_point: str
+    mount: str
+    automount: str
+
+
+def unit_name(path: str) -> str:
+    """The name that systemd demands of the unit of a mount point, as of ``systemd-escape --path``."""
+    parts = [part for part in path.split("/") if part]
+    if not parts:
+        return "-"
+    escaped = "-".join("".join(_escaped(character) for character in part) for part in parts)
+    return "\\x2e" + escaped[1:] if escaped.startswith(".") else escaped
+
+
+def exports(record: model.Record, machine: str) -> str:
+    """The exports(5) file of one server: each of its volumes to the other members' cluster addresses, nobody else.
+
+    Empty where the machine serves nothing. The file system's id is derived from the cluster and the volume, so that
+    handles stay good when the same data moves to another disk.
+    """
+    lines = []
+    clients = [derive.cluster_address(record, member) for member in record["members"] if member["machine"] != machine]
+    for volume in _volumes(record):
+        if volume["server"] != machine:
+            continue
+        identity = uuid.uuid5(uuid.UUID(record["id"]), volume["name"])
+        options = ",".join(
+            [
+                "ro" if volume["read_only"] else "rw",
+                "sync",
+                "no_subtree_check",
+                "root_squash" if volume["root_squash"] else "no_root_squash",
+                f"fsid={identity}",
+            ]
+        )
+        if clients:
+            lines.append(f'"{volume["path"]}" ' + " ".join(f"{client}({options})" for client in clients) + "\n")
+    return "".join(lines)
+
+
+def mounts(record: model.Record, machine: str) -> list[Mount]:
+    """How ``machine`` mounts each volume. The server itself has it at the same place, by a bind mount."""
+    return [_mount(record, machine, volume) for volume in _volumes(record)]
+
+
+def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
+    title = f"Volume {volume['name']} of gpumesh cluster {record['name']}"
+    unit = unit_name(volume["mount_point"])
+    local = volume["server"] == machine
+    if local:
+        # A bind mount of one directory onto itself would hide it behind itself.
+        what, kind, options = volume["path"], "none", ["bind", *(["ro"] if volume["read_only"] else [])]
+        order = ""
+    else:
+        server = derive.cluster_address(record, derive.member_of(record, volume["server"]))
+        host = f"[{server}]" if ":" in server else server
+        what, kind = f"{host}:{volume['path']}", "nfs4"
+        options = ["vers=4.2", "_netdev", "nofail", *_RECOVERY[volume["recovery"]], *_TRANSFER]
+        options += [*(["ro"] if volume["read_only"] else []), *volume["options"]]
+        after = ["network-online.target"]
+        if record["mesh"]["backend"] == "wireguard":
+            after.append(f"wg-quick@{record['mesh']['interface']}.service")
+        elif record["mesh"]["backend"] == "tailscale":
+            after.append("tailscaled.service")
+        order = f"Wants=network-online.target\nAfter={' '.join(after)}\n"
+    mount = (
+        f"[Unit]\nDescription={title}\n{order}\n"
+        f"[Mount]\nWhat={what}\nWhere={volume['mount_point']}\nType={kind}\n"
+        # Lazy: what a lost server still owes is given up when it times out, and nobody waits for it at shutdown. A mount
+        # that nobody uses is unmounted in full all the same.
+        f"Options={','.join(options)}\nTimeoutSec=60\nLazyUnmount=yes\n"
+    )
+    automount = (
+        # Never after the network: systemd has automounts before local-fs.target, which the network comes after, and it
+        # breaks such a circle by leaving out a part of the boot. The mount itself waits.
+        f"[Unit]\nDescription={title}, mounted at first use\n\n"
+        f"[Automount]\nWhere={volume['mount_point']}\n\n[Install]\nWantedBy=multi-user.target\n"
+    )
+    return {
+        "volume": volume["name"],
+        "unit": unit,
+        "mount_point": volume["mount_point"],
+        "mount": mount,
+        "automount": automount,
+    }
+
+
+def _volumes(record: model.Record) -> list[dict[str, Any]]:
+    return [_normal(volume) for volume in record["storage"]["volumes"]]
+
+
+def _normal(volume: dict[str, Any]) -> dict[str, Any]:
+    """The volume with every option. Refuses an option that there is not, a bad value, or a mount onto its own data."""
+    name = volume["name"]
+    known = {"name", "server", "path", "mount_point", *_OPTIONS}
+    unknown = sorted(set(volume) - known)
+    if unknown:
+        raise InputError(
+            f"Volume '{name}' has the unknown option {', '.join(unknown)}.",
+            f"The options of a volume are {', '.join(sorted(known))}.",
+            volume=name,
+        )
+    full = {**_OPTIONS, **volume}
+    if full["recovery"] not in _RECOVERY:
+        raise InputError(
+            f"Volume '{name}' has recovery '{full['recovery']}'.",
+            "Give soft (an error when the server is gone) or hard (wait for it).",
+            volume=name,
+        )
+    if full["path"].rstrip("/") == full["mount_point"].rstrip("/"):
+        raise InputError(
+            f"Volume '{name}' would be mounted onto its own data: path and mount_point are both {full['path']}.",
+            "Give the mount point another path, such as /mnt/" + name + ".",
+            volume=name,
+        )
+    return full
+
+
+def _escaped(character: str) -> str:
+    if character in _UNIT_CHARACTERS:
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode())

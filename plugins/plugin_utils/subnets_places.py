@@ -1,0 +1,263 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where each host stands in which subnet, and which of its addresses no other machine can reach.
+
+Pure. The facts are what interface_info returned, by host. The work grows with the number of addresses and nothing else.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import translate
+from typing import Any, NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.addresses import Network, normalise_subnet
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+#: Interfaces that container runtimes, Kubernetes and hypervisors make for themselves. What has an address there is
+#: the host's own end of a private network, often with the same range on every host.
+RUNTIME_INTERFACES = (
+    *("docker*", "podman*", "nerdctl*", "cni*", "cbr*", "kube*", "nodelocaldns*", "flannel*", "cali*", "vxlan.calico"),
+    *("vxlan-v6.calico", "tunl0", "cilium*", "lxc*", "weave*", "antrea*", "ovn*", "ovs-system", "br-int"),
+    *("lxdbr*", "incusbr*", "virbr*", "vnet*"),
+)
+#: The bridge of a user-defined Docker network is named after the first digits of its identifier.
+_DOCKER_BRIDGE = r"br-[0-9a-f]{12}"
+
+#: The tunnel that the mesh layer makes: derived from the cluster network, so never the choice for it.
+OWN_TUNNELS = ("gpumesh*",)
+
+#: Devices that wrap packets of another network, by the kernel's word.
+_OVERLAYS = frozenset(
+    (
+        *("wireguard", "tun", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ip6gretap", "erspan"),
+        *("ipip", "sit", "ip6tnl", "vti", "vti6", "xfrm"),
+    )
+)
+
+OVERLAY, VIRTUAL, HARDWARE = range(3)
+
+
+class Options(NamedTuple):
+    """What the user may say. The patterns are those of file names and match interface names."""
+
+    wanted: Network | None = None
+    min_hosts: int = 0  # 0: every host
+    prefer: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    include: Sequence[str] = ()
+    own_tunnels: Sequence[str] = OWN_TUNNELS
+
+
+DEFAULTS = Options()
+
+
+class Place(NamedTuple):
+    """One usable address of a host."""
+
+    interface: str
+    kind: str
+    tier: int  # OVERLAY, VIRTUAL or HARDWARE
+    address: str
+    parsed: IpAddress
+    prefix_length: int
+    mtu: int
+    speed_mbps: int | None
+    rdma: Mapping[str, Any] | None
+    secondary: bool
+
+    @property
+    def rdma_active(self) -> bool:
+        """Whether an RDMA port behind it is ready."""
+        return self.rdma is not None and self.rdma.get("state") == "active"
+
+    def quality(self) -> tuple[Any, ...]:
+        """Sorts the best first; the name and the address make it the same on every run."""
+        return (
+            -self.tier,
+            not self.rdma_active,
+            -(self.speed_mbps or 0),
+            -self.mtu,
+            self.secondary,
+            self.interface,
+            self.address,
+        )
+
+
+class Unusable(NamedTuple):
+    """One address that is out, and why in words."""
+
+    interface: str
+    address: str
+    prefix_length: int
+    why: str
+
+
+class Survey(NamedTuple):
+    """All hosts' addresses by subnet, then by host."""
+
+    hosts: tuple[str, ...]
+    usable: dict[Network, dict[str, list[Place]]]
+    unusable: dict[Network, dict[str, list[Unusable]]]
+    by_host: dict[str, list[Place]]
+
+
+def survey(facts: Mapping[str, Any], options: Options) -> Survey:
+    """Sort every address of every host into usable and not. Raises InputError for facts of the wrong shape."""
+    result = Survey(tuple(str(host) for host in facts), {}, {}, {})
+    judge = Judge(options)
+    for host, host_facts in facts.items():
+        name = str(host)
+        result.by_host[name] = []
+        interfaces = _interfaces(name, host_facts)
+        by_name = {str(interface["name"]): interface for interface in interfaces}
+        for interface in interfaces:
+            why = judge.interface(interface, by_name)
+            tier = _tier(interface, by_name)
+            for entry in interface["addresses"]:
+                _sort_in(result, name, interface, tier, why, entry, options.wanted)
+    for places in result.by_host.values():
+        places.sort(key=Place.quality)
+    return result
+
+
+def _interfaces(host: str, host_facts: Any) -> Sequence[Mapping[str, Any]]:
+    interfaces = host_facts.get("interfaces") if isinstance(host_facts, Mapping) else None
+    if isinstance(interfaces, Sequence) and not isinstance(interfaces, str):
+        return interfaces
+    raise InputError(
+        f"{host}: there is no list of interfaces for it.",
+        "Give the result of gpumesh.cluster.interface_info for each host, and leave out hosts that did not answer.",
+        host=host,
+    )
+
+
+def _sort_in(
+    result: Survey,
+    host: str,
+    interface: Mapping[str, Any],
+    tier: int,
+    interface_why: str | None,
+    entry: Mapping[str, Any],
+    wanted: Network | None,
+) -> None:
+    parsed: IpInterface = ipaddress.ip_interface(f"{entry['address']}/{entry['prefix_length']}")
+    # A cloud may give a machine a single address of a subnet that the user knows: then what was asked for counts.
+    in_wanted = wanted is not None and parsed.version == wanted.version and parsed.ip in wanted
+    network: Network = wanted if in_wanted and wanted is not None else parsed.network
+    why = interface_why or _address_trouble(str(interface["name"]), parsed, entry, in_wanted)
+    if why is not None:
+        out = Unusable(str(interface["name"]), str(parsed.ip), parsed.network.prefixlen, why)
+        result.unusable.setdefault(network, {}).setdefault(host, []).append(out)
+        return
+    place = Place(
+        interface=str(interface["name"]),
+        kind=str(interface["kind"]),
+        tier=tier,
+        address=str(parsed.ip),
+        parsed=parsed.ip,
+        prefix_length=parsed.network.prefixlen,
+        mtu=int(interface["mtu"]),
+        speed_mbps=interface.get("speed_mbps"),
+        rdma=interface.get("rdma"),
+        secondary=bool(entry.get("secondary")),
+    )
+    result.usable.setdefault(network, {}).setdefault(host, []).append(place)
+    result.by_host[host].append(place)
+
+
+def _address_trouble(name: str, address: IpInterface, entry: Mapping[str, Any], in_wanted: bool) -> str | None:
+    flags = entry.get("flags") or ()
+    if address.ip.is_loopback:
+        return "it is the loopback"
+    if address.ip.is_link_local:
+        return "link-local: every interface has such an address"
+    if entry.get("scope") in ("host", "link", "nowhere"):
+        return f"{name} has {address.ip} for this host or link alone (scope {entry['scope']})"
+    if "dadfailed" in flags:
+        return f"{name} has {address.ip}, which another machine has as well (duplicate address detection failed)"
+    if "deprecated" in flags:
+        return f"{name} has {address.ip}, which is deprecated and about to go"
+    if address.network.prefixlen == address.max_prefixlen and not in_wanted:
+        return f"{name} has {address}, a single address with no other host beside it"
+    return None
+
+
+class Judge:
+    """Decides on whole interfaces, with the patterns compiled once."""
+
+    def __init__(self, options: Options) -> None:
+        self.runtime = re.compile(f"{_pattern(RUNTIME_INTERFACES).pattern}|{_DOCKER_BRIDGE}\\Z")
+        self.exclude = _pattern(options.exclude)
+        self.include = _pattern(options.include)
+        self.own = _pattern(options.own_tunnels)
+
+    def interface(self, interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> str | None:
+        """Why an interface is out, or None. ``by_name`` has the host's interfaces."""
+        name = str(interface["name"])
+        if interface["kind"] == "loopback":
+            return "it is the loopback"
+        if interface["state"] not in ("up", "unknown"):
+            return f"{name} is {interface['state']}"
+        if self.exclude.match(name):
+            return f"{name} is excluded by your pattern"
+        if self.own.match(name):
+            return f"{name} is the cluster's own tunnel"
+        if self.include.match(name):
+            return None
+        if self.runtime.match(name):
+            return f"{name} belongs to a container runtime or hypervisor"
+        if interface["kind"] == "bridge" and not _on_hardware(interface, by_name):
+            return f"{name} is a bridge without a physical port"
+        return None
+
+
+def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:
+    """One expression for all patterns; without any it matches nothing."""
+    return re.compile("|".join(translate(pattern) for pattern in patterns) or r"(?!)")
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Whether an interface's name fits one of the patterns."""
+    return _pattern(patterns).match(name) is not None
+
+
+def _tier(interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> int:
+    if interface["kind"] in _OVERLAYS or interface.get("link_kind") in _OVERLAYS:
+        return OVERLAY
+    return HARDWARE if _on_hardware(interface, by_name) else VIRTUAL
+
+
+def _on_hardware(
+    interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]], seen: frozenset[str] = frozenset()
+) -> bool:
+    """Whether it is a card, or a bond, bridge or VLAN that ends on one. ``seen`` guards against rings in bad facts."""
+    if interface["physical"]:
+        return True
+    below = {*interface.get("members", ()), interface.get("parent")} - {None} - seen
+    return any(_on_hardware(by_name[name], by_name, seen | {interface["name"]}) for name in below if name in by_name)
+
+
+def options_from(
+    subnet: str | None = None,
+    min_hosts: int = 0,
+    prefer: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    own_tunnels: Sequence[str] = OWN_TUNNELS,
+) -> Options:
+    """Options as a playbook gives them; an empty subnet is none. Raises InputError."""
+    return Options(
+        wanted=normalise_subnet(subnet) if subnet else None,
+        min_hosts=min_hosts,
+        prefer=tuple(prefer),
+        exclude=tuple(exclude),
+        include=tuple(include),
+        own_tunnels=tuple(own_tunnels),
+    )

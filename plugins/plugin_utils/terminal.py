@@ -1,0 +1,23 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How wide the terminal is that a filter draws for."""
+
+from __future__ import annotations
+
+import os
+
+from ansible.utils.display import Display
+
+_USUAL = 80
+
+
+def room(width: int = 0) -> int:
+    """Terminal columns for tables.render: ``width`` itself, 0 for the terminal's, below 0 for no limit (which is 0).
+
+    COLUMNS counts where it is set; else what Ansible measured before it detached its workers from the terminal.
+    """
+    if width:
+        return max(0, width)
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and int(given) else int(Display().columns or _USUAL)
