@@ -1,0 +1,176 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every playbook as a job of AWX, on hosts: answers as texts, credentials by injectors, limits, slices, check mode.
+
+The jobs run in the order of the file, as the life of a cluster is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from awx_jobs import Node
+from lab_hosts import Lab
+
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, checkout, install
+
+LAB = ROOT / ".lab" / "molecule-awx" / "hosts.yml"
+#: As `openssl rand -base64 96` prints it.
+SECRET = "GIx1bWVzaCBtdW5nZSBrZXkgb2YgYSBjcmVkZW50aWFsIHRoYXQgbXVzdCBub3QgYmUgaW4gYW55IHJlY29yZA=="
+PAIR = "a1,a2"
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """The collection is installed, as the sync of a project does; the project's playbooks are files."""
+    folder = tmp_path_factory.mktemp("awx")
+    installed = install(folder)
+    checkout(installed.folder / "project")
+    written = yaml.safe_load(LAB.read_text())["lab"]
+    # The machine credential is a key in an agent, and not a file.
+    variables = {name: value for name, value in written["vars"].items() if name != "ansible_ssh_private_key_file"}
+    variables["ansible_ssh_common_args"] = variables["ansible_ssh_common_args"].replace("-o IdentitiesOnly=yes", "")
+    inventory = {"all": {"vars": variables, "children": {"cluster": written["children"]["cluster"]}}}
+    return Node(installed, inventory, (LAB.parent / "id_ed25519").read_text(), folder / "jobs")
+
+
+@pytest.fixture(scope="session")
+def lab() -> Lab:
+    return Lab("molecule-awx")
+
+
+def record(lab: Lab, host: str) -> dict:
+    return json.loads(lab.run(host, "cat", "/var/lib/gpumesh/clusters/gpumesh.json"))
+
+
+def test_discover(node: Node) -> None:
+    job = node.run("discover", limit=PAIR)
+    assert job.status == "successful", job.stdout
+    assert job.artifacts["discover_subnets"] == ["10.77.90.0/24"]
+    assert job.artifacts["discover_silent_hosts"] == []
+    assert job.changed == {}
+
+
+def test_site_in_check_mode_on_bare_hosts(node: Node, lab: Lab) -> None:
+    job = node.run("site", limit=PAIR, check=True)
+    assert job.status == "successful", job.stdout
+    for host in ("a1", "a2"):
+        assert lab.run(host, "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
+
+
+def test_create(node: Node, lab: Lab) -> None:
+    """The answers of a text, a textarea and a choice, as AWX gives them."""
+    job = node.run(
+        "create",
+        limit=PAIR,
+        cluster_subnet="10.77.90.11/24",
+        cluster_manager="a1",
+        cluster_machines="a1\na2\n",
+        cluster_prove_subnet="true",
+    )
+    assert job.status == "successful", job.stdout
+    written = record(lab, "a2")
+    assert written["subnet"] == "10.77.90.0/24"
+    assert [member["machine"] for member in written["members"]] == ["a1", "a2"]
+    assert "jane" in json.dumps(written["history"])
+
+
+def test_site_with_a_munge_key_of_a_credential(node: Node, lab: Lab) -> None:
+    job = node.run("site", limit=PAIR, secret=SECRET)
+    assert job.status == "successful", job.stdout
+    assert job.artifacts["gpumesh_cluster"] == "gpumesh"
+    assert job.artifacts["gpumesh_status"] == "pass"
+    for host in ("a1", "a2"):
+        assert lab.read(host, "/etc/munge/munge.key").decode() == SECRET
+
+
+def test_show(node: Node) -> None:
+    job = node.run("show", limit=PAIR)
+    assert job.status == "successful", job.stdout
+    assert json.dumps(job.artifacts["clusters"]).count('"a2"') > 0
+    assert job.changed == {}
+
+
+@pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm"])
+def test_a_layer_with_a_limit(node: Node, playbook: str) -> None:
+    """The manager is not in the job."""
+    job = node.run(playbook, limit="a2", **({"secret": SECRET} if playbook == "slurm" else {}))
+    assert job.status == "successful", job.stdout
+    assert job.changed == {}
+
+
+def test_check_answers_with_numbers_and_lists(node: Node) -> None:
+    job = node.run(
+        "check", limit=PAIR, check_level="quick", check_job_timeout=90, check_collectives=["all_reduce", "broadcast"]
+    )
+    assert job.status == "successful", job.stdout
+    assert job.artifacts["gpumesh_status"] == "pass"
+    assert job.artifacts["gpumesh_failing"] in ({}, [])
+
+
+def test_join(node: Node, lab: Lab) -> None:
+    job = node.run("join", cluster_machines="a3\n", secret=SECRET)
+    assert job.status == "successful", job.stdout
+    for host in ("a1", "a2", "a3"):
+        assert [member["machine"] for member in record(lab, host)["members"]] == ["a1", "a2", "a3"]
+    assert lab.run("a1", "srun", "-N3", "--immediate=60", "hostname").split() != []
+
+
+def test_a_slice_strips_nobody(node: Node, lab: Lab) -> None:
+    """The inventory of a slice does not have the other hosts. Whatever the job does, the others stay members."""
+    before = record(lab, "a1")
+    hosts_file = lab.read("a2", "/etc/hosts")
+    job = node.run("storage", only="a2")
+    assert record(lab, "a1") == before == record(lab, "a2")
+    assert lab.read("a2", "/etc/hosts") == hosts_file
+    # It knows the manager by its copy of the record, and can ask it where the name of the record resolves.
+    assert job.status in {"successful", "failed"}, job.stdout
+    if job.status == "failed":
+        assert "a1" in job.stdout
+
+
+def test_the_inventory_of_the_records(node: Node) -> None:
+    """As a source of AWX, with the credential of the type `gpumesh manager`."""
+    key = LAB.parent / "id_ed25519"
+    environment = {
+        "GPUMESH_MANAGER": "root@10.77.90.11",
+        "ANSIBLE_PRIVATE_KEY_FILE": str(key),
+        "ANSIBLE_SSH_COMMON_ARGS": f"-o UserKnownHostsFile={LAB.parent / 'known_hosts'} -o StrictHostKeyChecking=yes",
+    }
+    source = node.installed.collection / "playbooks" / "awx" / "inventory" / "gpumesh.clusters.yml"
+    there = node.installed._replace(environment={**node.installed.environment, **environment})
+    done = there.run("ansible-inventory", "-i", str(source), "--list")
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)
+    assert sorted(listed["cluster"]["hosts"]) == ["a1", "a2", "a3"]
+    assert listed["_meta"]["hostvars"]["a3"]["ansible_host"] == "10.77.90.13"
+
+
+def test_remove(node: Node, lab: Lab) -> None:
+    job = node.run("remove", cluster_machine="a3", cluster_drain_timeout=0, secret=SECRET)
+    assert job.status == "successful", job.stdout
+    assert [member["machine"] for member in record(lab, "a1")["members"]] == ["a1", "a2"]
+    assert lab.run("a3", "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
+
+
+def test_delete(node: Node, lab: Lab) -> None:
+    job = node.run("delete", limit=PAIR, cluster_force="false")
+    assert job.status == "successful", job.stdout
+    for host in ("a1", "a2"):
+        assert lab.run(host, "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
+
+
+def test_no_job_recorded_a_secret(node: Node) -> None:
+    """Events, standard output, artifacts: what AWX keeps of a job."""
+    looked_at = 0
+    for artifacts in sorted(node.folder.glob("job*/artifacts")):
+        for folder, _folders, files in os.walk(artifacts):
+            for name in files:
+                looked_at += 1
+                assert SECRET not in Path(folder, name).read_text(errors="replace"), f"{folder}/{name}"
+    assert looked_at > 100

@@ -1,0 +1,299 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks on three real hosts, well and with faults. The verdict has to name what we have broken, and nothing else.
+
+The tests run in the order of the file; each leaves the cluster as it found it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from lab_hosts import ROOT, Lab, Run
+
+MACHINES = ("k1", "k2", "k3")
+ADDRESSES = {"k1": "10.77.80.11", "k2": "10.77.80.12", "k3": "10.77.80.13"}
+CHECK = "gpumesh.cluster.check"
+SCHEMA = ROOT / "plugins" / "plugin_utils" / "report" / "verdict.schema.json"
+PROGRAM = "/usr/local/sbin/gpumesh-node-health"
+#: A healthy link of this machine carries a hundred times as much, also while it is busy; the shaped one a quarter.
+REQUIRED = "0.01"
+SHAPED = "20mbit"
+#: What makes a node unfit, and is gone with one command: its shared memory, which NCCL needs, is full.
+FILLER = "/dev/shm/filler"
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Lab:
+    return Lab("molecule-check")
+
+
+@pytest.fixture(name="reports", scope="module")
+def _reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs, so that each is compared with the one before."""
+    return tmp_path_factory.mktemp("report")
+
+
+def check(lab: Lab, reports: Path, *arguments: str, **variables: Any) -> tuple[Run, dict[str, Any]]:
+    """Run the check playbook; what it printed and its verdict."""
+    given = {"check_report_dir": str(reports), "reachability_throughput_seconds": 1, **variables}
+    run = lab.play(CHECK, "--extra-vars", json.dumps(given), *arguments)
+    path = reports / "check" / "verdict.json"
+    assert path.exists(), run.output
+    return run, json.loads(path.read_text(encoding="utf-8"))
+
+
+def full(lab: Lab, reports: Path, *arguments: str) -> tuple[Run, dict[str, Any]]:
+    wanted = {
+        "check_level": "full",
+        "check_collective_max_bytes": 2 << 20,
+        "check_min_busbw_gbps": float(REQUIRED),
+        # All hosts share one processor: what they carry beside each other says nothing.
+        "check_min_bandwidth_gbps": 0.1,
+    }
+    return check(lab, reports, *arguments, **wanted)
+
+
+def bad(verdict: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {f"{one['id']}@{one['host']}": one for one in verdict["checks"] if one["status"] in ("fail", "error")}
+
+
+def nodes(lab: Lab) -> dict[str, tuple[str, str]]:
+    """State and reason by node."""
+    shown = lab.run("k1", "sinfo", "--noheader", "--Node", "--format=%N|%T|%E")
+    return {fields[0]: (fields[1], fields[2]) for fields in (line.split("|", 2) for line in shown.splitlines())}
+
+
+def all_idle(lab: Lab) -> bool:
+    return {state for state, _reason in nodes(lab).values()} == {"idle"}
+
+
+def test_a_healthy_cluster_passes_at_level_full(lab: Lab, reports: Path) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    run, verdict = full(lab, reports)
+    assert run.code == 0, run.output
+    assert (verdict["status"], bad(verdict)) == ("pass", {})
+    assert sum(run.changed.values()) == 0
+    (collective,) = verdict["collectives"]
+    assert (collective["ranks"], collective["nodes"], collective["status"]) == (3, 3, "pass")
+    assert collective["rows"][-1]["size_bytes"] == 2 << 20
+    assert collective["busbw_gbps"] > float(REQUIRED)
+    assert all(pair["bandwidth_gbps"] > 0 for pair in verdict["reachability"]["pairs"])
+    assert {one["host"] for one in verdict["checks"] if one["id"] == "reachability.bandwidth"} == set(MACHINES)
+
+
+def test_every_report_is_written_and_whole(reports: Path) -> None:
+    folder = reports / "check"
+    verdict = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
+    jsonschema.validate(verdict, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    suites = ElementTree.parse(folder / "junit.xml").getroot()
+    assert int(suites.attrib["tests"]) == len(verdict["checks"]) == len(suites.findall("./testsuite/testcase"))
+    metrics = (folder / "gpumesh.prom").read_text(encoding="utf-8")
+    assert 'gpumesh_cluster_ok{cluster="check"} 1.0' in metrics
+    assert "gpumesh_collective_busbw_bytes_per_second" in metrics
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Ready to train" in page
+    assert "required 0.01 GB/s" in page
+
+
+@pytest.mark.parametrize(
+    ("tag", "layers"),
+    [
+        ("health", {"members", "health", "storage", "clock", "ssh", "mesh"}),
+        ("reachability", {"members", "reachability"}),
+    ],
+)
+def test_a_tag_chooses_a_part(lab: Lab, tmp_path: Path, tag: str, layers: set[str]) -> None:
+    run, verdict = check(lab, tmp_path, "--tags", tag)
+    assert run.code == 0, run.output
+    made = {one["id"].split(".")[0] for one in verdict["checks"] if one["status"] == "pass"}
+    assert tag in made
+    assert made <= layers | {"clock"}
+
+
+def test_a_healthy_node_is_judged_in_seconds(lab: Lab) -> None:
+    """Under five on a host that has nothing else to do; this one may be busy."""
+    run = lab.module("cluster", "gpumesh.cluster.node_health")
+    assert run.code == 0, run.output
+    results = [json.loads(line.partition("=> ")[2]) for line in run.output.splitlines() if "=> " in line]
+    assert len(results) == len(MACHINES)
+    assert all(result["status"] == "pass" and result["seconds"] < 15 for result in results), results
+
+
+# --- Sources that are built
+
+#: Stands for nccl-tests, which needs GPUs: it is unpacked, built and started like them, by ranks that know of each other,
+#: and prints the same. What it prints of speed means nothing.
+STAND_IN = """#!/usr/bin/python3
+import os, time
+rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+nodes = os.popen("scontrol show hostnames " + os.environ["SLURM_STEP_NODELIST"]).read().split()
+if rank == 0:
+    print("# Collective test starting: all_reduce_perf")
+    for number in range(ranks):
+        print(f"#  Rank {number:2d} Group  0 Pid {100 + number} on {nodes[number]:>10} device  0 [0000:01:00] Stand-in")
+    print("     1048576    262144     float     sum      -1    200.0    5.24    6.99      0    200.0    5.24    6.99      0")
+    print("# Out of bounds values : 0 OK")
+    print("# Avg bus bandwidth    : 6.99")
+"""
+MAKEFILE = """all:
+\ttest "$(MPI)" = 1 && mkdir -p build && cp all_reduce_perf.py build/all_reduce_perf && chmod 755 build/all_reduce_perf
+"""
+
+
+def test_sources_that_are_named_are_built_and_used(lab: Lab, tmp_path: Path) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    archive = tmp_path / "tests-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as writer:
+        for name, text in (("Makefile", MAKEFILE), ("all_reduce_perf.py", STAND_IN)):
+            entry = tarfile.TarInfo(f"tests-1.0/{name}")
+            entry.size = len(text)
+            writer.addfile(entry, io.BytesIO(text.encode()))
+    wanted = {"check_level": "full", "check_collective_source": str(archive), "check_collective_mpi": ""}
+    run, verdict = check(lab, tmp_path, "--tags", "collectives", **wanted)
+    assert run.code == 0, run.output
+    assert set(run.changed.values()) == {3}
+    (collective,) = verdict["collectives"]
+    assert (collective["ranks"], collective["nodes"], collective["busbw_gbps"]) == (3, 3, 6.99)
+    run, _verdict = check(lab, tmp_path, "--tags", "collectives", **wanted)
+    assert set(run.changed.values()) == {0}
+
+
+# --- A link that is slow
+
+
+@contextmanager
+def shaped(lab: Lab, one: str, other: str) -> Iterator[None]:
+    """The link between two hosts carries little, in both directions; all others are as they were."""
+    ends = ((one, other), (other, one))
+    try:
+        for here, there in ends:
+            for words in (
+                "qdisc add dev eth0 root handle 1: htb default 10",
+                "class add dev eth0 parent 1: classid 1:10 htb rate 10gbit",
+                f"class add dev eth0 parent 1: classid 1:20 htb rate {SHAPED}",
+                f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {ADDRESSES[there]} flowid 1:20",
+            ):
+                lab.run(here, "tc", *words.split())
+        yield
+    finally:
+        for here, _there in ends:
+            lab.run(here, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+
+
+def test_a_slow_link_is_named(lab: Lab, reports: Path) -> None:
+    with shaped(lab, "k2", "k3"):
+        run, verdict = full(lab, reports)
+    assert run.code != 0, run.output
+    found = bad(verdict)
+    assert set(found) == {
+        "reachability.bandwidth@k2",
+        "reachability.bandwidth@k3",
+        "collective.all_reduce@None",
+    }, run.output
+    assert "the link between k2 and k3" in found["collective.all_reduce@None"]["reason"]
+    assert "from k2 to k3" in found["reachability.bandwidth@k2"]["reason"]
+    # All of them are in what the run prints, not the first one only.
+    for words in ("the link between k2 and k3", "The link from k2 to k3", "The link from k3 to k2"):
+        assert words in run.words, run.output
+    assert len(verdict["history"]) >= 1
+    assert verdict["history"][-1]["status"] == "pass"
+
+
+# --- A rank that dies
+
+
+def ranks_on(lab: Lab, host: str) -> Sequence[str]:
+    return lab.run(host, "pgrep", "-f", "python3 -c.*--collective=all_reduce", check=False).split()
+
+
+def test_a_rank_that_dies_is_named_within_the_limit(lab: Lab, tmp_path: Path) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    limit = 240
+    killed: list[str] = []
+
+    def kill() -> None:
+        # It has announced itself, and the run lasts far longer than this.
+        lab.wait("the rank on k3 runs", lambda: bool(ranks_on(lab, "k3")), seconds=limit)
+        killed.extend(ranks_on(lab, "k3"))
+        lab.run("k3", "kill", "-KILL", *killed)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    wanted = {"check_level": "full", "check_collective_max_bytes": 1 << 30, "check_collective_timeout": limit}
+    run, verdict = check(lab, tmp_path, "--tags", "collectives", **wanted)
+    killer.join()
+    assert killed, run.output
+    assert run.code != 0
+    reason = bad(verdict)["collective.all_reduce@None"]["reason"]
+    # Slurm counts the nodes in the order in which they registered.
+    assert re.search(r"rank \d on k3: Killed", reason), run.output
+    assert run.seconds < limit, "it waited for the limit instead of noticing"
+
+
+# --- A node that is unfit, and one that somebody has drained
+
+
+@contextmanager
+def full_memory(lab: Lab, host: str) -> Iterator[None]:
+    """97 percent of the shared memory of a host are in use."""
+    size = int(lab.run(host, "df", "--output=size", "--block-size=1K", "/dev/shm").split()[-1])
+    lab.run(host, "fallocate", "--length", f"{size * 97 // 100}K", FILLER)
+    try:
+        yield
+    finally:
+        lab.run(host, "rm", "-f", FILLER)
+
+
+def state(lab: Lab, host: str) -> str:
+    return " ".join(nodes(lab)[host])
+
+
+def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp_path: Path) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    lab.run("k1", "scontrol", "update", "nodename=k3", "state=drain", "reason=new cables")
+    try:
+        with full_memory(lab, "k2"), full_memory(lab, "k3"):
+            # Either the prolog of this job or the regular check is first to see it.
+            job = lab.run(
+                "k1", "sbatch", "--parsable", "--nodelist=k2", "--output=/dev/null", "--wrap=hostname"
+            ).strip()
+            ours = "drained gpumesh health: health.disk: /dev/shm"
+            lab.wait("k2 is drained by its own check", lambda: state(lab, "k2").startswith(ours))
+            run, verdict = check(lab, tmp_path, "--tags", "health,slurm", check_job_timeout=5)
+            assert run.code != 0
+            found = bad(verdict)
+            assert {"health.disk@k2", "health.disk@k3", "slurm.node@k2", "slurm.node@k3"} <= set(found)
+            assert "brings it back" in found["slurm.node@k2"]["remedy"]
+            assert "state=resume" in found["slurm.node@k3"]["remedy"]
+            assert state(lab, "k3") == "drained new cables"
+            assert "already: new cables" in lab.run("k3", PROGRAM, check=False)
+        lab.wait("k2 is back by itself", lambda: nodes(lab)["k2"][0] in ("idle", "mixed", "allocated"))
+        shown = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State"]
+        # Slurm lets a job that it has queued again wait for two minutes; held it is not.
+        lab.run("k1", "scontrol", "update", f"jobid={job}", "starttime=now", check=False)
+        lab.wait("its job ran in the end", lambda: lab.run("k1", *shown).strip() == "COMPLETED", seconds=300)
+        # Fit as well, and still somebody else's.
+        assert "left alone: new cables" in lab.run("k3", PROGRAM)
+        assert state(lab, "k3") == "drained new cables"
+    finally:
+        lab.run("k1", "scontrol", "update", "nodename=k3", "state=resume")
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+
+
+def test_what_slurm_runs_and_what_the_playbook_runs_say_the_same(lab: Lab) -> None:
+    shown = lab.run("k1", PROGRAM, "--show")
+    assert "pass health.disk: " in shown
+    assert "skipped health.gpu_ecc: There is no NVIDIA driver on this host." in shown

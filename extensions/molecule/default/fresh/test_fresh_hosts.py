@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bare hosts, before the first run: what is refused, and what check mode does. Nothing may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab_hosts import Lab
+
+MACHINES = ("n1", "n2", "n3")
+SITE = "gpumesh.cluster.site"
+
+
+@pytest.fixture(name="lab")
+def _lab() -> Iterator[Lab]:
+    """The lab, on whose hosts nothing may have changed in the end."""
+    lab = Lab("molecule-default")
+    lab.mark((*MACHINES, "far"))
+    before = {host: lab.run(host, "ip", "-brief", "link") for host in MACHINES}
+    yield lab
+    assert {host: lab.changes(host) for host in (*MACHINES, "far")} == {host: [] for host in (*MACHINES, "far")}
+    assert {host: lab.run(host, "ip", "-brief", "link") for host in MACHINES} == before
+
+
+def test_no_shared_subnet(lab: Lab) -> None:
+    """The docker0 bridge that all hosts have alike does not count."""
+    run = lab.play(SITE, "-e", "cluster_hosts=strangers")
+    assert run.code != 0
+    assert "No subnet is shared by 2 of the 2 hosts" in run.words
+    assert "n2 has" in run.words
+    assert "far has" in run.words
+    assert "10.78.110.14" in run.words
+    assert "Give cluster_subnet" in run.words or "Put the hosts on one network" in run.words
+
+
+def test_unknown_manager(lab: Lab) -> None:
+    run = lab.play(SITE, "-e", "cluster_manager=n9")
+    assert run.code != 0
+    assert "The manager 'n9' is not among the machines of the new cluster 'default' (n1, n2, n3)." in run.words
+    assert "Give one of them as cluster_manager" in run.words
+
+
+def test_host_that_cannot_be_reached(lab: Lab, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.yml"
+    absent.write_text("cluster: {hosts: {n9: {ansible_host: 10.78.0.99, ansible_ssh_timeout: 3}}}\n", encoding="utf-8")
+    run = lab.play(SITE, inventories=[absent])
+    assert run.code != 0
+    assert "n9" in run.words
+    assert "10.78.0.99" in run.words
+    assert "Nothing has been changed." in run.words
+    assert "ansible -m ping" in run.words
+
+
+def test_subnet_with_no_member_in_it(lab: Lab) -> None:
+    run = lab.play(SITE, "-e", "cluster_subnet=192.0.2.7/24")
+    assert run.code != 0
+    for machine, address in zip(MACHINES, ("10.78.0.11", "10.78.0.12", "10.78.0.13")):
+        assert f"{machine}: {address} is not in 192.0.2.0/24 (eth0 has {address}/24)." in run.words
+    assert "Give cluster_subnet=10.78.0.0/24" in run.words
+
+
+def test_check_mode_ends_well_and_changes_nothing(lab: Lab) -> None:
+    run = lab.play(SITE, "--check")
+    assert run.code == 0, run.output[-4000:]
+    # It says what it would do.
+    assert all(run.changed[machine] > 0 for machine in MACHINES), run.changed

@@ -1,0 +1,258 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the main job promises, asked of three real hosts on which `site` has run.
+
+The tests run in the order of the file; each leaves the cluster as it found it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab_hosts import Lab, Run
+
+MACHINES = ("n1", "n2", "n3")
+SITE = "gpumesh.cluster.site"
+CHECK = "gpumesh.cluster.check"
+MESH = "gpumesh0"
+RECORD = "/var/lib/gpumesh/clusters/default.json"
+SERVICES = ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "ssh", f"wg-quick@{MESH}")
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Lab:
+    return Lab("molecule-default")
+
+
+@pytest.fixture(name="record", scope="module")
+def _record(lab: Lab) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(lab.read("n1", RECORD))
+    return document
+
+
+def addresses(record: dict[str, Any]) -> dict[str, str]:
+    """Where each machine is in the mesh."""
+    return {member["machine"]: member["mesh"]["address"] for member in record["members"]}
+
+
+def main_pids(lab: Lab) -> dict[str, dict[str, str]]:
+    """The processes of the services, of those that run."""
+    found = {}
+    for machine in MACHINES:
+        shown = lab.run(machine, "systemctl", "show", "--property=Id,MainPID,ActiveEnterTimestampMonotonic", *SERVICES)
+        units = [dict(line.split("=", 1) for line in unit.splitlines()) for unit in shown.strip().split("\n\n")]
+        found[machine] = {unit["Id"]: f"{unit['MainPID']} {unit['ActiveEnterTimestampMonotonic']}" for unit in units}
+    return found
+
+
+def layers(lab: Lab) -> dict[str, Any]:
+    """What one member's layers say of the others."""
+    return {
+        machine: {
+            "peers": sorted(lab.run(machine, "wg", "show", MESH, "allowed-ips").splitlines()),
+            "names": lab.read(machine, "/etc/hosts"),
+            "record": json.loads(lab.read(machine, RECORD)),
+            "nodes": sorted(lab.run(machine, "sinfo", "-hN", "-o", "%N %T").splitlines()),
+        }
+        for machine in MACHINES
+    }
+
+
+def idle(lab: Lab) -> bool:
+    states = lab.run("n1", "sinfo", "--noheader", "--Node", "--format=%N %T", check=False).split("\n")
+    return sorted(filter(None, states)) == [f"{machine} idle" for machine in MACHINES]
+
+
+def verdict(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "default" / "verdict.json").read_text(encoding="utf-8"))
+    return document
+
+
+# --- Slurm
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_job_from_any_member_runs_on_all_of_them(lab: Lab, machine: str) -> None:
+    names = lab.run(machine, "srun", "--nodes=3", "hostname").split()
+    assert sorted(names) == list(MACHINES)
+
+
+def test_nodes_are_idle_at_their_mesh_addresses(lab: Lab, record: dict[str, Any]) -> None:
+    lab.wait("all nodes are idle", lambda: idle(lab), seconds=30)
+    shown = lab.run("n2", "scontrol", "--oneliner", "show", "nodes")
+    found = dict(re.findall(r"NodeName=(\S+) .*?NodeAddr=(\S+) ", shown))
+    assert found == addresses(record)
+
+
+def test_a_job_has_its_environment(lab: Lab, record: dict[str, Any]) -> None:
+    shown = lab.run("n3", "srun", "--nodes=3", "--ntasks-per-node=1", "env", "--null")
+    values = {
+        name: re.findall(rf"(?:^|\0){name}=([^\0]*)", shown)
+        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NCCL_SOCKET_IFNAME", "SLURMD_NODENAME")
+    }
+    assert sorted(values["NODE_RANK"]) == ["0", "1", "2"]
+    assert values["WORLD_SIZE"] == ["3"] * 3
+    assert values["NCCL_SOCKET_IFNAME"] == [f"={MESH}"] * 3
+    assert len(set(values["MASTER_PORT"])) == 1
+    assert 1024 < int(values["MASTER_PORT"][0]) < 65536
+    # Slurm numbers the nodes in the order in which they registered, so any member may be the first.
+    first = dict(zip(values["NODE_RANK"], values["SLURMD_NODENAME"], strict=True))["0"]
+    (master,) = set(values["MASTER_ADDR"])
+    assert master in {addresses(record)[first], first}
+
+
+# --- The mesh
+
+
+@pytest.mark.parametrize(("one", "other"), list(permutations(MACHINES, 2)))
+def test_each_pair_has_a_handshake(lab: Lab, record: dict[str, Any], one: str, other: str) -> None:
+    lab.run(one, "ping", "-c", "1", "-W", "5", addresses(record)[other])
+    seen = dict(line.split("\t") for line in lab.run(one, "wg", "show", MESH, "latest-handshakes").splitlines())
+    keys = {member["machine"]: member["mesh"]["public_key"] for member in record["members"]}
+    assert set(seen) == {key for machine, key in keys.items() if machine != one}
+    assert int(seen[keys[other]]) > 0
+
+
+# --- Secrets
+
+
+def private_keys(lab: Lab) -> dict[str, str]:
+    return {machine: lab.run(machine, "wg", "show", MESH, "private-key").strip() for machine in MACHINES}
+
+
+def munge_keys(lab: Lab) -> dict[str, bytes]:
+    return {machine: lab.read(machine, "/etc/munge/munge.key") for machine in MACHINES}
+
+
+def test_key_files_are_for_root_or_their_service_alone(lab: Lab) -> None:
+    for machine in MACHINES:
+        private = lab.run(machine, "wg", "show", MESH, "private-key").strip()
+        holding = lab.run(machine, "grep", "-rlF", "--", private, "/etc", "/var", "/root", "/srv", "/opt", check=False)
+        paths = holding.split()
+        assert len(paths) == 1, f"{machine}: the private key is in {paths}"
+        assert lab.run(machine, "stat", "--format=%a %U", paths[0]).strip() == "600 root"
+        mode, owner = lab.run(machine, "stat", "--format=%a %U", "/etc/munge/munge.key").split()
+        assert (mode in {"400", "600"}, owner) == (True, "munge")
+
+
+def test_each_host_has_a_private_key_of_its_own_and_the_munge_key_of_all(lab: Lab) -> None:
+    assert len(set(private_keys(lab).values())) == len(MACHINES)
+    assert len(set(munge_keys(lab).values())) == 1
+
+
+def test_no_output_log_or_fact_shows_a_secret(lab: Lab, tmp_path: Path) -> None:
+    """Neither at -vvv, nor while a new munge key is made and given to all."""
+    secrets = {f"wireguard {machine}": key.encode() for machine, key in private_keys(lab).items()}
+    secrets["munge before"] = munge_keys(lab)["n1"]
+    run = lab.play(SITE, "-vvv", "-e", "munge_rotate_key=true", "-e", f"check_report_dir={tmp_path}")
+    assert run.code == 0, run.output[-4000:]
+    secrets["munge after"] = munge_keys(lab)["n1"]
+    assert secrets["munge before"] != secrets["munge after"], "the key was not rotated, so nothing was tried"
+    facts = lab.play(str(facts_playbook(tmp_path)), "-vvv")
+    assert facts.code == 0, facts.output[-4000:]
+    places = {"the run": run.output.encode(), "the facts": facts.output.encode()}
+    places |= {f"the report {path.name}": path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for machine in MACHINES:
+        places[f"the journal of {machine}"] = lab.run(machine, "journalctl", "--no-pager", "--output=cat").encode()
+        logs = lab.run(machine, "find", "/var/log", "/var/lib/gpumesh", "-xdev", "-type", "f").split()
+        places |= {f"{path} of {machine}": lab.read(machine, path) for path in logs if "/journal/" not in path}
+    shown = [
+        f"{secret} in {place}"
+        for place, text in places.items()
+        for secret, value in secrets.items()
+        for form in forms(value)
+        if form in text
+    ]
+    assert not shown
+
+
+def forms(secret: bytes) -> set[bytes]:
+    """How a secret can look in a text. Base64 of a long one is looked for by its beginning."""
+    encoded = base64.b64encode(secret)
+    return {secret, encoded[:64], base64.urlsafe_b64encode(secret)[:64], secret.hex().encode()[:64]}
+
+
+def facts_playbook(folder: Path) -> Path:
+    """A playbook that prints all facts and variables of every host, as a curious user would."""
+    path = folder / "facts.yml"
+    path.write_text(
+        "- hosts: cluster\n"
+        "  tasks:\n"
+        "    - {gpumesh.cluster.cluster_info: {}, register: known}\n"
+        "    - {gpumesh.cluster.interface_info: {}, register: seen}\n"
+        '    - {ansible.builtin.debug: {var: "hostvars[inventory_hostname]"}}\n',
+        encoding="utf-8",
+    )
+    return path
+
+
+# --- Again
+
+
+@pytest.fixture(name="again", scope="module")
+def _again(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any], dict[str, Any]]:
+    """One more run of site: the run, and the services before and after. Its time is in tests/bench/bench_site.py."""
+    lab.wait("all nodes are idle", lambda: idle(lab))
+    before = main_pids(lab)
+    run = lab.play(SITE, "-e", f"check_report_dir={tmp_path_factory.mktemp('report')}")
+    return run, before, main_pids(lab)
+
+
+def test_a_second_run_changes_nothing(again: tuple[Run, dict[str, Any], dict[str, Any]]) -> None:
+    run = again[0]
+    assert run.code == 0, run.output[-4000:]
+    assert run.changed
+    assert not any(run.changed.values()), "\n".join(re.findall(r"^.*changed: .*$", run.output, re.MULTILINE))
+
+
+def test_a_second_run_restarts_nothing(again: tuple[Run, dict[str, Any], dict[str, Any]]) -> None:
+    _run, before, after = again
+    assert any(pid.split()[0] != "0" for pid in before["n1"].values())
+    assert after == before
+
+
+def test_a_limit_leaves_the_others_as_they_were(lab: Lab, tmp_path: Path) -> None:
+    before = layers(lab)
+    run = lab.play(SITE, "--limit", "n1", "-e", f"check_report_dir={tmp_path}")
+    assert run.changed.get("n1") == 0, run.output[-4000:]
+    assert set(run.changed) <= {"n1", "localhost"}
+    assert layers(lab) == before
+
+
+# --- Checks
+
+
+def test_check_names_exactly_the_pairs_that_a_stopped_member_breaks(lab: Lab, tmp_path: Path) -> None:
+    lab.stop("n3")
+    try:
+        run = lab.play(CHECK, "-e", f"check_report_dir={tmp_path}", "-e", "ansible_ssh_timeout=5")
+    finally:
+        lab.start("n3")
+    assert run.code != 0
+    judged = verdict(tmp_path)
+    assert judged["status"] != "pass"
+    pairs = {
+        status: {(pair["from"], pair["to"]) for pair in judged["reachability"]["pairs"] if pair["status"] == status}
+        for status in ("fail", "error", "pass")
+    }
+    assert pairs == {
+        "fail": {("n1", "n3"), ("n2", "n3")},
+        # Nobody could ask n3, so that is not called a failure, and not a success either.
+        "error": {("n3", "n1"), ("n3", "n2")},
+        "pass": {("n1", "n2"), ("n2", "n1")},
+    }
+    assert "n3" in run.words
+
+
+def test_check_passes_when_it_is_started_again(lab: Lab, tmp_path: Path) -> None:
+    lab.wait("all nodes are idle", lambda: idle(lab), seconds=180)
+    run = lab.play(CHECK, "-e", f"check_report_dir={tmp_path}")
+    assert run.code == 0, run.output[-4000:]
+    assert verdict(tmp_path)["status"] == "pass"

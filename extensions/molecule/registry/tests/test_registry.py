@@ -1,0 +1,215 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The record's life on real hosts, one step after the other: each test goes on from where the one before it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[4]
+INVENTORY = ROOT / ".lab" / "molecule-registry" / "hosts.yml"
+RECORD = "/var/lib/gpumesh/clusters/lab.json"
+
+
+def play(tasks_from: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The role's entry points on the hosts, as the playbooks call them, without the layers.
+
+    The subnet was proven in converge.yml, and once more where a test asks for it.
+    """
+    text = json.dumps(
+        [
+            {
+                "name": "Test",
+                "hosts": "cluster",
+                "become": True,
+                "gather_facts": False,
+                "tasks": [
+                    {
+                        "name": name,
+                        "ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": name},
+                    }
+                    for name in tasks_from.split("+")
+                ],
+            }
+        ]
+    )
+    folder = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
+    path = folder / "step.yml"
+    path.write_text(text)
+    return run("ansible-playbook", str(path), "-e", "cluster_name=lab", "-e", "cluster_prove_subnet=false", *arguments)
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    plain = {"ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+    environment = {**os.environ, **plain, "ANSIBLE_SSH_TIMEOUT": "5", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    return subprocess.run(
+        [*argv[:1], "-i", str(INVENTORY), *argv[1:]], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def on(host: str, command: str) -> str:
+    done = subprocess.run(
+        ["docker", "exec", f"gpumesh-molecule-registry-{host}", "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+def docker(*argv: str) -> None:
+    subprocess.run(["docker", *argv], capture_output=True, check=True)
+
+
+def record_of(host: str) -> dict[str, Any] | None:
+    text = on(host, f"cat {RECORD}")
+    return json.loads(text) if text else None
+
+
+def members_of(host: str) -> list[str]:
+    record = record_of(host)
+    return [member["machine"] for member in record["members"]] if record else []
+
+
+def refused(done: subprocess.CompletedProcess[str], said: str) -> None:
+    assert done.returncode != 0, done.stdout
+    assert said in " ".join(done.stdout.split()), done.stdout
+
+
+def ends_well(done: subprocess.CompletedProcess[str], changed: bool | None = None) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    if changed is not None:
+        recap = done.stdout[done.stdout.index("PLAY RECAP") :]
+        counts = [int(word.partition("=")[2]) for word in recap.split() if word.startswith("changed=")]
+        assert any(counts) == changed, recap
+    return done.stdout
+
+
+def test_created() -> None:
+    record = record_of("r1")
+    assert record is not None
+    assert (record["generation"], record["manager"], members_of("r1")) == (1, "r1", ["r1", "r2"])
+    assert record == record_of("r2")
+    assert record_of("r3") is None
+    assert on("r1", f"stat -c '%a %U' {RECORD} /var/lib/gpumesh/clusters").split() == ["600", "root", "700", "root"]
+
+
+def test_what_is_refused_changes_nothing() -> None:
+    before = record_of("r1")
+    refused(play("join", "-e", "cluster_machines=nobody"), "nobody is not among the hosts of this run")
+    refused(play("join"), "Nobody was named to join")
+    refused(play("join", "-e", "cluster_machines=away"), "away: 10.79.61.14 is not in 10.79.60.0/24")
+    refused(play("register", "-e", "cluster_subnet=10.1.0.0/24", "-l", "r1,r2"), "is on 10.79.60.0/24, not on 10.1.0.0")
+    refused(play("register", "-e", "cluster_manager=r2", "-l", "r1,r2"), "is managed by r1, not by r2")
+    refused(play("register", "-e", "cluster_name=two", "-l", "r1"), "r1 is in cluster 'lab' on the same subnet")
+    refused(play("remove", "-e", "cluster_machine=r1"), "cannot leave without a successor")
+    refused(play("load", "-e", "cluster_name=none", "-l", "r1"), "There is no cluster 'none'")
+    assert record_of("r1") == before
+    assert on("away", "ls -A /var/lib/gpumesh") == ""
+
+
+def test_a_subnet_that_packets_do_not_pass_is_refused() -> None:
+    on("r3", "ip route add blackhole 10.79.60.12/32")
+    try:
+        proven = ("-e", "cluster_machines=r3", "-e", "cluster_prove_subnet=true", "-l", "r1,r2,r3")
+        refused(play("join", *proven), "4 of 6 pairs reach each other, 2 fail")
+        assert members_of("r1") == ["r1", "r2"]
+    finally:
+        on("r3", "ip route del blackhole 10.79.60.12/32")
+
+
+def test_check_mode_says_what_would_be_and_does_nothing() -> None:
+    ends_well(play("join", "-e", "cluster_machines=r3", "-l", "r3", "--check"), changed=True)
+    assert (members_of("r1"), record_of("r3")) == (["r1", "r2"], None)
+
+
+def test_a_machine_joins_in_a_run_that_is_limited_to_it() -> None:
+    ends_well(play("join", "-e", "cluster_machines=r3", "-l", "r3"), changed=True)
+    assert members_of("r1") == members_of("r3") == ["r1", "r2", "r3"]
+    assert members_of("r2") == ["r1", "r2"], "a host that was not in the run must not change"
+    text = ends_well(run("ansible-playbook", str(ROOT / "playbooks" / "show.yml")))
+    assert "r2 has an old copy of the record: generation 1 of 2." in text
+    ends_well(play("join", "-e", "cluster_machines=r3"), changed=True)
+    ends_well(play("join", "-e", "cluster_machines=r3"), changed=False)
+    assert members_of("r2") == ["r1", "r2", "r3"]
+
+
+def test_a_damaged_record_is_refused_and_left() -> None:
+    on("r1", f"cp -p {RECORD} /root/sound; truncate -s 100 {RECORD}")
+    done = play("register", "-l", "r1,r2,r3")
+    refused(done, f"r1: the record {RECORD} is refused: it is not JSON")
+    refused(done, f"{RECORD}.good")
+    assert on("r1", f"stat -c %s {RECORD}").strip() == "100"
+    on("r1", f"mv /root/sound {RECORD}")
+
+
+def test_the_manager_hands_over_and_leaves() -> None:
+    ends_well(play("remove", "-e", "cluster_machine=r1", "-e", "cluster_new_manager=r2"), changed=True)
+    record = record_of("r2")
+    assert record is not None
+    assert (record["manager"], members_of("r3")) == ("r2", ["r2", "r3"])
+    assert [line["change"] for line in record["history"]] == ["create", "join", "hand_over"]
+    ends_well(play("join", "-e", "cluster_machines=r1", "-e", "cluster_force=true"), changed=True)
+    assert members_of("r1") == ["r2", "r3", "r1"]
+
+
+def test_a_lost_manager_is_followed_from_a_copy_and_told_so_when_it_is_back() -> None:
+    lost = ("-e", "cluster_machine=r2", "-e", "cluster_new_manager=r3", "-e", "cluster_manager_lost=true")
+    refused(play("remove", *lost), "r2 answers, so it is not lost")
+    docker("stop", "-t", "1", "gpumesh-molecule-registry-r2")
+    try:
+        refused(play("remove", *lost[:4]), "The manager r2 of cluster 'lab' does not answer")
+        play("remove", *lost)
+        assert members_of("r3") == members_of("r1") == ["r3", "r1"]
+    finally:
+        docker("start", "gpumesh-molecule-registry-r2")
+        ends_well(run("ansible", "r2", "-m", "ansible.builtin.wait_for_connection", "-a", "timeout=120"))
+    before = record_of("r2")
+    text = ends_well(play("load", "-l", "r2"), changed=False)
+    assert "It is no longer the manager; that is r3." in text
+    assert record_of("r2") == before
+
+
+def test_two_managers_that_went_on_alone_are_not_guessed_about() -> None:
+    # The old manager, asked directly, still takes itself for the manager.
+    alone = json.dumps({"cluster": "lab", "members": [{"machine": "r3", "gpus": 1}]})
+    ends_well(run("ansible", "r2", "-m", "gpumesh.cluster.cluster_member", "-a", alone))
+    refused(play("load"), "contradict")
+    assert "contradict" in ends_well(run("ansible-playbook", str(ROOT / "playbooks" / "show.yml")))
+    on("r2", "rm -r /var/lib/gpumesh")
+
+
+def test_an_inventory_of_the_records() -> None:
+    hosts = json.loads(run("ansible-inventory", "--list").stdout)["_meta"]["hostvars"]
+    variables = hosts["r3"]
+    source = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "lab.clusters.yml"
+    source.write_text(
+        json.dumps(
+            {
+                "plugin": "gpumesh.cluster.clusters",
+                "host": f"root@{variables['ansible_host']}",
+                "private_key_file": variables["ansible_ssh_private_key_file"],
+                "ssh_common_args": variables["ansible_ssh_common_args"],
+            }
+        )
+    )
+    done = subprocess.run(["ansible-inventory", "-i", source, "--list"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["lab_members"]["hosts"], found["lab_manager"]["hosts"]) == (["r3", "r1"], ["r3"])
+
+
+def test_the_end_leaves_nothing() -> None:
+    refused(play("delete", "-l", "r1"), "r3 cannot be cleaned up")
+    ends_well(play("delete+forget", "--check"), changed=True)
+    assert members_of("r3") == ["r3", "r1"]
+    ends_well(play("delete+forget"), changed=True)
+    for host in ("r1", "r2", "r3"):
+        left = on(host, "find / -xdev -name '*gpumesh*' -not -name 'gpumesh-lab-boot*'")
+        assert left == "", f"{host}: {left}"
+    ends_well(play("delete"), changed=False)

@@ -1,0 +1,356 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What jobs find: nodes and devices to run on, an accounting, an environment. And what a second run leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from lab_hosts import Lab
+from slurm_members import ADDRESSES, MACHINES, PATIENCE, SLURM, processes, states, wait_until_idle
+
+#: Writes down what a task finds, where a test can read it.
+DUMP = """
+import json, os
+hosts = open(os.environ["GPUMESH_HOSTFILE"]).read()
+with open("/root/task.json", "w") as stream:
+    json.dump({"environment": dict(os.environ), "hosts": hosts}, stream)
+"""
+#: Of a program's arguments, files and constants nothing is known here but what the environment says.
+TRAIN = """
+import torch
+import torch.distributed as group
+
+group.init_process_group("gloo")
+values = torch.full((1 << 16,), float(group.get_rank() + 1))
+group.all_reduce(values)
+assert values.unique().tolist() == [sum(range(1, group.get_world_size() + 1))], values
+print("rank", group.get_rank(), "of", group.get_world_size(), "has", int(values[0]))
+group.destroy_process_group()
+"""
+#: Asks for the nodes with a token, once with a wrong one.
+ASK = """
+import json, sys, urllib.error, urllib.request
+for token in (sys.argv[1], "no.such.token"):
+    headers = {"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": token}
+    request = urllib.request.Request("http://127.0.0.1:6820/slurm/v0.0.41/nodes", headers=headers)
+    try:
+        print(*sorted(node["name"] for node in json.load(urllib.request.urlopen(request, timeout=60))["nodes"]))
+    except urllib.error.HTTPError as refusal:
+        print("refused" if refusal.code >= 400 else refusal.code)
+"""
+TORCH = "/srv/torch"
+TRAINERS = ("s1", "s2", "s3")
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Lab:
+    return Lab("molecule-slurm")
+
+
+def write(lab: Lab, machine: str, path: str, text: str) -> None:
+    lab.run(machine, "sh", "-c", 'printf %s "$1" > "$2"', "sh", text, path)
+
+
+# --- Nodes, devices, accounts
+
+
+def test_every_member_is_a_node_with_what_it_has(lab: Lab) -> None:
+    wait_until_idle(lab)
+    shown = lab.run("s3", "scontrol", "--oneliner", "show", "nodes").splitlines()
+    nodes = {
+        line.split()[0].partition("=")[2]: dict(w.split("=", 1) for w in line.split() if "=" in w) for line in shown
+    }
+    assert {name: node["NodeAddr"] for name, node in nodes.items()} == ADDRESSES
+    assert {name: node.get("Gres", "(null)") for name, node in nodes.items()} == {
+        "s1": "(null)",
+        "s2": "gpu:2",
+        "s3": "(null)",
+        "s4": "gpu:fake:1",
+    }
+    for machine, node in nodes.items():
+        assert node["CPUTot"] == lab.run(machine, "nproc").strip()
+        assert int(node["RealMemory"]) > 0
+
+
+def test_the_accounting_knows_a_job_of_all_nodes(lab: Lab) -> None:
+    names = lab.run("s4", "srun", "--nodes=4", "--job-name=everywhere", "hostname", timeout=PATIENCE).split()
+    assert sorted(names) == list(MACHINES)
+    asked = ("sacct", "--noheader", "--parsable2", "--allocations", "--name=everywhere", "--starttime=now-1hours")
+    wanted = ["slurm|cluster|COMPLETED|0:0|4"]
+    lab.wait(
+        "sacct shows the job",
+        lambda: lab.run("s2", *asked, "--format=Cluster,Partition,State,ExitCode,NNodes").splitlines()[-1:] == wanted,
+        PATIENCE,
+    )
+
+
+def test_a_job_of_an_account_with_a_quality_of_service(lab: Lab) -> None:
+    asked = ("--account=research", "--qos=short", "--time=10", "--job-name=accounted")
+    lab.run("s3", "srun", *asked, "--nodes=1", "true", timeout=PATIENCE)
+    shown = ("sacct", "--noheader", "--parsable2", "--allocations", "--name=accounted", "--starttime=now-1hours")
+    lab.wait(
+        "sacct shows the account",
+        lambda: lab.run("s1", *shown, "--format=Account,QOS,State").split()[-1:] == ["research|short|COMPLETED"],
+        PATIENCE,
+    )
+
+
+def test_the_rest_interface_answers_who_has_a_token(lab: Lab) -> None:
+    token = lab.run("s1", "scontrol", "token", "lifespan=600").strip().partition("=")[2]
+    assert lab.run("s1", "python3", "-c", ASK, token).splitlines() == ["s1 s2 s3 s4", "refused"]
+    assert lab.run("s1", "stat", "--format=%a %U", "/var/lib/slurm/slurmctld/jwt_hs256.key").split() == ["400", "slurm"]
+
+
+@pytest.mark.parametrize(
+    ("gres", "machine", "devices"), [("gpu:2", "s2", "0,1"), ("gpu:1", "s2", "0"), ("gpu:fake:1", "s4", "0")]
+)
+def test_jobs_get_the_gpus_that_they_ask_for(lab: Lab, gres: str, machine: str, devices: str) -> None:
+    shown = lab.run(
+        "s1",
+        "srun",
+        f"--gres={gres}",
+        f"--nodelist={machine}",
+        "sh",
+        "-c",
+        "echo $(hostname) $CUDA_VISIBLE_DEVICES",
+        timeout=PATIENCE,
+    )
+    assert shown.split() == [machine, devices]
+
+
+def test_gpus_go_to_one_job_at_a_time(lab: Lab) -> None:
+    """The job goes where a GPU is left, and one that asks for more than there are is refused at once."""
+    script = "srun --exclusive --nodes=1 --ntasks=1 --gres=gpu:1 sh -c 'echo $SLURM_STEP_GPUS; sleep 2' &"
+    shown = lab.run(
+        "s1", "salloc", "--nodelist=s2", "--gres=gpu:2", "--ntasks=2", "sh", "-c", f"{script}\n{script}\nwait"
+    )
+    assert sorted(shown.split()) == ["0", "1"]
+    refused = lab.run("s1", "sh", "-c", "srun --gres=gpu:3 --nodelist=s2 true 2>&1 || true", timeout=PATIENCE)
+    assert "Requested node configuration is not available" in refused
+
+
+# --- The environment
+
+
+@pytest.fixture(name="tasks", scope="module")
+def _tasks(lab: Lab) -> dict[str, dict[str, Any]]:
+    """What the tasks of a job of two roles have found: one node with two GPUs, two nodes without."""
+    for machine in TRAINERS:
+        write(lab, machine, "/root/dump.py", DUMP)
+    # bash, since a value of several lines is set by it: see the role's documentation.
+    task = ("bash", "-c", "python3 /root/dump.py")
+    main = ("--nodes=1", "--ntasks=1", "--nodelist=s2", "--gres=gpu:2")
+    sub = ("--nodes=2", "--ntasks=2", "--nodelist=s1,s3")
+    lab.run("s1", "srun", *main, *task, ":", *sub, *task, timeout=PATIENCE)
+    return {machine: json.loads(lab.read(machine, "/root/task.json")) for machine in TRAINERS}
+
+
+@pytest.fixture(name="roles", scope="module")
+def _roles(tasks: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    return {machine: task["environment"] for machine, task in tasks.items()}
+
+
+def ranks(roles: dict[str, dict[str, str]]) -> list[str]:
+    """The machines in Slurm's own order, that of the nodes' registration: the first role, then the second."""
+    return ["s2", *sorted(("s1", "s3"), key=lambda machine: int(roles[machine]["SLURM_PROCID"]))]
+
+
+def ips(roles: dict[str, dict[str, str]]) -> list[str]:
+    return [ADDRESSES[machine] for machine in ranks(roles)]
+
+
+def port(roles: dict[str, dict[str, str]]) -> str:
+    (found,) = {environment["MASTER_PORT"] for environment in roles.values()}
+    assert 15000 <= int(found) <= 24999
+    return found
+
+
+def expected(roles: dict[str, dict[str, str]], machine: str) -> dict[str, dict[str, str]]:
+    """Every variable of every dialect."""
+    rank = ranks(roles).index(machine)
+    gpus = "2" if machine == "s2" else "0"
+    primary = ADDRESSES["s2"]
+    hostfile = roles[machine]["GPUMESH_HOSTFILE"]
+    return {
+        "core": {
+            "MASTER_ADDR": primary,
+            "MASTER_PORT": port(roles),
+            "WORLD_SIZE": "3",
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "NODE_RANK": str(rank),
+            "NNODES": "3",
+            "GPUS_PER_NODE": gpus,
+        },
+        "network": {
+            "NCCL_SOCKET_IFNAME": "=eth0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "TP_SOCKET_IFNAME": "eth0",
+            "UCX_NET_DEVICES": "eth0",
+            "OMPI_MCA_btl_tcp_if_include": "eth0",
+            "OMPI_MCA_oob_tcp_if_include": "eth0",
+        },
+        "backendai": {
+            "BACKENDAI_CLUSTER_SIZE": "3",
+            "BACKENDAI_CLUSTER_HOSTS": "main1,sub1,sub2",
+            "BACKENDAI_CLUSTER_REPLICAS": "main:1,sub:2",
+            "BACKENDAI_CLUSTER_HOST": ("main1", "sub1", "sub2")[rank],
+            "BACKENDAI_CLUSTER_IDX": ("1", "1", "2")[rank],
+            "BACKENDAI_CLUSTER_ROLE": ("main", "sub", "sub")[rank],
+            "BACKENDAI_CLUSTER_LOCAL_RANK": str(rank),
+            "WORLD_RANK": str(rank),
+        },
+        "dstack": {
+            "DSTACK_NODES_IPS": "\n".join(ips(roles)),
+            "DSTACK_MASTER_NODE_IP": primary,
+            "DSTACK_NODE_RANK": str(rank),
+            "DSTACK_NODES_NUM": "3",
+            "DSTACK_GPUS_PER_NODE": gpus,
+            "DSTACK_GPUS_NUM": "2",
+            "DSTACK_MPI_HOSTFILE": hostfile,
+        },
+        "skypilot": {
+            "SKYPILOT_NODE_IPS": "\n".join(ips(roles)),
+            "SKYPILOT_NODE_RANK": str(rank),
+            "SKYPILOT_NUM_NODES": "3",
+            "SKYPILOT_NUM_GPUS_PER_NODE": gpus,
+        },
+        "runpod": {
+            "PRIMARY_ADDR": primary,
+            "PRIMARY_PORT": port(roles),
+            "NODE_ADDR": ADDRESSES[machine],
+            "NODE_RANK": str(rank),
+            "NUM_NODES": "3",
+            "NUM_TRAINERS": gpus,
+            "WORLD_SIZE": "3",
+        },
+        "ours": {"USE_LIBUV": "0"},
+    }
+
+
+@pytest.mark.parametrize("machine", TRAINERS)
+@pytest.mark.parametrize("dialect", ["core", "network", "backendai", "dstack", "skypilot", "runpod", "ours"])
+def test_each_dialect_says_where_the_task_is(roles: dict[str, dict[str, str]], dialect: str, machine: str) -> None:
+    wanted = expected(roles, machine)[dialect]
+    assert {name: roles[machine].get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("machine", TRAINERS)
+def test_tensorflow_knows_the_workers(roles: dict[str, dict[str, str]], machine: str) -> None:
+    assert json.loads(roles[machine]["TF_CONFIG"]) == {
+        "cluster": {"worker": [f"{address}:{port(roles)}" for address in ips(roles)]},
+        "task": {"type": "worker", "index": ranks(roles).index(machine)},
+    }
+
+
+@pytest.mark.parametrize("machine", TRAINERS)
+def test_mpi_finds_its_hostfile(
+    tasks: dict[str, dict[str, Any]], roles: dict[str, dict[str, str]], machine: str
+) -> None:
+    lines = tasks[machine]["hosts"].splitlines()
+    assert lines == [f"{address} slots={slots}" for address, slots in zip(ips(roles), (2, 1, 1), strict=True)]
+
+
+@pytest.mark.parametrize("machine", TRAINERS)
+def test_nothing_of_a_job_stays_behind(lab: Lab, roles: dict[str, dict[str, str]], machine: str) -> None:
+    hostfile = roles[machine]["GPUMESH_HOSTFILE"]
+    lab.wait(f"{hostfile} is gone", lambda: not lab.run(machine, "sh", "-c", f"ls {hostfile} || true"), PATIENCE)
+
+
+def test_what_the_user_sets_stays(lab: Lab) -> None:
+    mine = "env MASTER_PORT=4711 NCCL_SOCKET_IFNAME=^lo"
+    asked = "srun --nodes=1 sh -c 'echo $MASTER_PORT $PRIMARY_PORT $NCCL_SOCKET_IFNAME'"
+    assert lab.run("s3", "sh", "-c", f"{mine} {asked}", timeout=PATIENCE).split() == ["4711", "4711", "^lo"]
+
+
+def test_a_login_shell_inside_a_job_has_its_environment(lab: Lab) -> None:
+    # What the tasks get counts: the address of rank 0, whatever order scontrol has told the shell.
+    task = "srun --label --ntasks-per-node=1 sh -c 'echo $(hostname) $MASTER_ADDR'"
+    login = ("bash", "-lc", f"echo $MASTER_ADDR $WORLD_SIZE; {task}")
+    shown = lab.run("s1", "salloc", "--nodes=2", "--nodelist=s1,s2", *login, timeout=PATIENCE).splitlines()
+    address, size = shown[0].split()
+    assert address in {ADDRESSES["s1"], ADDRESSES["s2"]}
+    assert size == "2"
+    tasks = dict(line.split(": ", 1) for line in shown[1:])
+    first = tasks["0"].split()[0]
+    assert {line.split()[1] for line in tasks.values()} == {ADDRESSES[first]}
+
+
+def test_torch_adds_up_over_three_nodes_by_the_environment_alone(lab: Lab) -> None:
+    with ThreadPoolExecutor(len(TRAINERS)) as pool:
+        list(pool.map(lambda machine: have_torch(lab, machine), TRAINERS))
+    libraries = ":".join(
+        f"{TORCH}/usr/lib{part}" for part in ("", *(f"/{triple()}{name}" for name in ("", "/blas", "/lapack")))
+    )
+    found = f"PYTHONPATH={TORCH}/usr/lib/python3/dist-packages LD_LIBRARY_PATH={libraries}"
+    shown = lab.run(
+        "s1",
+        *("env", *found.split(), "srun", "--nodes=3", "--ntasks-per-node=1", "--nodelist=s1,s2,s3"),
+        *("python3", "/root/train.py"),
+        timeout=600,
+    )
+    assert sorted(shown.splitlines()) == [f"rank {rank} of 3 has 6" for rank in range(3)]
+
+
+def triple() -> str:
+    return f"{os.uname().machine}-linux-gnu"
+
+
+def have_torch(lab: Lab, machine: str) -> None:
+    """Debian's PyTorch, unpacked and not installed: that takes a tenth of the time."""
+    write(lab, machine, "/root/train.py", TRAIN)
+    fetch = f"""
+        set -e
+        mkdir -p {TORCH}/debs/partial
+        apt-get update -qq
+        apt-get install -qq --yes --no-install-recommends --download-only \
+            -o Dir::Cache::archives={TORCH}/debs python3-torch
+        for package in {TORCH}/debs/*.deb; do dpkg-deb --extract "$package" {TORCH}; done
+        rm -r {TORCH}/debs
+    """
+    lab.run(machine, "sh", "-c", fetch, timeout=600)
+
+
+# --- Again
+
+
+def test_a_second_run_changes_and_restarts_nothing(lab: Lab) -> None:
+    before = processes(lab)
+    run = lab.play(SLURM)
+    assert run.code == 0, run.output[-4000:]
+    assert run.changed == dict.fromkeys(MACHINES, 0), run.output[-4000:]
+    assert processes(lab) == before
+
+
+def test_settings_that_slurm_refuses_change_nothing(lab: Lab) -> None:
+    kept = ("/etc/slurm/slurm.conf", "/etc/slurm/cgroup.conf", "/etc/slurm/gres.conf", "/etc/slurm/node/slurmd.env")
+    before = {path: lab.read("s1", path) for path in kept}
+    running = processes(lab)
+    bad = {"slurm_conf": {"SchedulerTyp": "sched/backfill"}}
+    run = lab.play(SLURM, "--limit", "s1", "-e", json.dumps(bad))
+    assert run.code != 0
+    assert "Slurm refuses the configuration" in run.words
+    assert "SchedulerTyp" in run.words
+    assert {path: lab.read("s1", path) for path in kept} == before
+    assert processes(lab) == running
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_slurm_itself_reads_every_file(lab: Lab, machine: str) -> None:
+    """What the manager serves and what the others have got from it, with the files of the host's own."""
+    folder = "/etc/slurm" if machine == "s1" else "/run/slurm/conf"
+    command = f"slurmd -G -L /dev/null -Z -N {machine} -f {folder}/slurm.conf 2>&1"
+    assert not re.findall(r"fatal|[Pp]arsing|[Uu]nrecognized|[Ii]nvalid", lab.run(machine, "sh", "-c", command))
+
+
+def test_all_nodes_are_idle_in_the_end(lab: Lab) -> None:
+    wait_until_idle(lab)
+    assert set(states(lab)) == set(MACHINES)

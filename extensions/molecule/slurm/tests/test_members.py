@@ -1,0 +1,143 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Members come, go and die while jobs run.
+
+The tests run in the order of the file; each leaves all nodes idle.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+import pytest
+from lab_hosts import Lab
+from slurm_members import (
+    ADDRESSES,
+    MACHINES,
+    PATIENCE,
+    SLURM,
+    job,
+    processes,
+    states,
+    submit,
+    wait_for_job,
+    wait_until_idle,
+)
+
+STAY = ("s1", "s2", "s4")
+#: Runs at least a minute, and until it is told to end.
+LONG = "srun sh -c 'sleep 60; until [ -e /root/end ]; do sleep 1; done; echo whole'"
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Lab:
+    return Lab("molecule-slurm")
+
+
+@pytest.fixture(name="long_job", scope="module")
+def _long_job(lab: Lab):
+    """A job on three members that runs on while the tests with this fixture do something to the cluster."""
+    wait_until_idle(lab)
+    for machine in MACHINES:
+        lab.run(machine, "rm", "-f", "/root/end")
+    number = submit(lab, LONG, "--nodes=3", "--ntasks-per-node=1", f"--nodelist={','.join(STAY)}", "--no-requeue")
+    wait_for_job(lab, number, "RUNNING")
+    return number
+
+
+def keys(lab: Lab) -> set[bytes]:
+    return {lab.read(machine, "/etc/munge/munge.key") for machine in MACHINES}
+
+
+def test_a_member_that_leaves_disturbs_nobody(lab: Lab, long_job: str) -> None:
+    before = processes(lab, STAY)
+    run = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=s3")
+    assert run.code == 0, run.output[-4000:]
+    assert "s3" not in states(lab)
+    assert processes(lab, STAY) == before
+    assert job(lab, long_job)["JobState"] == "RUNNING"
+
+
+def test_a_member_that_joins_disturbs_nobody(lab: Lab, long_job: str) -> None:
+    before = processes(lab, STAY)
+    run = lab.play("gpumesh.cluster.join", "-e", "cluster_machines=s3", "-e", "cluster_prove_subnet=false")
+    assert run.code == 0, run.output[-4000:]
+    assert states(lab)["s3"] == "idle"
+    assert processes(lab, STAY) == before
+    assert job(lab, long_job)["JobState"] == "RUNNING"
+    assert lab.run("s3", "srun", "--nodelist=s3", "hostname", timeout=PATIENCE).strip() == "s3"
+
+
+def test_a_new_munge_key_reaches_every_daemon(lab: Lab, long_job: str) -> None:
+    before, old = processes(lab), keys(lab)
+    run = lab.play(SLURM, "-e", "munge_rotate_key=true")
+    assert run.code == 0, run.output[-4000:]
+    after = processes(lab)
+    restarted = {name for name, pid in after.items() if before[name] != pid}
+    assert restarted == {f"{machine} munge" for machine in MACHINES}
+    (key,) = keys(lab)
+    assert key not in old
+    assert job(lab, long_job)["JobState"] == "RUNNING"
+
+
+def test_the_job_has_run_through_all_of_it(lab: Lab, long_job: str) -> None:
+    for machine in STAY:
+        lab.run(machine, "touch", "/root/end")
+    ended = wait_for_job(lab, long_job, "COMPLETED")
+    assert (ended["ExitCode"], ended["Restarts"], ended["NumNodes"]) == ("0:0", "0", "3")
+    output = lab.read(ended["BatchHost"], f"/root/{long_job}.out").decode()
+    assert output.split() == ["whole"] * 3, output
+    wait_until_idle(lab)
+
+
+def test_a_job_of_a_node_that_dies_runs_again_elsewhere(lab: Lab) -> None:
+    for machine in ("s2", "s3"):
+        lab.run(machine, "rm", "-f", "/root/end")
+    number = submit(lab, "sleep 5; until [ -e /root/end ]; do sleep 1; done", "--requeue", "--exclude=s1,s4")
+    first = wait_for_job(lab, number, "RUNNING")["NodeList"]
+    (other,) = {"s2", "s3"} - {first}
+    lab.run(other, "touch", "/root/end")
+    subprocess.run(["docker", "kill", f"gpumesh-{lab.name}-{first}"], check=True, capture_output=True, timeout=60)
+    try:
+        ended = wait_for_job(lab, number, "COMPLETED")
+        assert (ended["NodeList"], ended["Restarts"]) == (other, "1")
+    finally:
+        lab.start(first)
+    # It comes back by itself.
+    wait_until_idle(lab)
+
+
+def test_supervisord_keeps_a_daemon_alive(lab: Lab) -> None:
+    before = processes(lab, ["s4"])
+    lab.run("s4", "kill", "-KILL", before["s4 slurmd"])
+    lab.wait("slurmd is there again", lambda: slurmd_of_s4(lab) not in {"0", before["s4 slurmd"]}, PATIENCE)
+    wait_until_idle(lab)
+    assert processes(lab, ["s4"])["s4 munge"] == before["s4 munge"]
+    assert lab.run("s1", "srun", "--nodelist=s4", "hostname", timeout=PATIENCE).strip() == "s4"
+
+
+def slurmd_of_s4(lab: Lab) -> str:
+    shown = lab.run("s4", "supervisorctl", "pid", "slurmd", check=False).strip()
+    return shown if shown.isdigit() else "0"
+
+
+def test_a_rented_container_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
+    others = processes(lab, MACHINES[:3])
+    container = f"gpumesh-{lab.name}-s4"
+    subprocess.run(["docker", "restart", "-t", "5", container], check=True, capture_output=True, timeout=120)
+    lab.wait("s4 answers", lambda: listens("s4", 22), PATIENCE)
+    run = lab.play(SLURM, "--limit", "s4")
+    assert run.code == 0, run.output[-4000:]
+    wait_until_idle(lab)
+    assert processes(lab, MACHINES[:3]) == others
+    assert lab.run("s1", "srun", "--nodelist=s4", "hostname", timeout=PATIENCE).strip() == "s4"
+
+
+def listens(machine: str, port: int) -> bool:
+    try:
+        with socket.create_connection((ADDRESSES[machine], port), timeout=2):
+            return True
+    except OSError:
+        return False

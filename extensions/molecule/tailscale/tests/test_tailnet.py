@@ -1,0 +1,249 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a cluster over a tailnet must hold, asked of real hosts with a real tailscaled and a Headscale of their own.
+
+The tests run in the order of the file; each leaves the tailnet as it found it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, Lab, Run
+
+MEMBERS = ("t1", "t2", "t3")
+STATE = ROOT / ".lab" / "molecule-tailscale"
+ALL = ("-e", "cluster_hosts=cluster:rented")
+#: A connection through a SOCKS5 proxy (RFC 1928), or without one; prints what the server says first.
+DIAL = """
+import socket, sys
+address, port, proxy = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+peer = socket.create_connection(("127.0.0.1", proxy) if proxy else (address, port), 20)
+if proxy:
+    peer.sendall(bytes([5, 1, 0]))
+    assert peer.recv(2) == bytes([5, 0])
+    peer.sendall(bytes([5, 1, 0, 1]) + socket.inet_aton(address) + port.to_bytes(2, "big"))
+    answer = peer.recv(10)
+    assert answer[1] == 0, answer
+print(peer.recv(100).decode())
+"""
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Lab:
+    return Lab("molecule-tailscale")
+
+
+def with_key() -> tuple[str, ...]:
+    """Arguments with which a host may log in."""
+    builds = (ROOT / ".cache" / "tailnet").glob("*/headscale")
+    newest = max(builds, key=lambda path: path.stat().st_mtime).parent
+    return ("-e", f"mesh_auth_key_file={STATE / 'auth.key'}", "-e", f"mesh_tailscale_binaries={newest}")
+
+
+def with_api_key() -> tuple[str, ...]:
+    """Arguments with which devices are changed at the control server."""
+    key = (STATE / "api.key").read_text().strip()
+    return ("-e", f"mesh_api_key={key}", "-e", f"mesh_api_ca_path={STATE / 'cert.pem'}")
+
+
+def mesh(lab: Lab, *arguments: str) -> Run:
+    run = lab.play("gpumesh.cluster.mesh", *ALL, *arguments)
+    assert run.code == 0, run.output[-6000:]
+    return run
+
+
+def status(lab: Lab, member: str) -> dict[str, Any]:
+    """What tailscaled says there; nothing where it does not run."""
+    text = lab.run(member, "tailscale", "status", "--json", check=False)
+    return dict(json.loads(text)) if text.startswith("{") else {"BackendState": "", "Self": {}}
+
+
+def address(lab: Lab, member: str) -> str:
+    """The member's address in the cluster record."""
+    record = json.loads(lab.run("t1", "cat", "/var/lib/gpumesh/clusters/tailscale.json"))
+    return next(str(one["mesh"]["address"]) for one in record["members"] if one["machine"] == member)
+
+
+def nodes(lab: Lab) -> dict[str, str]:
+    """The devices that the control server knows: name to ID."""
+    listed = json.loads(lab.run("headscale", "headscale", "nodes", "list", "--output", "json")) or []
+    return {str(node["given_name"]): str(node["id"]) for node in listed}
+
+
+def dial(lab: Lab, member: str, target: str, port: int, proxy: int = 0) -> str:
+    return lab.run(member, "python3", "-c", DIAL, target, str(port), str(proxy), check=False, timeout=120)
+
+
+def is_running(lab: Lab, member: str) -> bool:
+    return bool(status(lab, member)["BackendState"] == "Running")
+
+
+def test_a_job_runs_on_both_nodes_over_the_tailnet(lab: Lab) -> None:
+    shown = lab.run("t1", "scontrol", "show", "nodes", "--oneliner")
+    for member in ("t1", "t2"):
+        assert f"NodeAddr={address(lab, member)}" in shown or f"NodeAddr={member}" in shown, shown
+        assert address(lab, member).startswith("100.64.")
+        assert address(lab, member) in lab.run("t1", "getent", "hosts", member)
+    output = lab.run("t1", "srun", "--nodes=2", "--ntasks-per-node=1", "printenv", "SLURMD_NODENAME", timeout=180)
+    assert sorted(output.split()) == ["t1", "t2"]
+
+
+def test_a_second_run_needs_no_key_and_changes_nothing(lab: Lab) -> None:
+    run = mesh(lab)
+    assert run.changed == dict.fromkeys(MEMBERS, 0), run.output[-4000:]
+
+
+def test_the_way_to_every_peer_is_reported(lab: Lab) -> None:
+    run = mesh(lab, "-e", "mesh_report_paths=true")
+    ways = {}
+    for line in run.output.splitlines():
+        cells = [cell.strip() for cell in line.split("│") if cell.strip()]
+        if len(cells) == 4 and cells[0] in MEMBERS:
+            ways[cells[0], cells[1]] = cells[2]
+    assert len(ways) == 6, run.output[-4000:]
+    # What lets only TCP through can only be relayed.
+    assert {way for pair, way in ways.items() if "t3" in pair} == {"relayed"}
+    assert ways["t1", "t2"] == ways["t2", "t1"] == "direct"
+
+
+def test_a_member_without_tun_is_dialled_and_dials_by_its_proxy(lab: Lab) -> None:
+    assert status(lab, "t3")["TUN"] is False
+    assert "tailscale0" not in lab.run("t3", "ip", "link")
+    assert dial(lab, "t1", address(lab, "t3"), 22).startswith("SSH-2.0")
+    assert dial(lab, "t3", address(lab, "t1"), 22, proxy=1055).startswith("SSH-2.0")
+    # The limit that is documented: what knows no proxy gets nowhere.
+    assert dial(lab, "t3", address(lab, "t1"), 22) == ""
+
+
+def test_settings_change_alone_and_once(lab: Lab) -> None:
+    wish = json.dumps({"mesh_advertise_routes": ["10.1.0.0/16"], "mesh_accept_routes": True})
+    assert mesh(lab, "--limit", "t2", "-e", wish).changed["t2"] == 1
+    assert mesh(lab, "--limit", "t2", "-e", wish).changed["t2"] == 0
+    prefs = json.loads(lab.run("t2", "tailscale", "debug", "prefs"))
+    assert (prefs["AdvertiseRoutes"], prefs["RouteAll"]) == (["10.1.0.0/16"], True)
+    back = json.dumps({"mesh_advertise_routes": [], "mesh_accept_routes": False})
+    assert mesh(lab, "--limit", "t2", "-e", back).changed["t2"] == 1
+
+
+def test_a_restart_of_a_member_brings_it_back_without_a_key(lab: Lab) -> None:
+    before = address(lab, "t2")
+    lab.stop("t2")
+    lab.start("t2")
+    lab.wait("t2 is in the tailnet again", lambda: is_running(lab, "t2"))
+    assert before in status(lab, "t2")["TailscaleIPs"]
+    assert mesh(lab, "--limit", "t2").changed["t2"] == 0
+
+
+@contextmanager
+def command_lines(lab: Lab, member: str) -> Iterator[list[str]]:
+    """The command lines of all processes, looked at many times a second."""
+    watch = "rm -f /run/stop; while [ ! -e /run/stop ]; do cat /proc/[0-9]*/cmdline | tr '\\0' ' '; sleep 0.02; done"
+    lab.run(member, "systemd-run", "--unit=watch", "--collect", "sh", "-c", f"({watch}) >/run/lines 2>/dev/null")
+    seen: list[str] = []
+    try:
+        yield seen
+    finally:
+        lab.run(member, "touch", "/run/stop")
+        seen.append(lab.run(member, "cat", "/run/lines"))
+        lab.run(member, "rm", "/run/lines")
+
+
+def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
+    before, identity = address(lab, "t2"), nodes(lab)["t2"]
+    lab.run("headscale", "headscale", "nodes", "expire", "--identifier", identity)
+    lab.wait("t2 knows that its key has expired", lambda: status(lab, "t2")["BackendState"] == "NeedsLogin")
+
+    refused = lab.play("gpumesh.cluster.mesh", *ALL, "--limit", "t2")
+    assert refused.code != 0
+    assert "no auth key is given" in refused.words
+
+    key = (STATE / "auth.key").read_text().strip()
+    with command_lines(lab, "t2") as lines:
+        run = mesh(lab, "--limit", "t2", "-vvv", "--diff", *with_key())
+    assert run.changed["t2"] == 1
+    assert is_running(lab, "t2")
+    assert before in status(lab, "t2")["TailscaleIPs"]
+    assert status(lab, "t2")["Self"]["DNSName"].startswith("t2.")
+    assert nodes(lab)["t2"] == identity
+    assert "--auth-key=file:" in lines[0], "nobody looked while it logged in"
+    assert key not in lines[0]
+    assert key not in run.output
+    found = lab.run("t2", "grep", "-rlF", key, "/etc", "/root", "/run", "/tmp", "/var", check=False)
+    assert found == ""
+
+
+def test_a_machine_that_left_comes_back_under_its_own_name(lab: Lab) -> None:
+    identity = nodes(lab)["t3"]
+    removal = ("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3")
+    run = lab.play(*removal, *with_api_key())
+    assert run.code == 0, run.output[-6000:]
+    assert (STATE / "api.key").read_text().strip() not in run.output
+    assert "t3" not in nodes(lab)
+    assert status(lab, "t3")["BackendState"] == ""
+    assert lab.run("t3", "sh", "-c", "ls /var/lib/tailscale /var/lib/gpumesh/tailscale-login", check=False) == ""
+
+    for playbook in ("gpumesh.cluster.create", "gpumesh.cluster.mesh"):
+        run = lab.play(playbook, *ALL, *with_key())
+        assert run.code == 0, run.output[-6000:]
+    assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
+    assert nodes(lab)["t3"] != identity
+    assert sorted(nodes(lab)) == list(MEMBERS)
+    assert address(lab, "t3") in status(lab, "t3")["TailscaleIPs"]
+
+
+def test_without_the_api_it_comes_back_as_the_same_device(lab: Lab) -> None:
+    identity = nodes(lab)["t3"]
+    run = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3")
+    assert run.code == 0, run.output[-6000:]
+    assert nodes(lab)["t3"] == identity
+    for playbook in ("gpumesh.cluster.create", "gpumesh.cluster.mesh"):
+        run = lab.play(playbook, *ALL, *with_key())
+        assert run.code == 0, run.output[-6000:]
+    assert nodes(lab)["t3"] == identity
+    assert sorted(nodes(lab)) == list(MEMBERS)
+    assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
+
+
+def test_tags_are_set_at_the_control_server(lab: Lab) -> None:
+    wish = json.dumps({"mesh_tags": ["tag:rented"]})
+    refused = lab.play("gpumesh.cluster.mesh", *ALL, "--limit", "t3", "-e", wish)
+    assert refused.code != 0
+    assert "Give mesh_api_key" in refused.words
+    assert mesh(lab, "--limit", "t3", "-e", wish, *with_api_key()).changed["t3"] == 1
+    lab.wait("t3 has heard of its tags", lambda: status(lab, "t3")["Self"].get("Tags") == ["tag:rented"])
+    assert mesh(lab, "--limit", "t3", "-e", wish).changed["t3"] == 0
+
+
+def test_the_firewall_lets_members_in_and_nobody_else(lab: Lab) -> None:
+    playbook = str(ROOT / "extensions" / "molecule" / "tailscale" / "firewall.yml")
+    lan = "10.77.60.11"
+
+    def reaches(member: str, target: str, port: int, seconds: int) -> bool:
+        dialled = f"import socket; socket.create_connection(({target!r}, {port}), {seconds})"
+        argv = ("python3", "-c", f"{dialled}; print('yes')")
+        return "yes" in lab.run(member, *argv, check=False, timeout=120)
+
+    # Everybody is on one LAN here, and the controller of Slurm listens on it.
+    assert reaches("headscale", lan, 6817, 20)
+    try:
+        assert all(count > 0 for count in lab.play(playbook).changed.values())
+        assert lab.play(playbook).changed == {"t1": 0, "t2": 0}
+        assert not reaches("headscale", lan, 6817, 3)
+        assert reaches("headscale", lan, 22, 20)
+        assert reaches("t2", address(lab, "t1"), 6817, 20)
+        output = lab.run("t1", "srun", "--nodes=2", "--ntasks-per-node=1", "printenv", "SLURMD_NODENAME", timeout=180)
+        assert sorted(output.split()) == ["t1", "t2"]
+        lab.stop("t2")
+        lab.start("t2")
+        lab.wait("the table is loaded at boot", lambda: "gpumesh_" in lab.run("t2", "nft", "list", "tables"))
+    finally:
+        lab.play(playbook, "-e", "firewall_entry=leave")
+    assert reaches("headscale", lan, 6817, 20)
+    assert "gpumesh_" not in lab.run("t1", "nft", "list", "tables")

@@ -1,0 +1,303 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a mesh must hold, asked of real hosts at two sites.
+
+The tests run in the order of the file; each leaves the mesh as it found it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import testinfra
+from testinfra.host import Host
+
+ROOT = Path(__file__).resolve().parents[4]
+INVENTORY = ROOT / ".lab" / "molecule-wireguard" / "hosts.yml"
+BIN = Path(sys.executable).parent
+MACHINES = ("w1", "w2", "w3", "w4")
+PAIRS = tuple(permutations(MACHINES, 2))
+ROUTER = "10.77.50.254"
+
+#: Receives 1 MiB from each caller and says how much came.
+SERVER = """
+import socket, threading
+listener = socket.create_server(("{address}", 2399))
+def receive(caller):
+    count = 0
+    while count < 1 << 20:
+        data = caller.recv(1 << 16)
+        if not data:
+            break
+        count += len(data)
+    caller.sendall(str(count).encode())
+    caller.close()
+while True:
+    threading.Thread(target=receive, args=(listener.accept()[0],), daemon=True).start()
+"""
+CLIENT = """
+import socket
+peer = socket.create_connection(("{address}", 2399), 20)
+peer.settimeout({patience})
+peer.sendall(bytes(1 << 20))
+print(peer.recv(100).decode())
+"""
+#: Answers to pings at the end of a measurement that may still be on their way on a busy machine: 3 s of them.
+IN_FLIGHT = 30
+
+
+def mesh_address(machine: str) -> str:
+    return f"10.99.0.{machine[1:]}"
+
+
+@pytest.fixture(name="hosts", scope="module")
+def _hosts() -> dict[str, Host]:
+    return {
+        name: testinfra.get_host(f"ansible://{name}", ansible_inventory=str(INVENTORY))
+        for name in (*MACHINES, "router")
+    }
+
+
+def play(*arguments: str, check: bool = True, playbook: str = "gpumesh.cluster.mesh") -> str:
+    """Run a playbook on the mesh; its whole output."""
+    done = subprocess.run(
+        [str(BIN / "ansible-playbook"), "-i", str(INVENTORY), playbook, "-e", "cluster_name=wireguard", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert not check or done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def changed(output: str) -> dict[str, int]:
+    """Changes by host."""
+    return {name: int(count) for name, count in re.findall(r"^(\w+)\s+: ok=\d+\s+changed=(\d+)", output, re.MULTILINE)}
+
+
+def module(machine: str, name: str, arguments: dict[str, Any]) -> str:
+    """Run one module on one machine."""
+    command = [str(BIN / "ansible"), "-i", str(INVENTORY), machine, "-m", name, "-a", json.dumps(arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def peers(host: Host) -> dict[str, str]:
+    """Public key to endpoint."""
+    lines = host.check_output("wg show gpumesh0 endpoints").splitlines()
+    return dict(line.split("\t", 1) for line in lines)
+
+
+def together(work: Callable[[tuple[str, str]], str], pairs: tuple[tuple[str, str], ...] = PAIRS) -> dict[str, str]:
+    """Do the work for all pairs at once."""
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        return dict(zip((f"{a} to {b}" for a, b in pairs), pool.map(work, pairs), strict=True))
+
+
+def transfers(hosts: dict[str, Host], patience: int = 60) -> dict[str, str]:
+    """How much of 1 MiB arrived, for every ordered pair, or the error in words."""
+    for name in MACHINES:
+        code = SERVER.format(address=mesh_address(name))
+        hosts[name].check_output("systemd-run --unit=receiver --collect python3 -c %s", code)
+    for name in MACHINES:
+        listening = "for i in $(seq 300); do ss -Hltn sport = :2399 | grep -q . && exit; sleep 0.1; done; exit 1"
+        hosts[name].check_output(listening)
+
+    def send(pair: tuple[str, str]) -> str:
+        code = CLIENT.format(address=mesh_address(pair[1]), patience=patience)
+        done = hosts[pair[0]].run("python3 -c %s", code)
+        return str((done.stdout.strip() or done.stderr.strip()).rpartition("\n")[2])
+
+    try:
+        return together(send)
+    finally:
+        for name in MACHINES:
+            hosts[name].run("systemctl stop receiver")
+
+
+def wait_for_every_pair(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = PAIRS) -> None:
+    """A member that has just started cannot dial those behind NAT: they find it when their next keepalive fails."""
+    deadline = time.monotonic() + 90
+    results: dict[str, str] = {}
+    while time.monotonic() < deadline:
+        results = together(lambda pair: str(hosts[pair[0]].run(f"ping -c 1 -W 2 {mesh_address(pair[1])}").rc), pairs)
+        if set(results.values()) == {"0"}:
+            return
+    assert not results, results
+
+
+@contextmanager
+def no_packet_lost(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = PAIRS) -> Iterator[None]:
+    """Ping over each pair 10 times a second while something is done; every single answer must come."""
+    folder = "/tmp/pings"
+    wait_for_every_pair(hosts, pairs)
+    for name in MACHINES:
+        hosts[name].run(f"rm -rf {folder}; mkdir {folder}")
+    for a, b in pairs:
+        command = f"exec ping -i 0.1 -W 30 {mesh_address(b)} > {folder}/{b}"
+        hosts[a].check_output(f"systemd-run --unit=ping-{b} --collect sh -c %s", command)
+    time.sleep(1)
+    yield
+    time.sleep(IN_FLIGHT / 10 + 1)
+
+    def answers(pair: tuple[str, str]) -> str:
+        a, b = pair
+        hosts[a].run(f"systemctl kill --signal=INT ping-{b}")
+        hosts[a].run(f"while systemctl is-active -q ping-{b}; do sleep 0.2; done")
+        return hosts[a].check_output(f"cat {folder}/{b}")
+
+    for pair, text in together(answers, pairs).items():
+        sent = int(re.findall(r"(\d+) packets transmitted", text)[0])
+        assert sent >= 2 * IN_FLIGHT, f"{pair}: too few pings to prove anything: {sent}"
+        answered = {int(number) for number in re.findall(r"icmp_seq=(\d+)", text)}
+        # The last ones may have been on their way when ping was stopped.
+        lost = set(range(1, sent + 1 - IN_FLIGHT)) - answered
+        assert not lost, f"{pair}: no answer to {sorted(lost)} of {sent}"
+
+
+def test_every_pair_transfers_one_mebibyte_and_has_a_fresh_handshake(hosts: dict[str, Host]) -> None:
+    wait_for_every_pair(hosts)
+    assert set(transfers(hosts).values()) == {str(1 << 20)}
+    now = time.time()
+    for name in MACHINES:
+        for line in hosts[name].check_output("wg show gpumesh0 latest-handshakes").splitlines():
+            assert now - int(line.split("\t")[1]) < 180, f"{name}: {line}"
+
+
+def test_members_behind_nat_are_known_by_their_router_and_relayed_to_each_other(hosts: dict[str, Host]) -> None:
+    endpoints = peers(hosts["w1"])
+    assert sorted(endpoint.split(":")[0] for endpoint in endpoints.values()) == ["10.77.50.13", ROUTER, ROUTER]
+    for name in ("w2", "w4"):
+        assert len(peers(hosts[name])) == 2
+        assert hosts[name].check_output("wg show gpumesh0 persistent-keepalive").count("\t25") == 2
+    # The relay forwards between its peers, and has not become a router for anything else.
+    assert hosts["w1"].file("/proc/sys/net/ipv4/conf/gpumesh0/forwarding").content_string.strip() == "1"
+    assert hosts["w1"].file("/proc/sys/net/ipv4/conf/eth0/forwarding").content_string.strip() == "0"
+
+
+def test_no_private_key_is_anywhere_but_in_its_file(hosts: dict[str, Host]) -> None:
+    output = play("-vvv", "--diff")
+    for name in MACHINES:
+        secret = hosts[name].file("/etc/wireguard/gpumesh0.key")
+        assert (secret.mode, secret.user) == (0o600, "root")
+        key = secret.content_string.strip()
+        assert len(key) == 44
+        assert key not in output
+        assert hosts[name].file("/etc/wireguard/gpumesh0.conf").mode == 0o600
+        found = hosts[name].run("grep -rlF -- %s /etc /var/lib /var/log /root /tmp", key).stdout.split()
+        assert found == ["/etc/wireguard/gpumesh0.key"]
+        assert hosts[name].run("journalctl -q --grep %s", key.replace("+", "\\+")).stdout == ""
+
+
+def test_limit_strips_nothing(hosts: dict[str, Host]) -> None:
+    before = {name: sorted(peers(hosts[name])) for name in MACHINES}
+    assert changed(play("--limit", "w3")) == {"w3": 0}
+    assert {name: sorted(peers(hosts[name])) for name in MACHINES} == before
+
+
+def test_what_is_changed_by_hand_comes_back_and_nothing_else_is_touched(hosts: dict[str, Host]) -> None:
+    key = min(peers(hosts["w3"]))
+    hosts["w3"].check_output(f"wg set gpumesh0 peer {key} remove")
+    hosts["w3"].check_output("ip link set gpumesh0 mtu 1300")
+    assert changed(play()) == {"w1": 0, "w2": 0, "w3": 1, "w4": 0}
+    assert key in peers(hosts["w3"])
+    assert hosts["w3"].file("/sys/class/net/gpumesh0/mtu").content_string.strip() == "1420"
+
+
+def test_a_userspace_tunnel_that_died_is_started_again(hosts: dict[str, Host]) -> None:
+    if hosts["w3"].run("pgrep -x wireguard-go").rc != 0:
+        pytest.skip("not checked: this kernel runs WireGuard itself")
+    hosts["w3"].check_output("pkill -x wireguard-go")
+    assert changed(play())["w3"] == 1
+    assert hosts["w3"].run(f"ping -c 3 -W 5 {mesh_address('w1')}").rc == 0
+
+
+def test_a_mesh_without_a_way_is_refused_with_the_pair(hosts: dict[str, Host]) -> None:
+    before = {name: hosts[name].check_output("wg show gpumesh0 allowed-ips | sort") for name in MACHINES}
+    output = play("-e", '{"mesh_relays": ["w2"]}', check=False)
+    assert "w2 (site a) and w4 (site b) have no way to each other" in output
+    assert set(changed(output).values()) == {0}
+    after = {name: hosts[name].check_output("wg show gpumesh0 allowed-ips | sort") for name in MACHINES}
+    assert after == before
+
+
+def test_keys_are_changed_without_a_lost_packet(hosts: dict[str, Host]) -> None:
+    before = {name: hosts[name].check_output("wg show gpumesh0 public-key") for name in MACHINES}
+    with no_packet_lost(hosts):
+        play("-e", "mesh_rotate_keys=true")
+    after = {name: hosts[name].check_output("wg show gpumesh0 public-key") for name in MACHINES}
+    assert all(before[name] != after[name] for name in MACHINES)
+    assert set(changed(play()).values()) == {0}
+
+
+def test_a_change_of_keys_without_all_members_is_refused() -> None:
+    output = play("-e", "mesh_rotate_keys=true", "--limit", "w1,w2", check=False)
+    assert "w3" in output and "w4" in output and "Run without --limit" in output
+    assert set(changed(output).values()) == {0}
+
+
+def test_others_lose_no_packet_while_a_member_leaves_and_joins(hosts: dict[str, Host]) -> None:
+    others = tuple(pair for pair in PAIRS if "w4" not in pair)
+    with no_packet_lost(hosts, others):
+        play("--limit", "w4", playbook=str(Path(__file__).parents[1] / "leave.yml"))
+        member = {"cluster": "wireguard", "machine": "w4", "state": "absent"}
+        module("w1", "gpumesh.cluster.cluster_member", member)
+        play("--limit", "w1,w2,w3")
+        assert all(len(peers(hosts[name])) == 2 for name in ("w1", "w3"))
+        assert hosts["w4"].run("ip link show dev gpumesh0").rc != 0
+        assert hosts["w4"].run("ls -A /etc/wireguard").stdout.strip() == ""
+        assert not hosts["w4"].service("wg-quick@gpumesh0").is_enabled
+        joined = {"cluster": "wireguard", "members": [{"machine": "w4", "site": "b"}]}
+        module("w1", "gpumesh.cluster.cluster_member", joined)
+        assert changed(play("--check"))["w4"] > 0
+        assert hosts["w4"].run("ls -A /etc/wireguard").stdout.strip() == ""
+        play()
+    assert set(transfers(hosts).values()) == {str(1 << 20)}
+
+
+def test_a_path_that_swallows_large_packets_is_found_and_obeyed(hosts: dict[str, Host]) -> None:
+    """The router's way out gets narrow, and it tells nobody."""
+    narrow = (
+        "ip link set eth2 mtu 1400"
+        " && nft add chain ip filter output '{ type filter hook output priority 0; }'"
+        " && nft add rule ip filter output icmp type destination-unreachable drop"
+    )
+    assert hosts["router"].check_output("ip -o -4 address show dev eth2").split()[3] == f"{ROUTER}/24"
+    hosts["router"].check_output(narrow)
+    try:
+        assert set(transfers(hosts, patience=10).values()) != {str(1 << 20)}, "the black hole does not swallow anything"
+        play()
+        for name in ("w2", "w4"):
+            mtu = int(hosts[name].file("/sys/class/net/gpumesh0/mtu").content_string)
+            assert 1400 - 60 - 8 <= mtu <= 1400 - 60
+        assert set(transfers(hosts).values()) == {str(1 << 20)}
+        assert set(changed(play()).values()) == {0}
+    finally:
+        hosts["router"].run("ip link set eth2 mtu 1500; systemctl restart nftables")
+        for name in ("w2", "w4"):
+            hosts[name].run("sed -i '/^# Path MTU/d' /etc/wireguard/gpumesh0.conf")
+        play()
+
+
+def test_a_restart_of_every_host_brings_all_back(hosts: dict[str, Host]) -> None:
+    names = [f"gpumesh-molecule-wireguard-{name}" for name in (*MACHINES, "router")]
+    subprocess.run(["docker", "restart", "--time", "10", *names], check=True, stdout=subprocess.DEVNULL)
+    wait = [str(BIN / "ansible"), "-i", str(INVENTORY), "all", "-m", "wait_for_connection", "-a", "timeout=60"]
+    subprocess.run(wait, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    wait_for_every_pair(hosts)
+    assert set(changed(play()).values()) == {0}
