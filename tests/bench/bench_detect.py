@@ -1,0 +1,234 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How much faster is interface_info than ansible.builtin.setup, and does shared_subnets hold at a thousand hosts?
+
+    python tests/bench/bench_detect.py --inventory inventories/lab --as-gpu-server
+
+On the hosts of the inventory the modules are run in turn, in the form in which Ansible sends them. Two times are told:
+
+on the host   what the host's own clock says of one run of the module, with Ansible's start-up on the host; and the
+              time of the processor in it, which other people's load disturbs less.
+whole task    the same with SSH and the controller's work, as a task of a playbook. ansible.builtin.ping, which does
+              nothing, is the least that any module can take.
+
+The work of setup grows with what a machine has; that of interface_info hardly does. A bare container has nearly
+nothing: --as-gpu-server gives throw-away hosts what GPU servers have, which is ethtool, pciutils and dmidecode (setup
+calls them) and eight more network interfaces. The interfaces are taken away again, the packages stay.
+
+The best of all runs is compared, host by host, since a busy machine only ever adds time. Exits 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
+
+OURS, SETUP, PING = "gpumesh.cluster.interface_info", "ansible.builtin.setup", "ansible.builtin.ping"
+MODULES = (PING, SETUP, OURS)
+FASTER = 3.0
+HOSTS, SECONDS = 1000, 2.0
+
+#: Runs on a host: every module file that Ansible left there, in turn. Prints of each run its time and processor time.
+ON_HOST = """
+import glob, json, resource, subprocess, sys, time
+files = {path.rsplit("AnsiballZ_", 1)[1][:-3]: path for path in glob.glob(sys.argv[1] + "/*/AnsiballZ_*.py")}
+seconds = {name: [] for name in files}
+def used():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
+for _run in range(int(sys.argv[2])):
+    for name, path in files.items():
+        start, cpu = time.perf_counter(), used()
+        subprocess.run([sys.executable, path], stdout=subprocess.DEVNULL, check=True)
+        seconds[name].append([time.perf_counter() - start, used() - cpu])
+print(json.dumps(seconds))
+"""
+
+
+_COMMAND = "ansible.builtin.command"
+EQUIP: list[dict[str, Any]] = [
+    {
+        "name": "Install what GPU servers have",
+        "ansible.builtin.apt": {
+            "name": ["ethtool", "pciutils", "dmidecode"],
+            "install_recommends": False,
+            "update_cache": True,
+        },
+    },
+    *[
+        {"name": f"Add {verb[1]} {verb[-1]}", _COMMAND: {"argv": ["ip", *verb]}}
+        for rail in range(8)
+        for verb in (
+            ("link", "add", f"rail{rail}", "type", "veth", "peer", "name", f"switch{rail}"),
+            ("address", "add", f"10.200.{rail}.1/24", "dev", f"rail{rail}"),
+            ("link", "set", f"rail{rail}", "up"),
+        )
+    ],
+]
+UNEQUIP: list[dict[str, Any]] = [
+    {"name": f"Delete rail{rail}", _COMMAND: {"argv": ["ip", "link", "delete", f"rail{rail}"]}} for rail in range(8)
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inventory", help="hosts to compare the modules on; without it only the filter is measured")
+    parser.add_argument("--pattern", default="cluster", help="which of them (%(default)s)")
+    parser.add_argument("--as-gpu-server", action="store_true", help="equip the hosts first; for throw-away hosts")
+    parser.add_argument("--repeat", type=int, default=7, help="runs of each module (%(default)s)")
+    arguments = parser.parse_args()
+    held = [bench_filter()]
+    if arguments.inventory:
+        held.append(bench_module(arguments))
+    else:
+        print("interface_info: not measured, since no --inventory was given.")
+    return 0 if all(held) else 1
+
+
+def bench_filter() -> bool:
+    """A thousand hosts with one shared network, a decoy and ten networks of their own."""
+    facts = {f"n{number}": {"interfaces": _interfaces(number)} for number in range(HOSTS)}
+    addresses = sum(len(interface["addresses"]) for host in facts.values() for interface in host["interfaces"])
+    start = time.process_time()
+    shared = find_shared(facts)
+    seconds = time.process_time() - start
+    print(
+        f"shared_subnets: {HOSTS} hosts, {addresses} addresses, {len(shared.rejected)} subnets rejected, "
+        f"{len(shared.candidates)} shared: {seconds:.2f} s on one core (bar: {SECONDS:g} s)"
+    )
+    return seconds < SECONDS
+
+
+def _interfaces(number: int) -> list[dict[str, Any]]:
+    own = [(f"eth{net}", f"11.{number // 250}.{number % 250}.{16 * net + 1}", 28) for net in range(10)]
+    shared = ("eno1", f"10.0.{number // 250}.{number % 250 + 1}", 16)
+    return [_interface(*item) for item in (shared, ("docker0", "172.17.0.1", 16), *own)]
+
+
+def _interface(name: str, address: str, length: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": "bridge" if name == "docker0" else "ethernet",
+        "link_kind": None,
+        "physical": name != "docker0",
+        "state": "up",
+        "mtu": 1500,
+        "speed_mbps": 10_000,
+        "members": [],
+        "parent": None,
+        "rdma": None,
+        "addresses": [{"address": address, "prefix_length": length, "scope": "global", "flags": []}],
+    }
+
+
+def bench_module(arguments: argparse.Namespace) -> bool:
+    """Print both times of each module and the ratios; true when the bar is held on the host."""
+    with tempfile.TemporaryDirectory() as folder:
+        ansible = _Ansible(Path(folder), arguments.inventory, arguments.pattern)
+        if arguments.as_gpu_server:
+            ansible.run(EQUIP)
+        try:
+            on_host = _on_host(ansible, arguments.repeat)
+            whole = _whole_task(ansible, arguments.repeat)
+        finally:
+            if arguments.as_gpu_server:
+                ansible.run(UNEQUIP)
+    wall = {module: times[0] for module, times in on_host.items()}
+    cpu = {module: times[1] for module, times in on_host.items()}
+    columns = {"on the host": wall, "processor time there": cpu, "whole task": whole}
+    rows = [
+        {"module": module, **{title: f"{seconds[module]:.3f} s" for title, seconds in columns.items()}}
+        for module in MODULES
+    ]
+    rows.append(
+        {
+            "module": "setup : interface_info",
+            **{title: f"{seconds[SETUP] / seconds[OURS]:.1f} : 1" for title, seconds in columns.items()},
+        }
+    )
+    print(render(rows, [*rows[0]]))
+    ratio = wall[SETUP] / wall[OURS]
+    print(
+        f"interface_info: {ratio:.1f} times faster than setup on the host (bar: {FASTER:g}). "
+        f"Beyond what ping takes: setup {wall[SETUP] - wall[PING]:.3f} s, ours {wall[OURS] - wall[PING]:.3f} s."
+    )
+    return ratio >= FASTER
+
+
+class _Ansible:
+    """Runs plays on the inventory and gives the results that the json callback prints."""
+
+    def __init__(self, folder: Path, inventory: str, pattern: str) -> None:
+        self.folder = folder
+        self.inventory = inventory
+        self.pattern = pattern
+
+    def run(self, tasks: Sequence[dict[str, Any]], **environment: str) -> list[dict[str, Any]]:
+        playbook = self.folder / "play.json"
+        playbook.write_text(
+            json.dumps([{"name": "Measure", "hosts": self.pattern, "gather_facts": False, "tasks": list(tasks)}])
+        )
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "ansible-playbook"), "-i", self.inventory, str(playbook)],
+            env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        plays: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["plays"]
+        return [task for play in plays for task in play["tasks"]]
+
+
+def _on_host(ansible: _Ansible, repeat: int) -> dict[str, list[float]]:
+    """Let Ansible leave the modules on the hosts, time them there, and take them away."""
+    folder = f"/tmp/gpumesh-bench-{uuid.uuid4().hex}"
+    modules = [{"name": module, module: {}} for module in MODULES]
+    ansible.run(
+        modules,
+        ANSIBLE_KEEP_REMOTE_FILES="1",
+        ANSIBLE_PIPELINING="false",
+        ANSIBLE_SSH_PIPELINING="false",
+        ANSIBLE_REMOTE_TMP=folder,
+    )
+    argv = ["python3", "-c", ON_HOST, folder, str(repeat)]
+    timing = {"name": "Time them", _COMMAND: {"argv": argv}, "throttle": 1}
+    cleaning = {"name": "Clean up", "ansible.builtin.file": {"path": folder, "state": "absent"}}
+    timed, _cleaned = ansible.run([timing, cleaning])
+    measured = [json.loads(result["stdout"]) for result in timed["hosts"].values()]
+    return {module: _best([host[module.rpartition(".")[2]] for host in measured]) for module in MODULES}
+
+
+def _best(runs_of_hosts: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+    """Of both times the best run of each host, and of those the median of the hosts."""
+    best = [[min(times) for times in zip(*runs)] for runs in runs_of_hosts]
+    return [median(times) for times in zip(*best)]
+
+
+def _whole_task(ansible: _Ansible, repeat: int) -> dict[str, float]:
+    # The first round opens the connections and is not counted.
+    rounds = [{"name": module, module: {}} for _round in range(repeat + 1) for module in MODULES]
+    seconds: dict[str, list[float]] = {module: [] for module in MODULES}
+    for task in ansible.run(rounds)[len(MODULES) :]:
+        duration = task["task"]["duration"]
+        taken = datetime.fromisoformat(duration["end"]) - datetime.fromisoformat(duration["start"])
+        seconds[task["task"]["name"]].append(taken.total_seconds())
+    return {module: min(taken) for module, taken in seconds.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A second run of site against as many pings as it has plays, on the hosts of the lab (`make lab` first).
+
+    python tests/bench/bench_site.py [LAB]
+
+The bar is 5 times. Prints the ratio and judges nothing: on a busy machine it says more about the machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from lab_hosts import ROOT, Lab
+
+
+def main() -> None:
+    """Time one run between two pings."""
+    lab = Lab(sys.argv[1] if len(sys.argv) > 1 else "lab")
+    settings = [ROOT / "inventories" / "lab"] if lab.name == "lab" else []
+    before = lab.ping_seconds()
+    run = lab.play("gpumesh.cluster.site", inventories=settings)
+    ping = (before + lab.ping_seconds()) / 2
+    print(f"site: {run.seconds:.1f} s in {run.plays} plays, exit {run.code}; one ping: {ping:.2f} s")
+    print(f"ratio to {run.plays} pings: {run.seconds / (run.plays * ping):.1f} (bar: 5)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cluster's table in a real kernel: a member gets through, a stranger does not, and the host's rules stay."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MEMBER, STRANGER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.1"
+#: Runs the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
+PROGRAM = """
+import json, sys
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules, table
+asked = json.load(sys.stdin)
+host = table.Host(run, asked["check"], asked["folder"], "", asked["folder"])
+try:
+    if asked["given"] is None:
+        result = table.absent(host, "lab")
+    else:
+        result = table.present(host, "lab", rules.make_desired("lab", asked["given"]))
+except GpumeshError as error:
+    sys.exit(str(error))
+json.dump(result._asdict(), sys.stdout)
+"""
+LISTENER = """
+import socket, sys
+listeners = [socket.create_server(("0.0.0.0", int(port))) for port in sys.argv[1:]]
+print("ready", flush=True)
+sys.stdin.read()
+"""
+DIAL = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[2], int(sys.argv[3])), float(sys.argv[4]), source_address=(sys.argv[1], 0)).close()
+    print("through")
+except OSError as failure:
+    print("closed")
+"""
+HOSTS_OWN_RULES = """
+table inet filter {
+    chain input { type filter hook input priority filter; policy accept; tcp dport 7777 drop; }
+}
+"""
+
+
+def call(*argv: str, stdin: str | None = None) -> str:
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}{done.stdout}"
+    return done.stdout
+
+
+class Pair:
+    """A host with the firewall, and one that dials it from two addresses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        name = f"gmfw{uuid4().hex[:6]}"
+        self.host, self.dialler = f"{name}h", f"{name}d"
+
+    def run(self, where: str, *argv: str, stdin: str | None = None) -> str:
+        return call("ip", "netns", "exec", where, *argv, stdin=stdin)
+
+    def apply(self, given: dict[str, Any] | None, check: bool = False) -> dict[str, Any]:
+        asked = json.dumps({"given": given, "check": check, "folder": str(self.folder)})
+        return dict(json.loads(self.run(self.host, sys.executable, "-c", PROGRAM, stdin=asked)))
+
+    def through(self, source: str, port: int) -> bool:
+        """Whether a connection comes about, however busy the machine."""
+        return self.dials(source, port, 60)
+
+    def dropped(self, source: str, port: int) -> bool:
+        """Whether the table has dropped what came, which it counts, and no connection came about."""
+        before = self._drops()
+        return not self.dials(source, port, 1.5) and self._drops() > before
+
+    def dials(self, source: str, port: int, patience: float) -> bool:
+        said = self.run(self.dialler, sys.executable, "-c", DIAL, source, OWN, str(port), str(patience))
+        return said.strip() == "through"
+
+    def _drops(self) -> int:
+        shown = self.run(self.host, "nft", "list", "table", "inet", "gpumesh_lab")
+        return sum(int(count) for count in re.findall(r"counter packets (\d+) bytes \d+ drop", shown))
+
+
+@pytest.fixture(name="pair")
+def _pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    listener = None
+    try:
+        for namespace in (made.host, made.dialler):
+            call("ip", "netns", "add", namespace)
+            call("ip", "-n", namespace, "link", "set", "lo", "up")
+        call(
+            "ip",
+            "link",
+            "add",
+            "eth0",
+            "netns",
+            made.host,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            made.dialler,
+        )
+        call("ip", "-n", made.host, "address", "add", f"{OWN}/24", "dev", "eth0")
+        for address in (MEMBER, STRANGER):
+            call("ip", "-n", made.dialler, "address", "add", f"{address}/24", "dev", "eth0")
+        for namespace in (made.host, made.dialler):
+            call("ip", "-n", namespace, "link", "set", "eth0", "up")
+        listener = subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                made.host,
+                sys.executable,
+                "-c",
+                LISTENER,
+                "22",
+                "2049",
+                "6818",
+                "7777",
+                "40000",
+                "8080",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert listener.stdout is not None
+        assert listener.stdout.readline() == b"ready\n"
+        yield made
+    finally:
+        if listener is not None:
+            listener.communicate()
+        for namespace in (made.host, made.dialler):
+            subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True)
+
+
+GIVEN: dict[str, Any] = {"members": [MEMBER, OWN], "tcp_ports": ["2049", "6817-6819", "32768-60999"]}
+
+
+def test_members_get_through_and_strangers_do_not(pair: Pair) -> None:
+    assert all(pair.through(STRANGER, port) for port in (2049, 6818, 40000))
+    assert pair.apply(GIVEN)["changed"]
+    assert all(pair.through(MEMBER, port) for port in (22, 2049, 6818, 40000, 8080))
+    assert all(pair.dropped(STRANGER, port) for port in (2049, 6818, 40000))
+    assert all(pair.through(STRANGER, port) for port in (22, 8080)), "ports that are not the cluster's are left alone"
+
+
+def test_a_second_run_changes_nothing_and_a_new_member_is_let_in(pair: Pair) -> None:
+    assert pair.apply(GIVEN, check=True)["changed"]
+    assert "gpumesh" not in pair.run(pair.host, "nft", "list", "tables")
+    assert pair.apply(GIVEN)["changed"]
+    assert not pair.apply(GIVEN)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+    assert pair.apply({**GIVEN, "members": [MEMBER, OWN, STRANGER]})["changed"]
+    assert pair.through(STRANGER, 2049)
+
+
+def test_what_was_changed_by_hand_comes_back(pair: Pair) -> None:
+    pair.apply(GIVEN)
+    # Packets change the counters, and only them.
+    assert pair.dropped(STRANGER, 2049)
+    assert not pair.apply(GIVEN)["changed"]
+    pair.run(pair.host, "nft", "add", "element", "inet", "gpumesh_lab", "member4", f"{{ {STRANGER} }}")
+    assert pair.through(STRANGER, 2049)
+    assert pair.apply(GIVEN)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+    pair.run(pair.host, "nft", "delete", "table", "inet", "gpumesh_lab")
+    assert pair.apply(GIVEN)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+
+
+def test_the_hosts_own_rules_are_not_touched(pair: Pair) -> None:
+    pair.run(pair.host, "nft", "--file", "-", stdin=HOSTS_OWN_RULES)
+    before = pair.run(pair.host, "nft", "list", "table", "inet", "filter")
+    pair.apply({**GIVEN, "tcp_ports": ["2049", "7777"]})
+    assert not pair.dials(MEMBER, 7777, 1.5), "what the host closes stays closed"
+    assert pair.run(pair.host, "nft", "list", "table", "inet", "filter") == before
+    pair.apply(None)
+    assert pair.run(pair.host, "nft", "list", "table", "inet", "filter") == before
+
+
+def test_what_is_connected_stays_connected(pair: Pair) -> None:
+    hold = """
+import socket, sys
+peer = socket.create_connection((sys.argv[2], 2049), 30, source_address=(sys.argv[1], 0))
+print("connected", flush=True)
+sys.stdin.readline()
+peer.sendall(b"x")
+peer.shutdown(socket.SHUT_WR)
+peer.settimeout(30)
+print(peer.recv(1) == b"", flush=True)
+"""
+    echo = subprocess.Popen(
+        ["ip", "netns", "exec", pair.dialler, sys.executable, "-c", hold, STRANGER, OWN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert echo.stdout is not None
+    assert echo.stdout.readline() == "connected\n"
+    pair.apply(GIVEN)
+    assert pair.dropped(STRANGER, 2049)
+    state = pair.run(pair.host, "ss", "-Htn", "state", "established", "sport", "=", ":2049")
+    assert STRANGER in state
+    echo.kill()
+    echo.communicate()
+
+
+def test_leaving_takes_it_all_away(pair: Pair) -> None:
+    pair.apply(GIVEN)
+    assert pair.apply(None, check=True)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+    assert pair.apply(None)["changed"]
+    assert pair.through(STRANGER, 2049)
+    assert list(pair.folder.iterdir()) == []
+    assert not pair.apply(None)["changed"]
+
+
+def test_ssh_is_closed_by_choice_only(pair: Pair) -> None:
+    pair.apply({**GIVEN, "ssh_from": ["192.0.2.0/24"]})
+    assert pair.through(MEMBER, 22)
+    assert pair.dropped(STRANGER, 22)
+    pair.apply({**GIVEN, "ssh_from": [f"{STRANGER}/32"]})
+    assert pair.through(STRANGER, 22)
+
+
+def test_addresses_of_both_families_and_of_the_mesh_are_taken(pair: Pair) -> None:
+    given = {
+        **GIVEN,
+        "members": [MEMBER, "2001:db8::1"],
+        "mesh_members": ["10.99.0.1", STRANGER],
+        "mesh_interface": "gpumesh0",
+        "trusted": ["198.51.100.0/24", "2001:db8:1::/48"],
+        "udp_ports": ["32768-60999"],
+        "open_udp_ports": ["51820"],
+    }
+    assert pair.apply(given)["changed"]
+    assert not pair.apply(given)["changed"]
+    assert pair.dropped(STRANGER, 2049), "an address of the mesh counts only on the interface of the mesh"
+
+
+def test_the_listener_answers_here_too() -> None:
+    """The tests above would prove nothing if the machine could not open such a socket at all."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        socket.create_connection(listener.getsockname(), 5).close()

@@ -1,0 +1,117 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is published works without the checkout: every playbook by its full name, every plugin, every role."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed, checkout
+
+PLAYBOOKS = [
+    ".".join(path.relative_to(ROOT / "playbooks").with_suffix("").parts)
+    for path in [*sorted((ROOT / "playbooks").glob("*.yml")), ROOT / "playbooks" / "awx" / "setup.yml"]
+]
+LOCAL = ("-i", "here,", "-e", "cluster_hosts=all", "-e", "ansible_connection=local")
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_a_playbook_is_found_by_its_full_name(installed: Installed, playbook: str) -> None:
+    done = installed.run("ansible-playbook", "--syntax-check", f"gpumesh.cluster.{playbook}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = re.search(r"^playbook: (.*)$", done.stdout, re.MULTILINE)
+    assert path, done.stdout
+    assert Path(path[1]).is_relative_to(installed.collection)
+
+
+def test_discover_runs_from_there(installed: Installed) -> None:
+    done = installed.run("ansible-playbook", *LOCAL, "gpumesh.cluster.discover", "-e", "discover_output=json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(line.strip() for line in done.stdout.splitlines() if line.strip().startswith("{"))
+    report = json.loads(line)
+    assert report["unreachable"] == {} or report["unreachable"] == []
+    assert "here" in line
+
+
+def test_plugins_are_documented_there(installed: Installed) -> None:
+    for kind in ("module", "filter", "inventory", "callback", "role"):
+        done = installed.run("ansible-doc", "--type", kind, "--list", "--json", "gpumesh.cluster")
+        assert done.returncode == 0, done.stderr
+        folder = {"module": "plugins/modules", "role": "roles"}.get(kind, f"plugins/{kind}")
+        listed = json.loads(done.stdout)
+        assert len(listed) == len([path for path in (ROOT / folder).iterdir() if not path.name.startswith("_")])
+
+
+def test_the_archive_has_what_runs_and_nothing_else(installed: Installed) -> None:
+    with tarfile.open(installed.archive) as archive:
+        names = {name.removeprefix("./") for name in archive.getnames()}
+    tops = {name.split("/")[0] for name in names}
+    assert {"meta", "playbooks", "plugins", "roles", "docs", "README.md", "LICENSE", "CHANGELOG.md"} <= tops
+    assert "meta/execution-environment.yml" in names
+    assert not tops & {".cache", ".ci", ".git", ".lab", ".venv", "lab", "collections", "tests"}
+    assert not [name for name in names if name.endswith((".pyc", ".log")) or "__pycache__" in name]
+    for folder in ("plugins", "roles", "playbooks"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert str(path.relative_to(ROOT)) in names
+
+
+def test_dependencies_agree(installed: Installed) -> None:
+    """What the archive asks for is what a project in AWX installs."""
+    manifest = json.loads((installed.collection / "MANIFEST.json").read_text())["collection_info"]
+    requirements = yaml.safe_load((ROOT / "collections" / "requirements.yml").read_text())["collections"]
+    wanted = {one["name"]: one["version"] for one in requirements if one.get("type", "galaxy") == "galaxy"}
+    assert manifest["dependencies"] == wanted
+    text = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("plugins", "roles", "playbooks")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".yml", ".j2") and "awx" not in path.parts
+    )
+    used = set(re.findall(r"\b((?:ansible|community)\.(?!builtin|module|utils\.v|legacy)[a-z]+)\.[a-z_]+", text))
+    used = {name for name in used if name.split(".")[0] == "community" or name in ("ansible.posix", "ansible.utils")}
+    assert used <= set(wanted), f"used, and not asked for: {sorted(used - set(wanted))}"
+    assert set(wanted) <= used, f"asked for, and not used: {sorted(set(wanted) - used)}"
+
+
+def test_an_execution_environment_gets_what_the_collection_needs(installed: Installed) -> None:
+    """The context of the image is made here; to build it takes a registry, which the tests have not."""
+    made = installed.run("ansible-builder", "create", "-f", str(ROOT / "execution-environment.yml"), "-c", "context")
+    assert made.returncode == 0, made.stdout + made.stderr
+    found = installed.run("ansible-builder", "introspect", str(installed.folder / "collections"))
+    assert found.returncode == 0, found.stderr
+    assert "openssh-clients [platform:rpm]" in found.stdout
+    assert yaml.safe_load((installed.folder / "context" / "_build" / "requirements.yml").read_text())[
+        "collections"
+    ] == [{"name": "gpumesh.cluster", "version": ">=1.0.0"}]
+
+
+def test_a_project_installs_the_collection_from_itself(installed: Installed, tmp_path: Path) -> None:
+    """AWX installs collections/requirements.yml with the project as the working folder."""
+    project = checkout(tmp_path / "project")
+    wanted = yaml.safe_load((project / "collections" / "requirements.yml").read_text())["collections"]
+    own = [one for one in wanted if one.get("type") == "dir"]
+    # The others are on Galaxy, which the tests do not ask.
+    (project / "collections" / "requirements.yml").write_text(yaml.safe_dump({"collections": own}))
+    made = tmp_path / "requirements_collections"
+    dependencies = installed.environment["ANSIBLE_COLLECTIONS_PATH"].split(":")[1]
+    there = installed._replace(
+        folder=project, environment={**installed.environment, "ANSIBLE_COLLECTIONS_PATH": f"{made}:{dependencies}"}
+    )
+    install = ["install", "--requirements-file", "collections/requirements.yml", "--collections-path", str(made)]
+    run_in(there, "ansible-galaxy", "collection", *install, "--no-deps", "--offline")
+    assert (made / "ansible_collections" / "gpumesh" / "cluster" / "roles" / "cluster" / "tasks" / "main.yml").exists()
+    # As AWX calls it: a file of the project.
+    run_in(there, "ansible-playbook", "--inventory", "inventories/lan", "--syntax-check", "playbooks/site.yml")
+
+
+def run_in(installed: Installed, program: str, *arguments: str) -> None:
+    done = installed.run(program, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr

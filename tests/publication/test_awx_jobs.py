@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Jobs as AWX starts them, by ansible-runner, on hosts that are network namespaces with sshd.
+
+Only what writes nothing but the record: the namespaces share this machine's files, and each has its own /var/lib/gpumesh.
+All playbooks run in the scenario `awx`, on hosts of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from awx_jobs import Node
+
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, Network, network
+from ansible_collections.gpumesh.cluster.tests.publication.archive import Installed, checkout
+
+RECORDS = Path("/var/lib/gpumesh")
+#: What a host does first: it gets records of its own.
+OWN_RECORDS = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {RECORDS} && exec "$@"', "sh"]
+
+
+def with_own_records(net: Network) -> None:
+    """Each host of the network that is added from now on has them."""
+    plain = net.member
+
+    def member(number: int) -> Host:
+        host = plain(number)
+        host.wrapper = OWN_RECORDS
+        return host
+
+    net.member = member
+
+
+@pytest.fixture(scope="module")
+def node(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tmp_path_factory.mktemp("jobs")
+    if not (installed.folder / "project").exists():
+        checkout(installed.folder / "project")
+    made = not RECORDS.exists()
+    RECORDS.mkdir(mode=0o755, exist_ok=True)
+    with network() as net:
+        with_own_records(net)
+        farm = Farm(net, 3, folder)
+        written = json.loads(farm.inventory().read_text())["all"]
+        del written["vars"]["ansible_ssh_private_key_file"]
+        inventory = {"all": {"vars": written["vars"], "children": {"cluster": {"hosts": written["hosts"]}}}}
+        prefix = ["ip", "netns", "exec", farm.controller.namespace]
+        yield Node(installed, inventory, (folder / "key").read_text(), folder, prefix)
+    if made:
+        RECORDS.rmdir()
+
+
+def test_discover_with_a_limit(node: Node) -> None:
+    job = node.run("discover", limit="n1,n2", discover_table_width=100)
+    assert job.status == "successful", job.stdout
+    assert job.artifacts["discover_subnets"] == ["10.50.0.0/24"]
+    assert job.changed == {}
+    assert set(job.stats["ok"]) == {"n1", "n2"}
+
+
+def test_create_in_check_mode(node: Node) -> None:
+    job = node.run("create", check=True)
+    assert job.status == "successful", job.stdout
+    assert node.run("show").artifacts["clusters"] == []
+
+
+def test_create_with_the_answers_of_a_survey(node: Node) -> None:
+    """A text, a textarea and choices, as AWX hands them on."""
+    job = node.run(
+        "create",
+        cluster_subnet="10.50.0.1/24",
+        cluster_manager="n2",
+        cluster_machines="n1\nn2\nn3\n",
+        cluster_prove_subnet="true",
+    )
+    assert job.status == "successful", job.stdout
+    again = node.run("create", cluster_machines="n1, n2 n3")
+    assert again.status == "successful", again.stdout
+    assert again.changed == {}
+
+
+def test_a_limit_without_the_manager(node: Node) -> None:
+    job = node.run("show", limit="n1", cluster_output="json")
+    assert job.status == "successful", job.stdout
+    (cluster,) = job.artifacts["clusters"]
+    assert "n2" in json.dumps(cluster["manager"])
+    assert "n3" in json.dumps(cluster["members"])
+
+
+def test_what_cannot_work_is_refused(node: Node) -> None:
+    job = node.run("join", cluster_machines="nobody")
+    assert job.status == "failed"
+    assert "nobody" in job.stdout
+    assert job.changed == {}
+
+
+def test_no_job_recorded_the_key_of_the_machines(node: Node) -> None:
+    recorded = [path for path in node.folder.glob("job*/artifacts/**/*") if path.is_file()]
+    assert len(recorded) > 50
+    secret = node.key.splitlines()[1]
+    for path in recorded:
+        assert secret not in path.read_text(errors="replace"), path

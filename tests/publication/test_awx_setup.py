@@ -1,0 +1,195 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook that sets up a controller, with the real modules against a controller that keeps what they make."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from ansible_collections.gpumesh.cluster.tests.publication.controller import Controller, running
+
+ROOT = Path(__file__).resolve().parents[2]
+AWX = ROOT / "playbooks" / "awx"
+
+
+class Outcome(NamedTuple):
+    controller: Controller
+    first: subprocess.CompletedProcess[str]
+    again: subprocess.CompletedProcess[str]
+    changes_of_first: list[str]
+    changes_of_again: list[str]
+
+
+def apply(address: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_HOME": str(folder),
+        "CONTROLLER_HOST": address,
+        "CONTROLLER_OAUTH_TOKEN": "a token",
+    }
+    argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "gpumesh.cluster.awx.setup"]
+    return subprocess.run([*argv, *options], env=environment, capture_output=True, text=True, check=False, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """Two runs with everything that the settings can name."""
+    folder = tmp_path_factory.mktemp("setup")
+    mine = folder / "mine.yml"
+    mine.write_text(
+        yaml.safe_dump(
+            {
+                "gpumesh_awx_organization": "Research",
+                "gpumesh_awx_cluster_name": "lan",
+                "gpumesh_awx_credentials": ["machines", "munge"],
+                "gpumesh_awx_execution_environment": "gpumesh",
+                "gpumesh_awx_notifications": ["chat"],
+            }
+        )
+    )
+    with running() as (controller, address):
+        organization = controller.add("organizations", {"name": "Research"})["id"]
+        for kind, names in {
+            "credentials": ["machines", "munge"],
+            "execution_environments": ["gpumesh"],
+            "notification_templates": ["chat"],
+        }.items():
+            for name in names:
+                controller.add(kind, {"name": name, "organization": organization})
+        first = apply(address, folder, "-e", f"@{mine}")
+        changes_of_first = [*controller.changes]
+        controller.changes.clear()
+        again = apply(address, folder, "-e", f"@{mine}")
+        yield Outcome(controller, first, again, changes_of_first, controller.changes)
+
+
+def data(name: str) -> Any:
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+    return yaml.load((AWX / "data" / f"{name}.yml").read_text(encoding="utf-8"), Loader)
+
+
+def test_every_module_takes_its_arguments(outcome: Outcome) -> None:
+    assert outcome.first.returncode == 0, outcome.first.stdout + outcome.first.stderr
+    assert outcome.changes_of_first
+
+
+def test_a_second_run_changes_nothing(outcome: Outcome) -> None:
+    assert outcome.again.returncode == 0, outcome.again.stdout + outcome.again.stderr
+    assert "changed=0 " in outcome.again.stdout, outcome.again.stdout
+    assert outcome.changes_of_again == []
+
+
+def test_there_is_a_template_for_every_playbook(outcome: Outcome) -> None:
+    made = {one["playbook"]: one for one in outcome.controller.objects["job_templates"].values()}
+    assert set(made) == {f"playbooks/{path.name}" for path in (ROOT / "playbooks").glob("*.yml")}
+    project = outcome.controller.named("projects", "gpumesh")["id"]
+    assert {one["project"] for one in made.values()} == {project}
+
+
+def test_templates_have_the_credentials_and_the_survey(outcome: Outcome) -> None:
+    controller = outcome.controller
+    wanted = {controller.named("credentials", name)["id"] for name in ("machines", "munge")}
+    surveys = data("surveys")["gpumesh_awx_surveys"]
+    for template in controller.objects["job_templates"].values():
+        assert set(controller.links[f"{template['url']}credentials/"]) == wanted
+        spec = controller.surveys[template["related"]["survey_spec"]]["spec"]
+        playbook = Path(template["playbook"]).stem
+        assert [question["variable"] for question in spec] == [one["variable"] for one in surveys[playbook]]
+        assert {one["default"] for one in spec if one["variable"] == "cluster_name"} <= {"lan"}
+
+
+def test_secrets_reach_jobs_by_the_names_that_are_read(outcome: Outcome) -> None:
+    controller = outcome.controller
+    munge = controller.named("credential_types", "gpumesh munge key")
+    assert munge["injectors"]["file"] == {"template.munge_key": "{{ munge_key }}"}
+    options: set[str] = set()
+    for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"):
+        for spec in yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
+            options |= set(spec.get("options") or {})
+    for one in controller.objects["credential_types"].values():
+        fields = {field["id"]: field for field in one["inputs"]["fields"]}
+        assert set(one["inputs"]["required"]) <= set(fields)
+        assert all(fields[name].get("secret") for name in fields if "key" in name)
+        assert set(one["injectors"].get("extra_vars", {})) <= options
+    manager = controller.named("credential_types", "gpumesh manager")
+    plugin = (ROOT / "plugins" / "inventory" / "clusters.py").read_text(encoding="utf-8")
+    for name in manager["injectors"]["env"]:
+        assert f"- name: {name}\n" in plugin, f"the inventory plugin does not read {name}"
+
+
+def test_workflows_lead_from_node_to_node(outcome: Outcome) -> None:
+    controller = outcome.controller
+
+    def after(workflow: str, node: str, result: str) -> list[str]:
+        number = controller.named("workflow_job_templates", workflow)["id"]
+        nodes = {
+            one["identifier"]: one
+            for one in controller.objects["workflow_job_template_nodes"].values()
+            if one["workflow_job_template"] == number
+        }
+        names = {one["id"]: name for name, one in nodes.items()}
+        return [names[other] for other in controller.links.get(f"{nodes[node]['url']}{result}_nodes/", [])]
+
+    assert after("gpumesh build and prove", "site", "success") == ["check"]
+    assert after("gpumesh build and prove", "site", "failure") == ["show"]
+    assert after("gpumesh join and check", "discover", "success") == ["join"]
+    assert after("gpumesh join and check", "join", "success") == ["check"]
+    assert after("gpumesh remove with approval", "show", "success") == ["approve"]
+    assert after("gpumesh remove with approval", "approve", "success") == ["remove"]
+    assert after("gpumesh remove with approval", "approve", "failure") == []
+    assert after("gpumesh remove with approval", "remove", "success") == ["check"]
+    assert controller.named("workflow_approval_templates", "May the machine leave?")["timeout"] == 86400
+    chat = controller.named("notification_templates", "chat")["id"]
+    for one in controller.objects["workflow_job_templates"].values():
+        assert controller.links[f"{one['url']}notification_templates_success/"] == [chat]
+        assert controller.links[f"{one['url']}notification_templates_error/"] == [chat]
+
+
+def test_a_workflow_asks_what_its_templates_take(outcome: Outcome) -> None:
+    """AWX hands an answer on to the nodes whose template asks for it, and drops it elsewhere."""
+    controller = outcome.controller
+    for workflow in controller.objects["workflow_job_templates"].values():
+        asked = {one["variable"] for one in controller.surveys[workflow["related"]["survey_spec"]]["spec"]}
+        nodes = [
+            one
+            for one in controller.objects["workflow_job_template_nodes"].values()
+            if one["workflow_job_template"] == workflow["id"]
+        ]
+        taken: set[str] = set()
+        for node in nodes:
+            template = controller.objects["job_templates"].get(node["unified_job_template"])
+            spec = controller.surveys[template["related"]["survey_spec"]]["spec"] if template else []
+            taken |= {one["variable"] for one in spec}
+            needed = {one["variable"] for one in spec if one["required"] and one.get("default", "") == ""}
+            assert needed <= asked | set(node.get("extra_data", {})), f"{workflow['name']}: {node['identifier']}"
+            assert set(node.get("extra_data", {})) <= {one["variable"] for one in spec}
+        assert asked <= taken, workflow["name"]
+
+
+def test_the_settings_work_as_they_are(tmp_path: Path) -> None:
+    with running() as (controller, address):
+        controller.add("organizations", {"name": "Default"})
+        done = apply(address, tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(controller.objects["job_templates"]) == len(data("templates")["controller_templates"])
+
+
+def test_the_other_collection_can_be_named(tmp_path: Path) -> None:
+    """Where there is no such collection, Ansible says which one it looked for."""
+    done = apply("http://127.0.0.1:9", tmp_path, "-e", "gpumesh_awx_collection=ansible.controller")
+    assert done.returncode != 0
+    assert "ansible.controller.project" in done.stdout + done.stderr

@@ -1,0 +1,187 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the guides say can be typed: commands, files, links and names are taken from their text and tried."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
+
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/index.md", "examples/README.md")),
+    *GUIDES,
+    *sorted((ROOT / "roles").glob("*/README.md")),
+]
+#: Programs on the members, or on the machine of whoever reads: their commands are not ours to try.
+FOREIGN = {"srun", "sbatch", "scontrol", "supervisord", "git", "export", "openssl", "docker", "python3", "pip", "cd"}
+#: Variables that are no options of a role.
+OTHER_VARIABLES = {"cluster_hosts", "show_output"}
+
+
+class Block(NamedTuple):
+    """Code in a document; ``before`` is the line of text above it."""
+
+    document: Path
+    language: str
+    text: str
+    before: str
+
+
+@lru_cache(maxsize=None)
+def blocks(document: Path) -> tuple[Block, ...]:
+    text = document.read_text(encoding="utf-8")
+    found = re.finditer(r"(?P<before>[^\n]*)\n+```(?P<language>[\w{}]+)\n(?P<text>.*?)\n```", text, re.DOTALL)
+    return tuple(Block(document, one["language"], one["text"], one["before"]) for one in found)
+
+
+def commands() -> list[tuple[Path, str]]:
+    """Each command of the console blocks, once a document."""
+    found = {
+        (block.document, line[2:].strip()): None
+        for document in DOCUMENTS
+        for block in blocks(document)
+        if block.language == "console"
+        for line in block.text.splitlines()
+        if line.startswith(("$ ", "# "))
+    }
+    return list(found)
+
+
+COMMANDS = commands()
+PLAYS = [(document, line) for document, line in COMMANDS if line.startswith("ansible-playbook ")]
+YAML = [block for document in DOCUMENTS for block in blocks(document) if block.language == "yaml"]
+
+
+def name_of(value: object) -> str:
+    return str(value.relative_to(ROOT)) if isinstance(value, Path) else str(value)[:70]
+
+
+@lru_cache(maxsize=None)
+def options() -> frozenset[str]:
+    """Every option of every role, and the settings of the playbook for AWX."""
+    names = set(OTHER_VARIABLES)
+    for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"):
+        for spec in yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"].values():
+            names |= set(spec.get("options") or {})
+    return frozenset(names | set(yaml.safe_load((ROOT / "playbooks/awx/data/settings.yml").read_text())))
+
+
+@pytest.fixture(scope="session")
+def desk(installed: Installed) -> Installed:
+    """The folder of someone who follows the guides: the inventories, and the files that they tell to write."""
+    shutil.copytree(ROOT / "inventories", installed.folder / "inventories")
+    for block in YAML:
+        written = re.fullmatch(r"`([\w./-]+\.yml)`:", block.before.strip())
+        if written:
+            path = installed.folder / written[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    (installed.folder / "mine.yml").write_text(next(one.text for one in YAML if "gpumesh_awx_" in one.text))
+    return installed
+
+
+def test_there_are_commands() -> None:
+    assert len(PLAYS) > 20
+    assert {path.stem for path in GUIDES} >= {"lan", "rented", "containers", "awx", "day2", "troubleshooting"}
+
+
+@pytest.mark.parametrize(("document", "line"), PLAYS, ids=name_of)
+def test_a_playbook_takes_the_command(desk: Installed, document: Path, line: str) -> None:
+    program, *arguments = shlex.split(line)
+    if "INVENTORY" in line:
+        arguments = ["inventories/lan" if word == "INVENTORY" else word for word in arguments]
+    for flag, value in zip(arguments, arguments[1:]):
+        if flag == "-e" and not value.startswith("@"):
+            assert value.partition("=")[0] in options(), f"no option of a role: {value}"
+    done = desk.run(program, *arguments, "--syntax-check")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Unable to parse" not in done.stderr
+
+
+@pytest.mark.parametrize(("document", "line"), [one for one in COMMANDS if one not in PLAYS], ids=name_of)
+def test_another_command_names_what_there_is(document: Path, line: str) -> None:
+    words = shlex.split(line.partition("&&")[0] if not line.startswith("make") else line, comments=True)
+    if words[0] == "make":
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        named = [word for word in shlex.split(line.partition("&&")[0], comments=True)[1:] if "=" not in word]
+        assert set(named) <= targets
+    elif words[0] == "ansible-galaxy":
+        assert words[1:3] == ["collection", "install"]
+    elif words[0] == "ansible-builder":
+        assert (ROOT / "execution-environment.yml").exists()
+    else:
+        assert words[0] in FOREIGN, f"nobody tries {line}"
+    for word in words:
+        if word.startswith("examples/"):
+            assert (ROOT / word).exists()
+
+
+@pytest.mark.parametrize("block", YAML, ids=lambda block: f"{name_of(block.document)}: {block.text[:30]!r}")
+def test_a_file_is_what_ansible_takes(desk: Installed, tmp_path: Path, block: Block) -> None:
+    document: Any = yaml.safe_load(block.text)
+    path = tmp_path / "block.yml"
+    path.write_text(block.text)
+    if isinstance(document, list) and "hosts" in document[0]:
+        done = desk.run("ansible-playbook", "-i", "inventories/lan", "--syntax-check", str(path))
+        assert done.returncode == 0, done.stdout + done.stderr
+    elif "all" in document:
+        done = desk.run("ansible-inventory", "-i", str(path), "--graph", "cluster")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("|--") >= 3
+    elif block.document.name != "CONTRIBUTING.md":
+        unknown = set(document) - options() - {"ansible_user"}
+        assert not unknown, f"no option of a role: {sorted(unknown)}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("https://", "#")):
+            continue
+        assert not target.startswith("http:"), target
+        path, _hash, anchor = target.partition("#")
+        linked = (document.parent / path).resolve()
+        assert linked.exists(), f"{document.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{document.name} links to {target}"
+
+
+def test_each_check_has_its_symptom_and_the_reverse() -> None:
+    """The names of checks, from where they are made, and those of the guide."""
+    made: set[str] = set()
+    rooms = "clock|collective|health|members|mesh|reachability|slurm|ssh|storage"
+    for path in [
+        *(ROOT / "plugins/plugin_utils/report").glob("*.py"),
+        *(ROOT / "plugins/module_utils/health").glob("*.py"),
+    ]:
+        made |= set(re.findall(rf'"((?:{rooms})\.[a-z_]+)"', path.read_text(encoding="utf-8")))
+    made -= {"slurm.conf"}
+    text = (ROOT / "docs/guides/troubleshooting.md").read_text(encoding="utf-8")
+    told = set(re.findall(rf"`((?:{rooms})\.[a-z_]+)`", text)) - {"slurm.conf"}
+    # Swap is no symptom of its own, and the names of these are put together.
+    assembled = {"reachability.own_name", "reachability.unique_address"}
+    assert told - assembled <= made
+    assert made - {"health.swap"} <= told
+
+
+def test_verdicts_of_pairs_are_those_of_the_guide() -> None:
+    text = (ROOT / "plugins/plugin_utils/reach_verdicts.py").read_text(encoding="utf-8")
+    names = set(re.findall(r'"(\w+)"', text[text.index("VERDICTS = (") : text.index(")", text.index("VERDICTS = ("))]))
+    guide = (ROOT / "docs/guides/troubleshooting.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE))
+    # These are no faults of a path, and have checks of their own.
+    assert names - {"name_is_loopback", "clock_skew", "not_checked", "ok"} == told

@@ -1,0 +1,136 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Everything of a host that a cluster could leave behind: read it before and after, and name what differs.
+
+Packages may stay, so what belongs to them is left out: files that dpkg lists, and what their scripts make.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from lab_hosts import Lab
+
+#: Read on the host, as one process.
+_READER = r"""
+import glob, hashlib, json, os, stat, subprocess
+
+def output(*argv):
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
+
+def files():
+    found, root = {}, os.lstat("/").st_dev
+    for folder, below, names in os.walk("/"):
+        below[:] = [name for name in below if os.lstat(os.path.join(folder, name)).st_dev == root]
+        for name in [*below, *names]:
+            path = os.path.join(folder, name)
+            try:
+                about = os.lstat(path)
+                words = [oct(about.st_mode), str(about.st_uid), str(about.st_gid)]
+                if stat.S_ISLNK(about.st_mode):
+                    words.append(os.readlink(path))
+                elif stat.S_ISREG(about.st_mode) and path.startswith(("/etc/", "/root/", "/home/", "/usr/local/", "/opt/")):
+                    with open(path, "rb") as stream:
+                        words.append(hashlib.sha256(stream.read()).hexdigest())
+            except FileNotFoundError:
+                continue
+            found[path] = " ".join(words)
+    return found
+
+def packaged():
+    return sorted({line.rstrip("\n") for path in glob.glob("/var/lib/dpkg/info/*.list") for line in open(path)})
+
+def units(*arguments):
+    return [line.split()[0] for line in output("systemctl", "--no-pager", "--no-legend", "--plain", *arguments)]
+
+print(json.dumps({
+    "files": files(),
+    "packaged": packaged(),
+    "users": output("getent", "passwd"),
+    "groups": output("getent", "group"),
+    "enabled units": units("list-unit-files", "--state=enabled"),
+    "active units": units("list-units", "--all", "--state=active,failed", "--type=service,socket,timer,mount,automount"),
+    "volatile": sorted(os.listdir("/run")),
+    "shared memory": sorted(os.listdir("/dev/shm")),
+    "interfaces": sorted(line["ifname"] for line in json.loads("".join(output("ip", "-j", "link")))),
+    "addresses": [f"{link['ifname']} {address['local']}/{address['prefixlen']}"
+                  for link in json.loads("".join(output("ip", "-j", "address"))) for address in link["addr_info"]],
+    "routes": output("ip", "-o", "route", "show", "table", "all"),
+    "rules": output("ip", "rule"),
+    "sockets": sorted({" ".join(line.split()[0:1] + line.split()[4:5]) for line in output("ss", "-Hltun")}),
+    "processes": sorted({line.strip() for line in output("sh", "-c", "cat /proc/[0-9]*/comm")}),
+}))
+"""
+
+#: Files that change by themselves, by a login, or when a package is installed or has run.
+_PASSING = re.compile(
+    r"/root/\.(ansible|cache)(/|$)|/tmp/|/var/(cache|backups|tmp)/|/var/log/(journal|apt|mysql|munge)(/|$)"
+    r"|/var/log/(lastlog|wtmp(\.db)?|btmp|faillog|dpkg\.log|alternatives\.log|bootstrap\.log)$"
+    r"|/var/lib/(apt|dpkg|systemd|ucf|pam|private|wtmpdb|lastlog|update-notifier|misc|mysql|munge)(/|$)"
+    r"|/etc/(passwd|group|shadow|gshadow|subuid|subgid)-?$|/etc/\.pwd\.lock$|/etc/(alternatives|rc[0-9S]\.d|init\.d)/"
+    r"|/etc/ld\.so\.cache$|/etc/mailcap$|/etc/ssl/certs/|/.*\.pyc$|/.*/__pycache__$|/usr/share/(mime|info)/"
+    r"|/etc/(munge|mysql|wireguard|slurm)$|/etc/mysql/debian(-start|\.cnf)?$|/etc/mysql/my\.cnf$"
+    r"|/usr/lib/.*/(gconv|giomodule)|/usr/lib/systemd/.*\.cache$"
+)
+#: Links of Debian's alternatives, and folders below /run that packages make.
+_ALTERNATIVE = re.compile(r"was not there -> 0o120777 0 0 /etc/alternatives/")
+_PACKAGES_VOLATILE = {"adduser", "mysqld", "munge", "wireguard"}
+#: The container engine's resolver, whose ports differ from start to start.
+_ENGINE = "127.0.0.11"
+_COUNTED = re.compile(r"counter packets \d+ bytes \d+ ?|^\[\d+:\d+\] ")
+#: Accounts of the packages.
+_ACCOUNTS = {"munge", "slurm", "mysql", "nvpd", "_rpc", "statd"}
+#: What comes and goes on any host, as with a login.
+_COMMON = re.compile(
+    r"(session|user@|user-runtime-dir@|run-user|user-|apt-daily|dpkg-db|e2scrub|fstrim|logrotate|man-db"
+    r"|systemd-|ldconfig|motd|run-credentials|run-docker|ssh@|sshd@).*"
+)
+_TRANSIENT = re.compile(
+    r"(sshd.*|ps|sh|cat|python3?|sleep|systemctl|agetty|\(.*\)|kworker.*|systemd-.*|ssh-agent|sftp.*)"
+)
+
+
+def read(lab: Lab, host: str) -> dict[str, Any]:
+    """The state of a host, with its firewall as the kernel has it."""
+    state: dict[str, Any] = json.loads(lab.run(host, "python3", "-c", _READER))
+    pid = subprocess.run(
+        ["docker", "inspect", "--format={{.State.Pid}}", f"gpumesh-{lab.name}-{host}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    inside = ["nsenter", f"--target={pid}", "--net"]
+    for name, command in (("nftables", ["nft", "list", "ruleset"]), ("iptables", ["iptables-save"])):
+        done = subprocess.run([*inside, *command], capture_output=True, text=True, check=False)
+        lines = [_COUNTED.sub("", line) for line in done.stdout.splitlines()]
+        state[name] = [line for line in lines if not line.startswith(("#", ":")) and _ENGINE not in line]
+    state["sockets"] = [line for line in state["sockets"] if _ENGINE not in line]
+    return state
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What is there that was not, is gone, or is another, and belongs to no package. Empty where nothing is left."""
+    packaged = set(after["packaged"])
+    found = [
+        f"{path}: {before['files'].get(path, 'was not there')} -> {after['files'].get(path, 'is gone')}"
+        for path in sorted(before["files"].keys() | after["files"].keys())
+        if before["files"].get(path) != after["files"].get(path) and path not in packaged and not _PASSING.match(path)
+    ]
+    ignored = {
+        "users": lambda line: line.split(":")[0] in _ACCOUNTS,
+        "groups": lambda line: line.split(":")[0] in _ACCOUNTS,
+        "enabled units": _COMMON.match,
+        "active units": _COMMON.match,
+        "processes": _TRANSIENT.fullmatch,
+        "volatile": _PACKAGES_VOLATILE.__contains__,
+    }
+    for topic in before.keys() - {"files", "packaged"}:
+        skipped = ignored.get(topic, lambda _line: False)
+        found += [f"{topic}: + {line}" for line in after[topic] if line not in before[topic] and not skipped(line)]
+        found += [f"{topic}: - {line}" for line in before[topic] if line not in after[topic] and not skipped(line)]
+    return [line for line in found if not _ALTERNATIVE.search(line)]

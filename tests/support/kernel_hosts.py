@@ -1,0 +1,67 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A lab of hosts with kernels of their own: commands by SSH, power that can be cut, boots that can be told apart."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from lab_hosts import ROOT, Lab
+
+
+class KernelLab(Lab):
+    """The lab that lab/kernel-up.yml has started."""
+
+    def ssh(self, host: str, command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a line of shell on the host; raises subprocess.TimeoutExpired when it does not end."""
+        folder = self.inventory.parent
+        address = f"10.79.0.1{host[1:]}"
+        return subprocess.run(
+            [
+                "ssh",
+                *("-i", str(folder / "id_ed25519"), "-o", f"UserKnownHostsFile={folder / 'known_hosts'}"),
+                *("-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+                *("-o", "ServerAliveInterval=10", f"root@{address}", command),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+
+    def shell(self, host: str, command: str, timeout: float = 120) -> str:
+        """Its stdout; an error fails the test."""
+        done = self.ssh(host, command, timeout)
+        assert done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def answers(self, host: str) -> str:
+        """The number of the boot, or nothing where no login is possible now."""
+        try:
+            return self.ssh(host, "cat /proc/sys/kernel/random/boot_id", timeout=30).stdout.strip()
+        except subprocess.TimeoutExpired:
+            return ""
+
+    def cut(self, host: str) -> None:
+        """Take the power away."""
+        self._power("cut", host)
+
+    def power(self, host: str) -> None:
+        """Boot a host that is off, and wait until a login is possible."""
+        self._power("start", host)
+        self.wait(f"{host} is up", lambda: bool(self.answers(host)), seconds=300)
+
+    def reboot(self, host: str, limit: float = 420) -> float:
+        """Reboot as an administrator does; the seconds until the new boot can be logged in to."""
+        before = self.answers(host)
+        assert before
+        started = time.monotonic()
+        self.ssh(host, "systemctl reboot", timeout=60)
+        self.wait(f"{host} has rebooted", lambda: self.answers(host) not in {"", before}, seconds=limit)
+        return time.monotonic() - started
+
+    def _power(self, action: str, host: str) -> None:
+        command = [str(ROOT / "lab" / "kernel" / "host"), action, str(self.inventory.parent / host)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)

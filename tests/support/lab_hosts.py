@@ -1,0 +1,137 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A lab as tests see it: commands on its hosts, playbooks against its inventory, hosts that stop and start."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
+
+#: What changes on a host by itself while it runs, or by a login.
+RESTLESS = (
+    "/root/.ansible/",
+    "/var/log/",
+    "/var/lib/systemd/",
+    "/var/lib/apt/",
+    "/var/cache/apt/",
+    "/var/lib/lastlog/",
+)
+
+
+class Run(NamedTuple):
+    """A playbook that has ended. ``output`` is stdout and stderr as they came, ``changed`` the recap by host."""
+
+    code: int
+    output: str
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """The output without its line breaks, where a message is one line again."""
+        return " ".join(self.output.split())
+
+    @property
+    def changed(self) -> dict[str, int]:
+        return {match[1]: int(match[3]) for match in RECAP.finditer(self.output)}
+
+    @property
+    def plays(self) -> int:
+        return len(re.findall(r"^PLAY \[", self.output, re.MULTILINE))
+
+
+class Lab:
+    """The running lab of this name; see lab/lab.yml."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inventory = ROOT / ".lab" / name / "hosts.yml"
+
+    def run(self, host: str, *argv: str, check: bool = True, timeout: float = 120) -> str:
+        """Run a command on the host, as root and not through Ansible; its stdout."""
+        done = subprocess.run(
+            ["docker", "exec", f"gpumesh-{self.name}-{host}", *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+        assert not check or done.returncode == 0, f"{host}: {' '.join(argv)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def read(self, host: str, path: str) -> bytes:
+        """The content of a file of the host."""
+        done = subprocess.run(
+            ["docker", "exec", f"gpumesh-{self.name}-{host}", "cat", path], capture_output=True, check=True, timeout=60
+        )
+        return done.stdout
+
+    def play(self, playbook: str, *arguments: str, inventories: Sequence[Path] = ()) -> Run:
+        """Run a playbook against the lab, whether it succeeds or not."""
+        sources = [text for path in (self.inventory, *inventories) for text in ("-i", str(path))]
+        return self._ansible("ansible-playbook", *sources, playbook, *arguments)
+
+    def module(self, hosts: str, name: str) -> Run:
+        """Run a module without arguments on the hosts that the pattern names; a line of output for each of them."""
+        return self._ansible("ansible", "-i", str(self.inventory), hosts, "--module-name", name, "--one-line")
+
+    def ping_seconds(self) -> float:
+        """What one `ansible -m ping` of all members takes."""
+        run = self._ansible("ansible", "-i", str(self.inventory), "cluster", "-m", "ansible.builtin.ping")
+        assert run.code == 0, run.output
+        return run.seconds
+
+    def stop(self, host: str) -> None:
+        subprocess.run(["docker", "stop", f"gpumesh-{self.name}-{host}"], check=True, capture_output=True, timeout=120)
+
+    def start(self, host: str) -> None:
+        """Start the host and wait for its services."""
+        subprocess.run(["docker", "start", f"gpumesh-{self.name}-{host}"], check=True, capture_output=True, timeout=120)
+        self.wait(
+            f"{host} is up",
+            lambda: self.run(host, "systemctl", "is-system-running", check=False).strip() in {"running", "degraded"},
+        )
+
+    def wait(self, what: str, holds, seconds: float = 120) -> None:
+        """Wait until it holds, or fail."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+            time.sleep(1)
+
+    def mark(self, hosts: Sequence[str]) -> None:
+        """Begin to watch for changes; see `changes`."""
+        for host in hosts:
+            self.run(host, "touch", "/run/gpumesh-lab-mark")
+        # A file's times are those of the kernel's clock tick.
+        time.sleep(0.1)
+
+    def changes(self, host: str) -> list[str]:
+        """The files that were made or changed since `mark`, without those that change by themselves."""
+        found = self.run(host, "find", "/", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark").splitlines()
+        return [path for path in found if not path.startswith(RESTLESS)]
+
+    def _ansible(self, program: str, *arguments: str) -> Run:
+        started = time.monotonic()
+        done = subprocess.run(
+            [str(BIN / program), *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=3600,
+            # Molecule has its own output coloured, and what runs below it too.
+            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
+        )
+        return Run(done.returncode, done.stdout, time.monotonic() - started)

@@ -1,0 +1,68 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hosts of the scenario `slurm`, and what its tests ask of Slurm on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lab_hosts import Lab
+
+#: s4 has supervisord instead of systemd.
+MACHINES = ("s1", "s2", "s3", "s4")
+ADDRESSES = {machine: f"10.77.30.1{machine[1:]}" for machine in MACHINES}
+SLURM = "gpumesh.cluster.slurm"
+#: What runs on the manager, and on the others.
+DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd")}
+OTHERS = ("munge", "slurmd")
+#: Seconds that a busy machine may take for what takes one.
+PATIENCE = 300.0
+
+
+def processes(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:
+    """The process of each daemon, by machine and name."""
+    found = {}
+    for machine in machines:
+        for name in DAEMONS.get(machine, OTHERS):
+            argv = (
+                ["supervisorctl", "pid", name]
+                if machine == "s4"
+                else ["systemctl", "show", "--property=MainPID", "--value", name]
+            )
+            pid = lab.run(machine, *argv).strip()
+            assert pid.isdigit() and pid != "0", f"{machine}: {name} does not run ({pid})"
+            found[f"{machine} {name}"] = pid
+    return found
+
+
+def states(lab: Lab) -> dict[str, str]:
+    """The state of each node that the controller knows, with a mark for one that does not answer."""
+    lines = lab.run("s1", "sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()
+    return dict(line.split() for line in lines)
+
+
+def wait_until_idle(lab: Lab, machines: Sequence[str] = MACHINES) -> None:
+    lab.wait(
+        f"idle: {', '.join(machines)}",
+        lambda: states(lab) == dict.fromkeys(machines, "idle"),
+        PATIENCE,
+    )
+
+
+def submit(lab: Lab, script: str, *options: str) -> str:
+    """Hand a batch job in; its number."""
+    return lab.run("s1", "sbatch", "--parsable", "--output=/root/%j.out", *options, "--wrap", script).strip()
+
+
+def job(lab: Lab, number: str) -> dict[str, str]:
+    """What the controller knows of a job: JobState, NodeList, Restarts, ExitCode, …"""
+    shown = lab.run("s1", "scontrol", "--oneliner", "show", "job", number)
+    return dict(re.findall(r"(\w+)=(\S*)", shown))
+
+
+def wait_for_job(lab: Lab, number: str, state: str) -> dict[str, str]:
+    """The job once it is in the state."""
+    lab.wait(f"job {number} is {state}", lambda: job(lab, number)["JobState"] == state, PATIENCE)
+    return job(lab, number)

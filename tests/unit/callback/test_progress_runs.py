@@ -1,0 +1,168 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The callbacks in real runs of ansible-playbook on local hosts, through a pipe and through a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLAYBOOK = shutil.which("ansible-playbook", path=os.path.dirname(sys.executable))
+
+INVENTORY = """
+all:
+  vars: {ansible_connection: local, ansible_python_interpreter: "{{ ansible_playbook_python }}"}
+  hosts: {n1: {}, n2: {}}
+"""
+
+PLAY = """
+- name: First phase
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Quiet task
+      ansible.builtin.command: "true"
+      changed_when: false
+    - name: Loud task
+      ansible.builtin.command: "true"
+      when: not ansible_check_mode
+    - name: Would change
+      ansible.builtin.copy: {content: "x{{ inventory_hostname }}", dest: "{{ target }}.{{ inventory_hostname }}", mode: "0600"}
+    - name: Print
+      gpumesh.cluster.print_text: {text: "text of a plugin"}
+      run_once: true
+- name: Second phase
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Secret failure
+      ansible.builtin.command: echo pass1word
+      no_log: true
+      failed_when: inventory_hostname == 'n2'
+    - name: Last
+      ansible.builtin.fail: {msg: "The message, in full."}
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "inventory.yml").write_text(INVENTORY, encoding="utf-8")
+    (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
+    return tmp_path
+
+
+def command(files: Path, *more: str) -> list[str]:
+    assert PLAYBOOK, "ansible-playbook is not beside the Python that runs the tests"
+    return [PLAYBOOK, "-i", f"{files}/inventory.yml", f"{files}/play.yml", "-e", f"target={files}/made", *more]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "NO_COLOR", "CI"))}
+    return {**kept, "ANSIBLE_STDOUT_CALLBACK": "gpumesh.cluster.progress", "TERM": "xterm-256color", **more}
+
+
+def through_pipe(files: Path, *more: str, **variables: str) -> str:
+    done = subprocess.run(
+        command(files, *more),
+        env=environment(**variables),
+        cwd=files,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def through_terminal(files: Path, *more: str, **variables: str) -> str:
+    """The raw bytes that a terminal of 100 columns gets."""
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        command(files, *more),
+        env=environment(COLUMNS="100", **variables),
+        cwd=files,
+        stdin=subprocess.DEVNULL,
+        stdout=follower,
+        stderr=follower,
+    ) as process:
+        os.close(follower)
+        seen = b""
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:
+                break  # Linux says so when the other end is closed.
+            if not part:
+                break
+            seen += part
+        process.wait(timeout=60)
+    os.close(leader)
+    return seen.decode("utf-8", "replace")
+
+
+def test_plain_lines_in_a_pipe(files: Path) -> None:
+    text = through_pipe(files)
+    assert "\x1b" not in text and "\r" not in text
+    assert re.search(r"^  First phase\n    changed  Loud task: n1, n2", text, re.MULTILINE)
+    assert "Quiet task" not in text
+    assert "text of a plugin\n" in text
+    assert "✕ n1: Last\n    The message, in full." in text
+    assert re.search(r"play\.yml:\d+", text)
+    assert "Failed on n1, n2" in text
+    assert "pass1word" not in text
+    assert re.search(r"^  n1 +5 +3 +1 +0", text, re.MULTILINE), text
+
+
+def test_check_mode_says_would(files: Path) -> None:
+    text = through_pipe(files, "--check")
+    assert "(check mode)" in text
+    assert "would change  Would change: n1, n2" in text
+    assert "Check mode: nothing was changed." in text
+    assert not list(files.glob("made*"))
+
+
+def test_diff_is_shown_below_the_phase(files: Path) -> None:
+    text = through_pipe(files, "--diff")
+    assert "+xn1" in text
+
+
+def test_verbose_prints_results_like_the_default(files: Path) -> None:
+    text = through_pipe(files, "-v")
+    assert "TASK [Quiet task]" in text
+    assert "ok: [n1] =>" in text
+    assert "PLAY RECAP" in text
+    assert "pass1word" not in text
+
+
+@pytest.mark.parametrize(("variables", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_live_line_on_a_terminal_and_no_color(files: Path, variables: dict[str, str], colours: bool) -> None:
+    text = through_terminal(files, **variables)
+    assert "\r\x1b[K" in text
+    assert "task 1: Quiet task" in text
+    assert bool(re.search("\x1b\\[[0-9;]*m", text)) is colours
+    # What others print starts on a line of its own.
+    assert re.search("(\n|\x1b\\[K)text of a plugin\r?\n", text), text
+    for part in re.findall("\x1b\\[K([^\r\n]*)", text):
+        assert len(re.sub("\x1b\\[[0-9;]*m", "", part)) < 100
+
+
+def test_nothing_is_redrawn_under_a_ci_server(files: Path) -> None:
+    assert "\x1b[K" not in through_terminal(files, CI="true")
+
+
+def test_summary_beside_another_callback(files: Path) -> None:
+    text = through_pipe(
+        files,
+        ANSIBLE_STDOUT_CALLBACK="ansible.builtin.default",
+        ANSIBLE_CALLBACKS_ENABLED="gpumesh.cluster.progress_summary",
+    )
+    assert "SUMMARY *" in text
+    assert re.search(r"^First phase +4 ", text, re.MULTILINE), text

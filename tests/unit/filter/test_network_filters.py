@@ -1,0 +1,56 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The filters as templates meet them: names, defaults, and errors as Ansible's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.gpumesh.cluster.plugins.filter import (
+    choose_subnet,
+    discover_page,
+    discover_report,
+    shared_subnets,
+    table,
+)
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_discovery import RESULTS
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_subnets import hosts, interface
+
+FACTS = hosts([interface("eno1", "10.0.0.1/24")], [interface("eno1", "10.0.0.2/24")])
+
+
+@pytest.mark.parametrize("plugin", [choose_subnet, discover_page, discover_report, shared_subnets, table])
+def test_a_filter_has_the_name_of_its_file(plugin: Any) -> None:
+    name = plugin.__name__.rpartition(".")[2]
+    assert list(plugin.FilterModule().filters()) == [name]
+
+
+def test_the_choice_is_the_first_candidate() -> None:
+    candidates = shared_subnets.shared_subnets(FACTS)["candidates"]
+    assert choose_subnet.choose_subnet(FACTS) == candidates[0]
+    assert choose_subnet.choose_subnet(FACTS, "10.0.0.9/24", min_hosts=2)["subnet"] == "10.0.0.0/24"
+    assert shared_subnets.shared_subnets(FACTS, exclude=["eno*"])["candidates"] == []
+
+
+def test_an_error_of_ours_is_a_filter_error_with_the_remedy() -> None:
+    with pytest.raises(
+        AnsibleFilterError, match=r"Give cluster_subnet=10\.0\.0\.0/24, or put n1 and n2 on the cluster"
+    ):
+        choose_subnet.choose_subnet(FACTS, "192.168.1.0/24")
+
+
+def test_the_report_becomes_a_page() -> None:
+    text = discover_page.discover_page(discover_report.discover_report(RESULTS), "ascii", 70)
+    assert max(len(line) for line in text.split("\n") if line[:1] in "+|") <= 70
+
+
+def test_the_table_takes_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"host": "n1", "why": "word " * 60}]
+    monkeypatch.setenv("COLUMNS", "50")
+    assert max(map(len, table.table(rows).split("\n"))) <= 50
+    assert max(map(len, table.table(rows, width=90).split("\n"))) > 50
+    assert len(table.table(rows, width=-1).split("\n")) == 5

@@ -1,0 +1,166 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The inventory plugin `clusters` as Ansible loads it, on folders of records and through a stand-in for ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.inventory.clusters import InventoryModule
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import to_text
+
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+
+
+def write_record(folder: Path, name: str = "lab", machines: str = "ab", subnet: int = 0) -> None:
+    members = [
+        {"machine": machine, "address": f"10.0.{subnet}.{number}", "interface": "eth0", "site": f"s{number}"}
+        for number, machine in enumerate(machines, start=1)
+    ]
+    mesh = {"backend": "none" if subnet else "wireguard"}
+    draft = plan.create("0" * 32, name, f"10.0.{subnet}.0/24", machines[0], mesh, members, STAMP)
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(to_text(plan.commit(draft, STAMP)))
+
+
+def ask(tmp_path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """What `ansible-inventory --list` says of a source with these options."""
+    source = tmp_path / "x.clusters.yml"
+    source.write_text(json.dumps({"plugin": "gpumesh.cluster.clusters", "path": "records", **options}))
+    tool = Path(sys.executable).with_name("ansible-inventory")
+    environment = {**os.environ, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true"}
+    return subprocess.run(
+        [tool, "-i", source, "--list"], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+
+
+def load(tmp_path: Path, **options: Any) -> dict[str, Any]:
+    done = ask(tmp_path, **options)
+    assert done.returncode == 0, done.stderr
+    # What comes from a file is marked, so that it is never taken for a template.
+    found: dict[str, Any] = json.loads(done.stdout, object_hook=lambda item: item.get("__ansible_unsafe", item))
+    return found
+
+
+def hosts(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    variables: dict[str, dict[str, Any]] = found["_meta"]["hostvars"]
+    return variables
+
+
+def test_groups_and_variables(tmp_path: Path) -> None:
+    write_record(tmp_path / "records")
+    found = load(tmp_path)
+    assert sorted(found["lab"]["children"]) == ["lab_manager", "lab_members"]
+    assert (found["lab_members"]["hosts"], found["lab_manager"]["hosts"]) == (["a", "b"], ["a"])
+    expected = {
+        "ansible_host": "10.0.0.2",
+        "cluster_rank": 1,
+        "cluster_address": "10.99.0.2",
+        "cluster_interface": "gpumesh0",
+        "cluster_is_manager": False,
+        "cluster_site": "s2",
+        "cluster_endpoint": "",
+        "cluster_name": "lab",
+        "cluster_subnet": "10.0.0.0/24",
+        "cluster_generation": 1,
+        "cluster_manager": "a",
+    }
+    assert {name: hosts(found)["b"][name] for name in expected} == expected
+
+
+def test_a_host_in_two_clusters_has_both(tmp_path: Path) -> None:
+    write_record(tmp_path / "records")
+    write_record(tmp_path / "records", name="two-x", machines="bc", subnet=7)
+    found = load(tmp_path)
+    assert found["two_x_manager"]["hosts"] == ["b"]
+    clusters = hosts(found)["b"]["clusters"]
+    assert {name: seat["rank"] for name, seat in clusters.items()} == {"lab": 1, "two-x": 0}
+
+
+def test_only_some_clusters_and_other_addresses(tmp_path: Path) -> None:
+    write_record(tmp_path / "records")
+    write_record(tmp_path / "records", name="other", machines="cd", subnet=7)
+    found = hosts(load(tmp_path, names=["lab"], address="cluster"))
+    assert {machine: variables["ansible_host"] for machine, variables in found.items()} == {
+        "a": "10.99.0.1",
+        "b": "10.99.0.2",
+    }
+
+
+def test_composed_groups(tmp_path: Path) -> None:
+    write_record(tmp_path / "records")
+    found = load(tmp_path, keyed_groups=[{"key": "cluster_site", "prefix": "site"}])
+    assert found["site_s2"]["hosts"] == ["b"]
+
+
+def test_the_cache_answers_when_the_records_cannot(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    write_record(records)
+    cached = {"cache": True, "cache_plugin": "ansible.builtin.jsonfile", "cache_connection": str(tmp_path / "cache")}
+    assert set(hosts(load(tmp_path, **cached))) == {"a", "b"}
+    (records / "lab.json").unlink()
+    assert set(hosts(load(tmp_path, **cached))) == {"a", "b"}
+    assert hosts(load(tmp_path)) == {}
+
+
+def test_over_ssh_nothing_is_expanded_by_the_far_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in does what sshd does: it hands the last word to a shell."""
+    write_record(tmp_path / "re$(touch oops)cords")
+    stand_in = tmp_path / "bin" / "ssh"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/sh\necho "$@" > "$0.argv"\nfor last; do :; done\nexec sh -c "$last"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stand_in.parent}:/usr/bin:/bin")
+    found = load(tmp_path, host="root@gpu1", port=2222, path=f"{tmp_path}/re$(touch oops)cords")
+    assert set(hosts(found)) == {"a", "b"}
+    assert not (tmp_path / "oops").exists()
+    assert "-p 2222 -- root@gpu1" in (tmp_path / "bin" / "ssh.argv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "options", "said"),
+    [
+        (lambda records: None, {}, "is no folder of cluster records. Give path, or host."),
+        (lambda records: (records.mkdir(), (records / "lab.json").write_text("{")), {}, "lab.json is refused"),
+        (lambda records: (records.mkdir(), (records / "lab.json").write_text("{}")), {}, "schema_version"),
+        (lambda records: None, {"host": "127.0.0.1", "port": 1}, "the records of 127.0.0.1 cannot be read"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, prepare: Any, options: dict[str, Any], said: str) -> None:
+    prepare(tmp_path / "records")
+    done = ask(tmp_path, **options)
+    assert done.returncode != 0
+    assert said in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("clusters.yml", True),
+        ("lab.clusters.yaml", True),
+        ("hosts.yml", False),
+        ("clusters.ini", False),
+        ("myclusters.yml", False),
+    ],
+)
+def test_the_name_of_the_source(tmp_path: Path, name: str, ours: bool) -> None:
+    (tmp_path / name).write_text("plugin: gpumesh.cluster.clusters\n")
+    assert InventoryModule().verify_file(str(tmp_path / name)) is ours
+
+
+def test_texts_come_as_texts(tmp_path: Path) -> None:
+    """AWX reads what `ansible-inventory` prints, and would take a mark for the value."""
+    write_record(tmp_path / "records")
+    done = ask(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "10.0.0.1" in done.stdout
+    assert "__ansible_unsafe" not in done.stdout

@@ -1,0 +1,339 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import judge, launch, parse, thresholds
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+# name: (collective, ranks, hosts, rows, busbw at the largest size, exit status, expected ranks, nodes, kind of problem)
+CASES = {
+    "01-new-table.txt": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, None),
+    "02-two-nodes.txt": ("all_reduce", 16, 2, 6, 189.30, 0, 16, 2, None),
+    "03-before-version-line.txt": (None, 8, 1, 6, 189.30, 0, 8, 1, None),
+    "04-very-old-no-root.txt": (None, 8, 1, 6, 119.74, 0, 8, 1, None),
+    "05-wrong-not-checked.txt": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, None),
+    "06-wrong-values-scientific.txt": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, "wrong_values"),
+    "07-time-scientific.txt": ("all_reduce", 8, 1, 2, 1.25, 0, 8, 1, None),
+    "08-timestamps.txt": ("all_reduce", 8, 1, 4, 156.34, 0, 8, 1, None),
+    "09-srun-label.txt": ("all_reduce", 16, 2, 6, 189.30, 0, 16, 2, None),
+    "10-mpirun-tag-output.txt": ("all_reduce", 16, 2, 6, 189.30, 0, 16, 2, None),
+    "11-interleaved-logs.txt": ("all_reduce", 16, 2, 6, 189.30, 0, 16, 2, None),
+    "12-colours.txt": ("all_reduce", 16, 2, 6, 189.30, 0, 16, 2, None),
+    "13-broadcast-root.txt": ("broadcast", 16, 2, 6, 189.30, 0, 16, 2, None),
+    "14-all-gather-empty-redop.txt": ("all_gather", 16, 2, 6, 189.30, 0, 16, 2, None),
+    "15-in-place-only.txt": ("all_reduce", 8, 1, 1, 189.30, 0, 8, 1, None),
+    "16-rccl.txt": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, None),
+    "17-usage.txt": (None, 0, 0, 0, None, 0, 8, 1, "usage"),
+    "18-truncated.txt": ("all_reduce", 16, 2, 6, 189.30, 0, 16, 2, "truncated"),
+    "19-nccl-failure.txt": ("all_reduce", 8, 1, 2, 121.22, 3, 8, 1, "failed"),
+    "20-cuda-failure.txt": ("all_reduce", 0, 0, 0, None, 2, 8, 1, "failed"),
+    "21-test-timeout.txt": ("all_reduce", 8, 1, 0, None, 1, 8, 1, "failed"),
+    "22-rank-killed.txt": ("all_reduce", 3, 3, 2, 92.36, 137 - 128, 3, 3, "rank_died"),
+    "23-without-mpi.txt": ("all_reduce", 1, 2, 4, 0.0, 0, 2, 2, "missing_rank"),
+    "24-one-host-only.txt": ("all_reduce", 16, 1, 6, 189.30, 0, 16, 2, "wrong_nodes"),
+    "25-out-of-bounds.txt": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, "wrong_values"),
+    "26-empty.txt": (None, 0, 0, 0, None, 0, 8, 1, "truncated"),
+    "27-hang-after-devices.txt": ("all_reduce", 2, 2, 0, None, 124, 3, 3, "timeout"),
+    "28-report.json": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, None),
+    "29-report-without-summary.json": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, "truncated"),
+    "30-report-nan-and-null.json": ("all_reduce", 8, 1, 1, None, 0, 8, 1, "no_rows"),
+    "31-report-cut-off.json": (None, 0, 0, 0, None, 0, 8, 1, "truncated"),
+    "32-report-errors.json": ("all_reduce", 8, 1, 6, 189.30, 0, 8, 1, "wrong_values"),
+    "33-own-program.txt": ("all_reduce", 3, 3, 2, 1.3981, 0, 3, 3, None),
+    "34-own-program-died.txt": (None, 3, 3, 0, None, 1, 3, 3, "rank_died"),
+    "35-no-torch.txt": (None, 0, 0, 0, None, 1, 3, 3, "not_installed"),
+}
+
+
+def read(name: str) -> parse.Output:
+    text = (FIXTURES / name).read_text(encoding="utf-8")
+    return parse.parse_json(text) if name.endswith(".json") else parse.parse_text(text)
+
+
+def test_every_fixture_is_tested() -> None:
+    assert sorted(CASES) == sorted(path.name for path in FIXTURES.iterdir())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fixture(name: str) -> None:
+    collective, ranks, hosts, rows, busbw, rc, expected_ranks, nodes, kind = CASES[name]
+    output = read(name)
+    assert output["collective"] == collective
+    assert len({device["rank"] for device in output["devices"]}) == ranks
+    assert len({device["host"] for device in output["devices"]}) == hosts
+    assert len(output["rows"]) == rows
+    top = judge.largest(output["rows"])
+    assert (top["busbw_gbps"] if top else None) == busbw
+    problem = judge.judge(output, judge.Expected(expected_ranks, nodes, 60), rc, rc == 124)
+    assert (problem.kind if problem else None) == kind, problem
+    if problem:
+        assert problem.message.endswith(".") and problem.remedy.endswith(".")
+
+
+def test_nothing_of_the_environment_gets_out() -> None:
+    assert "topsecret" not in json.dumps(read("28-report.json"))
+
+
+def test_versions_and_warnings() -> None:
+    assert read("01-new-table.txt")["versions"] == {
+        "nccl-tests": "2.17.4",
+        "nccl-headers": "22803",
+        "nccl-library": "22803",
+    }
+    assert read("16-rccl.txt")["versions"] == {"rccl-tests": "develop:4b3bb7a"}
+    assert read("28-report.json")["versions"] == {"nccl": "2.28.3"}
+    mixed = read("11-interleaved-logs.txt")
+    assert mixed["versions"]["nccl"] == "2.28.3+cuda12.9"
+    assert all("NCCL WARN" in line for line in mixed["warnings"]) and len(mixed["warnings"]) == 3
+
+
+def test_wrong_values_are_counts_and_old_errors_are_not() -> None:
+    assert read("06-wrong-values-scientific.txt")["rows"][0]["wrong"] == 2100000
+    assert {row["wrong"] for row in read("05-wrong-not-checked.txt")["rows"]} == {None}
+    assert {row["wrong"] for row in read("04-very-old-no-root.txt")["rows"]} == {None}
+    assert read("13-broadcast-root.txt")["rows"][0]["redop"] is None
+
+
+def problem(name: str, **changes: object) -> judge.Problem:
+    ranks, nodes, rc = CASES[name][6], CASES[name][7], CASES[name][5]
+    expected = judge.Expected(ranks, nodes, 60)._replace(**changes)
+    found = judge.judge(read(name), expected, rc, rc == 124)
+    assert found is not None
+    return found
+
+
+def test_messages_name_the_rank_and_the_node() -> None:
+    assert problem("22-rank-killed.txt").message == "A process ended early: rank 2 on n3: Killed."
+    assert problem("34-own-program-died.txt").message == "A process ended early: rank 1 on n2: Killed."
+    assert "Rank 2 never announced itself" in problem("27-hang-after-devices.txt").message
+    assert "socketProgress: Connection closed by remote peer n3" in problem("19-nccl-failure.txt").message
+
+
+def test_a_threshold_is_judged_at_the_largest_size_only() -> None:
+    slow = thresholds.Threshold(200.0, "given")
+    assert problem("01-new-table.txt", threshold=slow).kind == "slow"
+    fine = judge.Expected(8, 1, 60, thresholds.Threshold(189.0, "given"))
+    assert judge.judge(read("01-new-table.txt"), fine, 0, False) is None
+
+
+def test_a_footer_does_not_excuse_an_exit_status() -> None:
+    assert judge.judge(read("01-new-table.txt"), judge.Expected(8, 1, 60), 3, False).kind == "exit_status"
+
+
+def ran(names: list, nodes: int = 1, collective: str = "all_reduce", size: int = 1 << 33) -> thresholds.Ran:
+    return thresholds.Ran(collective, names, nodes, size)
+
+
+def test_thresholds() -> None:
+    assert thresholds.look_up(ran(["NVIDIA H100 80GB HBM3"] * 8)).gbps == 460.0
+    assert thresholds.look_up(ran(["NVIDIA H100 80GB HBM3"] * 4)) is None
+    assert thresholds.look_up(ran(["NVIDIA H100"] * 7 + ["NVIDIA A100"])) is None
+    assert thresholds.look_up(ran(["NVIDIA H100"] * 8, collective="all_gather")) is None
+    assert thresholds.look_up(ran(["NVIDIA H100"] * 8, size=1 << 26)) is None
+    assert thresholds.look_up(ran(["x"], 2)) is None
+    assert thresholds.look_up(ran(["x"], 2), 400.0, 8).gbps == pytest.approx(307.2)
+    assert thresholds.look_up(ran(["x"], 2), 50.0, 1).gbps == pytest.approx(4.8)
+    assert thresholds.look_up(ran(["x"], 2), 100.0, 1, "tcp").gbps == pytest.approx(4.0)
+    assert thresholds.look_up(ran(["x"], 2), 10.0, 1, "tcp").gbps == pytest.approx(0.4)
+    assert all(machine.source and 0 < machine.gate <= machine.typical for machine in thresholds.MACHINES)
+    assert all(fabric.source and fabric.typical > 0 for fabric in thresholds.FABRICS)
+
+
+def test_an_entry_of_the_users_own_comes_first() -> None:
+    own = [
+        thresholds.Own(1.0, collective="broadcast"),
+        thresholds.Own(2.0, gpu="H100", gpus=8, nodes=1, source="our acceptance test"),
+        thresholds.Own(3.0, nodes=2),
+    ]
+
+    def found(*given: object) -> object:
+        threshold = thresholds.look_up(ran(*given), own=own)
+        return threshold and (threshold.gbps, threshold.source)
+
+    assert found(["NVIDIA H100"] * 8) == (2.0, "our acceptance test")
+    assert found(["NVIDIA H100"] * 8, 1, "broadcast") == (1.0, "an entry of your own")
+    assert found(["NVIDIA A100"] * 8) == (210.0, thresholds.MACHINES[3].source)
+    assert found(["x", "y"], 2) == (3.0, "an entry of your own")
+    assert found([]) is None
+
+
+@settings(max_examples=300)
+@given(st.text())
+def test_no_text_is_ever_a_pass_without_a_footer(text: str) -> None:
+    output = parse.parse_text(text)
+    if "Out of bounds values" not in text:
+        assert judge.judge(output, judge.Expected(1, 1, 60), 0, False) is not None
+
+
+_LINES = [
+    line
+    for name in CASES
+    if name.endswith(".txt")
+    for line in (FIXTURES / name).read_text(encoding="utf-8").splitlines()
+]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(_LINES) | st.text(max_size=60), max_size=40), st.integers(0, 4))
+def test_shuffled_lines_never_break_it_and_never_pass_without_a_footer(lines: list, cut: int) -> None:
+    text = "\n".join(lines)
+    output = parse.parse_text(text[: len(text) - cut])
+    found = judge.judge(output, judge.Expected(2, 2, 60), 0, False)
+    if "Out of bounds values" not in text and parse.RESULT_MARK not in text:
+        assert found is not None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(
+                    [
+                        "args",
+                        "results",
+                        "devices",
+                        "size",
+                        "out_of_place",
+                        "bus_bw",
+                        "out_of_bounds",
+                        "average_bus_bandwidth",
+                        "count",
+                        "okay",
+                        "rank",
+                        "hostname",
+                        "nccl_version",
+                        "config",
+                        "errors",
+                    ]
+                ),
+                inner,
+            )
+        ),
+    )
+)
+def test_any_json_document_is_taken(value: object) -> None:
+    output = parse.parse_json(json.dumps(value))
+    assert judge.judge(output, judge.Expected(1, 1, 60), 0, False) is not None
+
+
+@given(st.integers(0, 2000))
+def test_a_report_cut_anywhere_is_no_pass(place: int) -> None:
+    text = (FIXTURES / "28-report.json").read_text(encoding="utf-8")
+    assert not parse.parse_json(text[: min(place, len(text) - 1)])["concluded"]
+
+
+def request(**changes: object) -> launch.Request:
+    base = launch.Request(
+        "all_reduce", "", "srun", 3, 3, ["n1", "n2", "n3"], 1024, 2048, 5, 60, None, None, 1, "python3"
+    )
+    return base._replace(**changes)
+
+
+def test_every_command_has_a_time_limit_and_no_shell() -> None:
+    for made in (
+        launch.command(request()),
+        launch.command(request(launcher="mpirun", path="/opt")),
+        launch.command(request(launcher="local", nodes=1, path="/opt")),
+    ):
+        assert made[:3] == ["timeout", "--kill-after=10", "60"]
+    srun = launch.command(request(path="/opt/nccl-tests/build", ranks=24))
+    assert "--ntasks-per-node=8" in srun and "--nodelist=n1,n2,n3" in srun and "--gpus-per-node=8" in srun
+    assert "/opt/nccl-tests/build/all_reduce_perf" in srun
+    assert not [word for word in srun if word.startswith("--mpi")]
+    assert "--mpi=pmix" in launch.command(request(path="/opt", mpi="pmix"))
+    assert not [word for word in launch.command(request(mpi="pmix")) if word.startswith("--mpi")]
+    assert not [word for word in launch.command(request(path="/opt", gpus=False)) if word.startswith("--gpus")]
+    assert launch.command(request(launcher="local", ranks=8, nodes=1, path="/opt"))[-3:] == ["8", "-n", "5"]
+    assert "n1:1,n2:1,n3:1" in launch.command(request(launcher="mpirun", path="/opt"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ranks": 4},
+        {"ranks": 2},
+        {"launcher": "local"},
+        {"launcher": "mpirun", "nodelist": []},
+        {"min_bytes": 4096},
+        {"collective": "alltoall"},
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_a_remedy(changes: dict) -> None:
+    with pytest.raises(InputError) as caught:
+        launch.check(request(**changes))
+    assert caught.value.remedy
+
+
+def test_a_timeout_keeps_what_was_printed() -> None:
+    text = (FIXTURES / "27-hang-after-devices.txt").read_text(encoding="utf-8")
+    made = launch.measure(request(), lambda *_argv, **_options: Completed(124, text, "srun: forcing job termination"))
+    assert made.problem is not None and made.problem.kind == "timeout"
+    assert launch.as_result(request(), made, None)["status"] == "fail"
+
+
+def cluster(rate_of: Callable[[list, bool], float], backend: str = "nccl") -> Callable[..., Completed]:
+    """What a cluster prints whose bandwidth depends on the nodes, and on whether NCCL has to use Ring."""
+
+    def answer(argv: list, environment: dict | None = None, **_options: object) -> Completed:
+        nodes = next(one for one in argv if one.startswith("--nodelist=")).split("=")[1].split(",")
+        rate = rate_of(nodes, environment == {"NCCL_ALGO": "Ring"})
+        devices = [{"rank": rank, "host": node, "device": 0, "name": "CPU"} for rank, node in enumerate(nodes)]
+        body = {"time": 1.0, "alg_bw": rate, "bus_bw": rate, "nwrong": 0}
+        document = {
+            "collective": "all_reduce",
+            "backend": backend,
+            "devices": devices,
+            "results": [{"size": 2048, "count": 512, "type": "float", "redop": "sum", "in_place": body}],
+            "out_of_bounds": {"count": 0, "okay": True},
+            "average_bus_bandwidth": {"bandwidth": rate},
+        }
+        return Completed(0, f"{parse.RESULT_MARK}{json.dumps(document)}\n", "")
+
+    return answer
+
+
+def test_a_slow_run_names_the_link() -> None:
+    one_slow_link = cluster(lambda nodes, _ring: 0.1 if {"n1", "n3"} <= set(nodes) else 5.0)
+    asked = request(min_busbw_gbps=1.0)
+    made = launch.measure(asked, one_slow_link)
+    assert made.problem is not None and made.problem.kind == "slow"
+    culprit = launch.find_culprit(asked, made.threshold, one_slow_link)
+    assert culprit is not None
+    assert (culprit.kind, culprit.names) == ("link", ("n1", "n3"))
+    result = launch.as_result(asked, made, culprit)
+    assert "the link between n1 and n3" in result["error"]["message"]
+    assert "0.1 GB/s at 2 KiB, 1 are required" in result["error"]["message"]
+    assert result["error"]["remedy"].startswith("Look there")
+    assert result["ring_busbw_gbps"] is None
+
+
+def test_the_wire_is_judged_with_ring() -> None:
+    """Tree alone would have passed: 20 of 9.6 GB/s."""
+    asked = request(nodes=2, ranks=2, nodelist=["n1", "n2"], nic_gbps=100.0)
+    made = launch.measure(asked, cluster(lambda _nodes, ring: 6.0 if ring else 20.0))
+    assert made.problem is not None and made.problem.kind == "slow"
+    assert launch.as_result(asked, made, None)["ring_busbw_gbps"] == 6.0
+    made = launch.measure(asked, cluster(lambda _nodes, ring: 11.0 if ring else 20.0))
+    assert (made.problem, made.ring_gbps) == (None, 11.0)
+    assert launch.command(request(launcher="mpirun", path="/opt", ring=True))[-13:-11] == ["-x", "NCCL_ALGO"]
+
+
+def test_gloo_is_held_to_what_tcp_carries() -> None:
+    asked = request(nic_gbps=100.0)
+    made = launch.measure(asked, cluster(lambda _nodes, ring: 0.0 if ring else 4.5, backend="gloo"))
+    assert made.problem is None and made.threshold is not None
+    assert made.threshold.gbps == pytest.approx(4.0)

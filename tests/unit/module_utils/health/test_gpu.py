@@ -1,0 +1,140 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu
+
+HEALTHY = "0, NVIDIA H100 80GB HBM3, 0, [N/A], 16, 16, 31\n1, NVIDIA H100 80GB HBM3, 0, [N/A], 16, 16, 33\n"
+GEFORCE = "0, NVIDIA GeForce RTX 4090, [N/A], [N/A], 8, 16, 41\n"
+
+
+def test_healthy_gpus_pass() -> None:
+    gpus = gpu.parse_query(HEALTHY)
+    assert [one["index"] for one in gpus] == ["0", "1"]
+    assert gpu.judge_ecc(gpus).status == "pass"
+    assert gpu.judge_pcie(gpus) == ("pass", "x16", "x16", "", "", "")
+
+
+def test_what_a_model_does_not_have_is_skipped() -> None:
+    gpus = gpu.parse_query(GEFORCE)
+    assert gpu.judge_ecc(gpus).status == "skipped"
+    assert gpu.judge_retired(gpus, None).status == "skipped"
+
+
+def test_a_narrow_link_is_named() -> None:
+    judged = gpu.judge_pcie(gpu.parse_query(GEFORCE))
+    assert (judged.status, judged.reason) == ("fail", "GPU 0 at x8 of x16.")
+
+
+def test_an_uncorrected_error_is_named_with_its_gpu() -> None:
+    judged = gpu.judge_ecc(
+        gpu.parse_query(HEALTHY.replace("1, NVIDIA H100 80GB HBM3, 0", "1, NVIDIA H100 80GB HBM3, 3"))
+    )
+    assert (judged.status, judged.actual, judged.reason) == ("fail", 3, "Uncorrected memory errors: GPU 1: 3.")
+    assert judged.remedy
+
+
+@pytest.mark.parametrize(
+    ("remapped", "status"),
+    [
+        ("00000000:1B:00.0, 0, 0\n", "pass"),
+        ("00000000:1B:00.0, 1, 0\n", "fail"),
+        ("00000000:1B:00.0, 0, 1\n", "fail"),
+        ("No remapped rows\n", "skipped"),
+    ],
+)
+def test_remapped_rows(remapped: str, status: str) -> None:
+    assert gpu.judge_retired(gpu.parse_query(HEALTHY), remapped).status == status
+
+
+def test_an_error_message_of_nvidia_smi_is_not_a_table() -> None:
+    with pytest.raises(ParseError):
+        gpu.parse_query("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
+
+
+@pytest.mark.parametrize(
+    ("found", "problem", "expected", "status"),
+    [
+        (8, None, 8, "pass"),
+        (7, None, 8, "fail"),
+        (9, None, 8, "fail"),
+        (0, "no driver", 8, "fail"),
+        (2, None, None, "skipped"),
+        (0, None, 0, "pass"),
+    ],
+)
+def test_count(found: int, problem: str | None, expected: int | None, status: str) -> None:
+    assert gpu.judge_count(found, problem, expected).status == status
+
+
+def test_xid_of_hardware_fails_and_of_a_program_does_not() -> None:
+    program = "[ 5.1] NVRM: Xid (PCI:0000:1b:00): 31, pid=1, MMU Fault"
+    assert gpu.judge_xid(program).status == "pass"
+    judged = gpu.judge_xid(program + "\n[ 9.9] NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus.")
+    assert (judged.status, judged.actual) == ("fail", 1)
+    assert "fell off the bus" in judged.reason and "0000:3d:00" in judged.reason
+    assert gpu.judge_xid(None).status == "error"
+
+
+NVLINK = """GPU 0: NVIDIA A100 (UUID: GPU-1)
+\t Link 0: 25 GB/s
+\t Link 1: 25 GB/s
+GPU 1: NVIDIA A100 (UUID: GPU-2)
+\t Link 0: 25 GB/s
+\t Link 1: <inactive>
+"""
+
+
+def test_nvlink() -> None:
+    judged = gpu.judge_nvlink(NVLINK)
+    assert (judged.status, judged.actual, judged.required) == ("fail", 3, 4)
+    assert gpu.judge_nvlink(NVLINK.replace("<inactive>", "25 GB/s")).status == "pass"
+    assert gpu.judge_nvlink("").status == "skipped"
+
+
+def dcgm(status: str) -> str:
+    test = {"name": "PCIe", "results": [{"gpu_ids": "0", "status": status, "warnings": [{"warning": "slow link"}]}]}
+    good = {"name": "Memory", "results": [{"gpu_ids": "0", "status": "Pass"}]}
+    categories = [{"category": "Integration", "tests": [good, test]}]
+    return "Some banner\n" + json.dumps({"DCGM Diagnostic": {"test_categories": categories}})
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [("Pass", "pass"), ("Skip", "pass"), ("Warn", "pass"), ("Fail", "fail")]
+)
+def test_dcgm_is_judged_by_each_result(status: str, expected: str) -> None:
+    judged = gpu.judge_dcgm(dcgm(status))
+    assert judged.status == expected
+    if expected == "fail":
+        assert judged.reason == "Integration / PCIe Fail (slow link)."
+
+
+def test_dcgm_that_tested_nothing_is_no_pass() -> None:
+    assert gpu.judge_dcgm("").status == "error"
+    assert gpu.judge_dcgm("{}").status == "error"
+    assert gpu.judge_dcgm('{"a": [{"status": "Skip"}]}').status == "error"
+
+
+@given(st.text())
+def test_parsers_take_any_text(text: str) -> None:
+    assert gpu.judge_nvlink(text).status in ("pass", "fail", "skipped")
+    assert gpu.judge_xid(text).status in ("pass", "fail")
+    assert gpu.judge_dcgm(text).status != "pass"
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["status", "warnings", "name", "x"]), inner),
+    )
+)
+def test_dcgm_takes_any_json(value: object) -> None:
+    gpu.judge_dcgm(json.dumps({"top": value}))

@@ -1,0 +1,166 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import host, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
+    Expected,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+
+def port(state: str = "active", physical: str = "linkup", rate: float = 400.0) -> dict:
+    return {"device": "mlx5_0", "port": 1, "state": state, "physical_state": physical, "rate_gbps": rate}
+
+
+@pytest.mark.parametrize(
+    ("ports", "rate", "status"),
+    [
+        ([], None, "skipped"),
+        ([port()], None, "pass"),
+        ([port(), port("down", "disabled")], None, "pass"),
+        ([port(), port("init")], None, "fail"),
+        ([port(), port(rate=200.0)], None, "fail"),
+        ([port(rate=200.0)], 400.0, "fail"),
+        ([port("down", "polling")], None, "fail"),
+    ],
+)
+def test_rdma(ports: list, rate: float | None, status: str) -> None:
+    assert host.judge_rdma(ports, rate).status == status
+
+
+def test_memlock_matters_only_with_rdma() -> None:
+    assert host.judge_memlock(65536, []).status == "skipped"
+    assert host.judge_memlock(None, [port()]).status == "pass"
+    assert host.judge_memlock(65536, [port()]).status == "fail"
+
+
+def test_memlock_is_that_of_slurmd(tmp_path: Path) -> None:
+    folder = tmp_path / "proc" / "77"
+    folder.mkdir(parents=True)
+    (folder / "comm").write_text("slurmd\n", encoding="utf-8")
+    (folder / "limits").write_text(
+        "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         8388608              8388608              bytes\n",
+        encoding="utf-8",
+    )
+    assert host.read_memlock(Tree(str(tmp_path))) == 8388608
+
+
+def test_swap() -> None:
+    text = "Filename Type Size Used Priority\n/swap file 8388604 2097152 -2\n"
+    assert host.parse_swap(text) == 2048.0
+    assert host.judge_swap(text, 1024).status == "fail"
+    assert host.judge_swap("Filename Type Size Used Priority\n", 1024).status == "pass"
+    assert host.judge_swap(None, 1024).status == "skipped"
+
+
+def test_the_fullest_disk_is_named_by_space_or_inodes() -> None:
+    judged = host.judge_disks([host.Disk("/", 50, 10), host.Disk("/var", 20, 99)], 95)
+    assert (judged.status, judged.actual) == ("fail", 99)
+    assert "/var" in judged.reason and "inodes" in judged.reason
+    assert host.judge_disks([host.Disk("/", 94.9, 1)], 95).status == "pass"
+    assert host.judge_disks([], 95).status == "error"
+
+
+def test_mounts_must_be_mounted_and_take_a_file(tmp_path: Path) -> None:
+    assert host.try_mount(str(tmp_path)) is None
+    assert list(tmp_path.iterdir()) == []
+    assert host.try_mount(str(tmp_path / "none")) == "there is no such folder"
+    mounted = host.parse_mounted(
+        "36 35 0:32 / /mnt/a\\040b rw shared:1 - nfs4 n1:/x rw\n37 1 0:3 / /mnt/c rw - autofs x rw\n"
+    )
+    assert mounted == {"/mnt/a b": "nfs4", "/mnt/c": "autofs"}
+    assert host.judge_mounts({"/mnt/a b": None}, mounted).status == "pass"
+    assert host.judge_mounts({"/mnt/c": None}, mounted).status == "fail"
+    assert host.judge_mounts({"/mnt/d": None}, mounted).status == "fail"
+    assert "no answer" in host.judge_mounts({"/mnt/a b": "no answer within 3 s"}, mounted).reason
+    assert host.judge_mounts({}, {}).status == "skipped"
+
+
+def test_clock_in_a_container_is_not_ours_to_judge() -> None:
+    assert host.judge_clock("no", True).status == "skipped"
+    assert host.judge_clock("no", False).status == "fail"
+    assert host.judge_clock("yes", False).status == "pass"
+    assert host.judge_clock(None, False).status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "status"),
+    [(["10.99.0.1"], "pass"), (["127.0.1.1"], "fail"), (["10.99.0.1", "127.0.1.1"], "fail"), ([], "fail")],
+)
+def test_name(addresses: list, status: str) -> None:
+    assert host.judge_name("n1", addresses, "10.99.0.1").status == status
+
+
+def test_handshakes_name_who_is_silent() -> None:
+    shown = host.parse_handshakes("keyA=\t1000\nkeyB=\t0\nkeyC=\t400\n")
+    judged = host.judge_handshakes(
+        shown, {"n1": "keyA=", "n2": "keyB=", "n3": "keyC=", "n4": "keyD="}, 1050, 180, "gpumesh0"
+    )
+    assert (judged.status, judged.actual, judged.required) == ("fail", 1, 4)
+    assert judged.reason == "gpumesh0 has shaken hands never with n2, n4 and not lately with n3 (650 s ago)."
+    assert host.judge_handshakes(shown, {"n1": "keyA="}, 1050, 180, "gpumesh0").status == "pass"
+
+
+def context(expected: Expected, tmp_path: Path, answers: dict | None = None) -> run.Context:
+    def fake(argv: list, **_options: object) -> Completed:
+        answer = (answers or {}).get(argv[0])
+        if isinstance(answer, CommandError):
+            raise answer
+        return answer or Completed(0, "", "")
+
+    return run.Context(
+        expected, Tree(str(tmp_path)), fake, lambda name: f"/bin/{name}" if name in (answers or {}) else None
+    )
+
+
+def test_every_check_gives_one_result_in_order_on_a_bare_host(tmp_path: Path) -> None:
+    began = time.monotonic()
+    results = run.make_checks(context(Expected(), tmp_path), "n1")
+    assert time.monotonic() - began < 5
+    assert [result["id"] for result in results] == [check.id for check in run.CHECKS]
+    assert all(result["host"] == "n1" for result in results)
+    for result in results:
+        assert bool(result["reason"]) == (result["status"] != "pass"), result
+        assert bool(result["remedy"]) == (result["status"] in ("fail", "error")), result
+
+
+def test_only_chooses_by_id_or_part(tmp_path: Path) -> None:
+    here = context(Expected(), tmp_path)
+    assert [one["id"] for one in run.make_checks(here, "n1", ["disk"])] == ["health.disk"]
+    assert [one["id"] for one in run.make_checks(here, "n1", ["mesh", "ssh.login"])] == ["mesh.handshake", "ssh.login"]
+
+
+def test_ssh_names_the_peer_and_the_reason(tmp_path: Path) -> None:
+    expected = Expected(ssh_peers={"n2": "n2", "n3": "n3"})
+    refused = {"ssh": Completed(255, "", "Host key verification failed.\n")}
+    (result,) = run.make_checks(context(expected, tmp_path, refused), "n1", ["ssh"])
+    assert result["status"] == "fail"
+    assert "n2: Host key verification failed; n3: Host key verification failed." in result["reason"]
+    (result,) = run.make_checks(context(expected, tmp_path, {"ssh": Completed(0, "", "")}), "n1", ["ssh"])
+    assert (result["status"], result["actual"], result["required"]) == ("pass", 2, 2)
+
+
+def test_a_command_that_hangs_is_an_error_and_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("x", encoding="utf-8")
+    hangs = CommandError(["nvidia-smi"], "did not end within 10 s")
+    results = {one["id"]: one for one in run.make_checks(context(Expected(), tmp_path, {"nvidia-smi": hangs}), "n1")}
+    assert results["health.gpu_ecc"]["status"] == "error"
+    assert "did not end within 10 s" in results["health.gpu_ecc"]["reason"]
+    assert results["health.disk"]["status"] in ("pass", "fail")
+
+
+def test_a_check_out_of_time_is_an_error() -> None:
+    slow = run.Check("health.slow", "Slow", lambda _context: time.sleep(5), 0.05)
+    judged = run._make(slow, None)
+    assert judged.status == "error"
+    assert "did not end within" in judged.reason

@@ -1,0 +1,221 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node's checks as Slurm runs them: one file, no Ansible, and an scontrol that only the controller's part is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.package import build, sources
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import CHECKS
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node
+from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules import entry, run
+
+DISK = "health.disk"
+OURS = f"{program.MARK}health.disk: / has 99 % of its space in use"
+
+
+def result(status: str, name: str = DISK, reason: str = "/ has 99 % of its space in use.") -> Any:
+    words = "" if status == "pass" else reason
+    return {"id": name, "purpose": "", "host": "n1", "actual": 1, "required": 0, "unit": "", "status": status,
+            "reason": words, "remedy": ""}  # fmt: skip
+
+
+def node(reason: str = "", state: str = "idle", *flags: str) -> Node:
+    shown: Any = {"name": "n1", "state": state, "flags": list(flags), "reason": reason}
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("results", "shown", "kind"),
+    [
+        ([result("pass")], node(), "none"),
+        ([result("fail")], node(), "drain"),
+        ([result("fail")], node("", "mixed"), "drain"),
+        # Drained already, for the same or for another fault of ours.
+        ([result("fail")], node(OURS, "idle", "drain"), "none"),
+        ([result("fail", reason="/var has 97 % of its inodes in use.")], node(OURS, "idle", "drain"), "drain"),
+        # Someone else's: never touched, fit or not.
+        ([result("fail")], node("new cables", "idle", "drain"), "none"),
+        ([result("pass")], node("new cables", "idle", "drain"), "none"),
+        ([result("pass")], node("gpumesh: leaves the cluster", "idle", "drain"), "none"),
+        ([result("pass")], node("Not responding", "down"), "none"),
+        ([result("fail")], node("Not responding", "down"), "none"),
+        # Ours: lifted when all is well, and not when something cannot be told.
+        ([result("pass"), result("skipped")], node(OURS, "idle", "drain"), "resume"),
+        ([result("pass"), result("error")], node(OURS, "idle", "drain"), "none"),
+        ([result("error")], node(), "none"),
+        # An admin who writes a reason of his own over ours has taken the node over.
+        ([result("pass")], node(f"see ticket 5; was: {OURS}", "idle", "drain"), "none"),
+        # Our reason on a node that somebody has resumed by hand.
+        ([result("pass")], node(OURS, "idle"), "none"),
+        ([result("fail")], node(OURS, "idle"), "drain"),
+    ],
+)
+def test_decide(results: list[Any], shown: Node, kind: str) -> None:
+    assert program.decide(results, shown).kind == kind
+
+
+def test_a_reason_is_one_line_that_slurm_can_store() -> None:
+    reason = program.reason_of([result("fail", reason='a "quoted"\nword.'), result("fail", reason="x" * 900)])
+    assert reason.startswith(f"{program.MARK}{DISK}: a 'quoted' word; {DISK}: xxx")
+    assert len(reason) <= 400
+    assert "\n" not in reason
+    assert '"' not in reason
+
+
+def test_the_archive_needs_nothing_of_ansible() -> None:
+    assert not [name for name, text in sources().items() if "import ansible." in text or "from ansible." in text]
+    assert build("/usr/bin/python3", {"a": 1}) == build("/usr/bin/python3", {"a": 1})
+
+
+class Host:
+    """A machine with the program on it, a record, and an scontrol that shows and stores one node's state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / "health"
+        self.told = folder / "told"
+        (folder / "bin").mkdir()
+        self.show()
+        run("cluster", name="lab", path=str(folder / "records"), subnet="10.77.0.11/24", manager="n1",
+            members=[entry(1)])  # fmt: skip
+        self.install()
+
+    def install(self, **changes: Any) -> dict[str, Any]:
+        return run("node_health_program", path=str(self.file), cluster="lab", machine="n1",
+                   folder=str(self.folder / "records"), **{"drain_on": [DISK], **changes})  # fmt: skip
+
+    def show(self, state: str = "IDLE", reason: str = "") -> None:
+        tail = f" Reason={reason} [root@2026-11-20T20:31:00]" if reason else ""
+        line = f"NodeName=n1 Arch=x86_64 CPUTot=2 NodeAddr=10.77.0.11 State={state} Version=24.11.5{tail}"
+        script = self.folder / "bin" / "scontrol"
+        script.write_text(
+            f"#!/bin/sh\ncase \"$1 $2\" in\n'--oneliner show') echo '{line}';;\n*) echo \"$@\" >> {self.told};;\nesac\n",
+            encoding="utf-8",
+        )
+        script.chmod(0o755)
+
+    def start(self, *arguments: str, **variables: str) -> tuple[int, str, list[str]]:
+        """(exit status, output, what Slurm was told)."""
+        self.told.write_text("", encoding="utf-8")
+        environment = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **variables}
+        done = subprocess.run(
+            [str(self.file), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.stderr == ""
+        return done.returncode, done.stdout, self.told.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_the_module_installs_once_and_removes(host: Host) -> None:
+    assert host.file.stat().st_mode & 0o777 == 0o755
+    assert not host.install()["changed"]
+    assert host.install(max_disk_percent=50)["changed"]
+    host.file.chmod(0o644)
+    assert host.install(max_disk_percent=50)["changed"]
+    assert host.file.stat().st_mode & 0o777 == 0o755
+    path = str(host.file)
+    assert run("node_health_program", state="absent", path=path, _ansible_check_mode=True)["changed"]
+    assert host.file.exists()
+    assert run("node_health_program", state="absent", path=path)["changed"]
+    assert not run("node_health_program", state="absent", path=path)["changed"]
+    assert not host.file.exists()
+
+
+def test_a_fit_node_is_left_in_service(host: Host) -> None:
+    code, output, told = host.start()
+    assert (code, told) == (0, []), output
+
+
+def test_a_prolog_that_passes_does_not_even_ask_the_controller(host: Host) -> None:
+    (host.folder / "bin" / "scontrol").write_text("#!/bin/sh\nexit 9\n", encoding="utf-8")
+    assert host.start(SLURM_SCRIPT_CONTEXT="prolog_slurmd")[0] == 0
+
+
+@pytest.mark.parametrize("context", ["", "prolog_slurmd"])
+def test_an_unfit_node_is_drained_with_our_reason(host: Host, context: str) -> None:
+    host.install(max_disk_percent=0.0001)
+    code, output, told = host.start(SLURM_SCRIPT_CONTEXT=context)
+    assert code == 1, output
+    assert len(told) == 1
+    assert told[0].startswith(f"update nodename=n1 state=drain reason={program.MARK}{DISK}: /")
+
+
+def test_what_an_admin_has_drained_stays_so(host: Host) -> None:
+    for share in (95, 0.0001):
+        host.install(max_disk_percent=share)
+        host.show("IDLE+DRAIN", "new cables")
+        assert host.start()[2] == []
+
+
+def test_what_we_have_drained_is_resumed_when_it_is_well(host: Host) -> None:
+    host.show("IDLE+DRAIN", OURS)
+    assert host.start()[2] == ["update nodename=n1 state=resume"]
+
+
+def test_show_tells_slurm_nothing(host: Host) -> None:
+    host.show("IDLE+DRAIN", OURS)
+    code, output, told = host.start("--show")
+    assert (code, told) == (0, [])
+    assert f"pass {DISK}" in output
+    host.install(max_disk_percent=0.0001)
+    code, output, told = host.start("--show")
+    assert (code, told) == (1, [])
+    assert f"fail {DISK}" in output
+
+
+def test_what_cannot_be_checked_does_not_stop_a_job(host: Host) -> None:
+    (host.folder / "records" / "lab.json").write_text("{", encoding="utf-8")
+    code, output, told = host.start(SLURM_SCRIPT_CONTEXT="prolog_slurmd")
+    assert (code, told) == (0, [])
+    assert "could not be checked" in output
+    assert host.start()[0] == 2
+
+
+def test_a_host_without_a_record_is_not_judged(host: Host) -> None:
+    for path in (host.folder / "records").iterdir():
+        path.unlink()
+    assert host.start()[0] == 0
+
+
+def test_the_record_says_what_the_node_is_meant_to_be() -> None:
+    volumes = [{"mount_point": "/mnt/a", "server": "n1"}, {"mount_point": "/mnt/b", "server": "n2"}]
+    member = {"machine": "n1", "address": "10.77.0.11", "gpus": 8, "mesh": {"address": "10.99.0.1"}}
+    record: Any = {
+        "name": "lab",
+        "members": [member],
+        "mesh": {"backend": "wireguard"},
+        "storage": {"volumes": volumes},
+    }
+    settings = program.Settings("lab", "n1", "", program.DRAIN_ON, 95)
+    expected = program.expected_of(record, settings)
+    assert (expected.gpus, list(expected.mounts), expected.cluster_address) == (8, ["/mnt/b"], "10.99.0.1")
+    assert "health.gpu_count" in program.chosen(record, settings)
+    member["gpus"] = 0
+    assert "health.gpu_count" not in program.chosen(record, settings)
+
+
+def test_the_modules_default_is_the_programs(tmp_path: Path) -> None:
+    """And every name in it is that of a check."""
+    names = {check.id for check in CHECKS}
+    assert set(program.DRAIN_ON) <= names
+    path = tmp_path / "health"
+    run("node_health_program", path=str(path), cluster="lab", machine="n1")
+    with zipfile.ZipFile(path) as archive:
+        assert json.dumps(list(program.DRAIN_ON)) in archive.read("__main__.py").decode()
+    assert path.read_bytes().startswith(f"#!{sys.executable} -IS\n".encode())

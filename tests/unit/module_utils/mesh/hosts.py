@@ -1,0 +1,193 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Records and hosts to test the mesh with: a host that answers ip and wg from an interface in memory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def key(name: str) -> str:
+    """A public key of the right form, the same for the same name."""
+    return base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()
+
+
+def member(
+    machine: str, number: int, site: str = "default", endpoint: str | None = None, address: str | None = None
+) -> dict[str, Any]:
+    """A member of a record. Without an ``address`` it shares only the mesh."""
+    inside = f"10.99.{number // 256}.{number % 256}"
+    return {
+        "machine": machine,
+        "address": address or inside,
+        "site": site,
+        "endpoint": endpoint,
+        "mesh": {"address": inside, "public_key": key(machine)},
+    }
+
+
+def record(*members: Mapping[str, Any], manager: str = "", mtu: int | None = None) -> dict[str, Any]:
+    """A cluster record, as far as the mesh reads it."""
+    return {
+        "name": "lab",
+        "manager": manager or members[0]["machine"],
+        "members": list(members),
+        "mesh": {
+            "backend": "wireguard",
+            "subnet": "10.99.0.0/16",
+            "port": 51820,
+            "interface": "gpumesh0",
+            "mtu": mtu,
+        },
+    }
+
+
+class FakeHost:
+    """Runs ip and wg on one interface in memory, and keeps every command line that it saw."""
+
+    def __init__(self, kind: str = "tun") -> None:
+        self.kind = kind
+        self.up = False
+        self.private = ""
+        self.port = 0
+        self.mtu = 1420
+        self.addresses: list[str] = []
+        self.routes: list[str] = []
+        self.peers: dict[str, dict[str, Any]] = {}
+        self.commands: list[tuple[str, ...]] = []
+        self.made = 0
+        #: 1 where the peers make a new session once this host has a new key.
+        self.sessions_after_key = 0
+
+    def start(self, conf: str, private: str) -> None:
+        """Do what wg-quick does."""
+        self.up, self.private = True, private
+        keepalives: dict[str, int] = {}
+        for line in conf.splitlines():
+            name, _equals, value = (part.strip() for part in line.partition("="))
+            if name == "Address":
+                self.addresses = [value]
+            elif name == "ListenPort":
+                self.port = int(value)
+            elif name == "MTU":
+                self.mtu = int(value)
+            elif name == "PostUp" and value.startswith("ip route replace"):
+                self.routes.append(value.split()[3])
+            elif name == "PostUp" and "persistent-keepalive" in value:
+                words = value.split()
+                keepalives = {words[i + 1]: int(words[i + 3]) for i, word in enumerate(words) if word == "peer"}
+        self._configure(conf)
+        for public_key, seconds in keepalives.items():
+            self.peers[public_key]["keepalive"] = seconds
+
+    def run(
+        self, argv: Sequence[str], stdin: str | None = None, timeout: float = 30.0, check: bool = True, **_more: object
+    ) -> Completed:
+        """The Runner."""
+        self.commands.append(tuple(argv))
+        words = list(argv)
+        if words[:2] == ["wg", "genkey"]:
+            self.made += 1
+            return Completed(0, key(f"private {self.made}") + "\n", "")
+        if words[:2] == ["wg", "pubkey"]:
+            if len((stdin or "").strip()) != 44:
+                raise CommandError(argv, "exited 1", rc=1, stderr="wg: Key is not the correct length or format")
+            return Completed(0, key((stdin or "").strip()) + "\n", "")
+        if words[:3] == ["wg", "show", "all"]:
+            return Completed(0, "wg9\t51999\n", "")
+        if words[:2] == ["wg", "show"]:
+            return Completed(0, self._dump(), "")
+        if words[:2] == ["wg", "addconf"]:
+            self._configure(stdin or "")
+        elif words[:2] == ["wg", "set"]:
+            self._set(words[3:])
+        elif words[0] == "ip":
+            return self._ip(words[1:])
+        return Completed(0, "", "")
+
+    def _ip(self, words: list[str]) -> Completed:
+        if "address" in words and "show" in words:
+            if not self.up:
+                return Completed(1, "", 'Device "gpumesh0" does not exist.')
+            info = [
+                {"local": one.split("/")[0], "prefixlen": int(one.split("/")[1]), "scope": "global"}
+                for one in self.addresses
+            ]
+            link = {"mtu": self.mtu, "flags": ["UP"], "linkinfo": {"info_kind": self.kind}, "addr_info": info}
+            return Completed(0, json.dumps([link]), "")
+        if "route" in words and "show" in words:
+            entries = [{"dst": route} for route in self.routes] if "-4" in words else []
+            return Completed(0, json.dumps(entries), "")
+        if words[:2] == ["link", "add"]:
+            return Completed(2, "", "Error: Unknown device type.")
+        self._ip_change(words)
+        return Completed(0, "", "")
+
+    def _ip_change(self, words: list[str]) -> None:
+        if words[:2] == ["link", "set"] and "mtu" in words:
+            self.mtu = int(words[-1])
+        elif words[:2] == ["link", "delete"]:
+            self.up = False
+        elif words[:2] == ["address", "add"]:
+            self.addresses.append(words[2])
+        elif words[:2] == ["address", "delete"]:
+            self.addresses.remove(words[2])
+        elif words[:2] == ["route", "replace"]:
+            self.routes.append(words[2])
+        elif words[:2] == ["route", "delete"]:
+            self.routes.remove(words[2])
+
+    def _set(self, words: list[str]) -> None:
+        if words[0] == "private-key":
+            self.private = Path(words[1]).read_text(encoding="utf-8").strip()
+            for peer in self.peers.values():
+                peer["handshake"] += self.sessions_after_key
+        elif words[0] == "listen-port":
+            self.port = int(words[1])
+        while words and words[0] == "peer":
+            assert words[2] == "remove"
+            del self.peers[words[1]]
+            words = words[3:]
+
+    def _configure(self, conf: str) -> None:
+        peer: dict[str, Any] = {}
+        for line in conf.splitlines():
+            name, _equals, value = (part.strip() for part in line.partition("="))
+            if name == "PublicKey":
+                peer = self.peers.setdefault(value, {"endpoint": None, "allowed": [], "handshake": 0, "keepalive": 0})
+            elif name == "AllowedIPs":
+                peer["allowed"] = value.split(", ")
+                for other in self.peers.values():
+                    if other is not peer:
+                        other["allowed"] = [one for one in other["allowed"] if one not in peer["allowed"]]
+            elif name == "Endpoint":
+                peer["endpoint"] = value
+            elif name == "PersistentKeepalive":
+                peer["keepalive"] = 0 if value == "off" else int(value)
+
+    def _dump(self) -> str:
+        lines = [f"{self.private or '(none)'}\t{key(self.private) if self.private else '(none)'}\t{self.port}\toff"]
+        for public_key, peer in self.peers.items():
+            fields = [
+                public_key,
+                "(none)",
+                peer["endpoint"] or "(none)",
+                ",".join(peer["allowed"]) or "(none)",
+                str(peer["handshake"]),
+                "1",
+                "2",
+                str(peer["keepalive"] or "off"),
+            ]
+            lines.append("\t".join(fields))
+        return "\n".join(lines) + "\n"

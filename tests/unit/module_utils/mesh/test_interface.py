@@ -1,0 +1,226 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A host's interface from nothing to running and back, on a host in memory."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import interface as mesh_interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import Host, Result, absent, present
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import Desired, make_desired
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils.mesh.hosts import FakeHost, key
+
+READS = {("wg", "show"), ("wg", "pubkey"), ("ip", "-j")}
+
+
+def silent(sizes: Mapping[str, int]) -> set[str]:
+    return set()
+
+
+def wanted(*numbers: int, **overrides: Any) -> Desired:
+    peers = [
+        {
+            "machine": f"n{n}",
+            "public_key": key(f"n{n}"),
+            "endpoint": f"203.0.113.{n}:51820",
+            "allowed_ips": [f"10.99.0.{n}/32"],
+        }
+        for n in numbers
+    ]
+    return make_desired("gpumesh0", "10.99.0.1/16", 51820, 1420, peers)._replace(**overrides)
+
+
+class Lab:
+    """A fake host with a folder for its files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fake = FakeHost()
+        self.folder = folder
+        self.conf, self.key = folder / "gpumesh0.conf", folder / "gpumesh0.key"
+
+    def host(self, check_mode: bool = False, probe: Any = silent) -> Host:
+        return Host(self.fake.run, check_mode, str(self.folder), probe)
+
+    def run(self, desired: Desired | None, **more: Any) -> Result:
+        return present(self.host(), "gpumesh0", desired, **more)
+
+    def start(self) -> None:
+        self.fake.start(self.conf.read_text(encoding="utf-8"), self.key.read_text(encoding="utf-8").strip())
+
+    def changing(self) -> list[tuple[str, ...]]:
+        """The commands that changed something, since the last call."""
+        found = [command for command in self.fake.commands if command[:2] not in READS]
+        self.fake.commands.clear()
+        return found
+
+
+@pytest.fixture(name="lab")
+def _lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    monkeypatch.setattr(mesh_interface, "find", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(mesh_interface, "_TUN", str(tmp_path))
+    return Lab(tmp_path / "wireguard")
+
+
+def test_from_nothing_to_running_to_unchanged(lab: Lab) -> None:
+    first = lab.run(None)
+    assert first.changed and first.public_key and not first.interface_up
+    assert stat.S_IMODE(lab.key.stat().st_mode) == 0o600
+    written = lab.run(wanted(2, 3))
+    assert written.changed and written.peers.added == ["n2", "n3"]
+    assert stat.S_IMODE(lab.conf.stat().st_mode) == 0o600
+    lab.start()
+    lab.changing()
+    again = lab.run(wanted(2, 3))
+    assert again.interface_up and not again.changed
+    assert again.public_key == first.public_key
+    assert {one["machine"] for one in again.handshakes.values()} == {"n2", "n3"}
+    assert lab.changing() == []
+
+
+def test_no_secret_leaves_the_host(lab: Lab) -> None:
+    results = [lab.run(None), lab.run(wanted(2))]
+    lab.start()
+    lab.fake.peers.clear()
+    results += [lab.run(wanted(2, 3)), absent(lab.host(), "gpumesh0")]
+    assert key("private 1") not in repr(results)
+    assert key("private 1") not in repr(lab.fake.commands)
+
+
+def test_adding_and_removing_touch_nobody_else(lab: Lab) -> None:
+    lab.run(wanted(2, 3))
+    lab.start()
+    for peer in lab.fake.peers.values():
+        peer["handshake"] = 99
+    lab.changing()
+    result = lab.run(wanted(3, 4))
+    assert (result.peers.added, result.peers.removed, result.peers.updated) == (["n4"], ["n2"], [])
+    assert lab.changing() == [
+        ("wg", "addconf", "gpumesh0", "/dev/stdin"),
+        ("wg", "set", "gpumesh0", "peer", key("n2"), "remove"),
+    ]
+    assert lab.fake.peers[key("n3")]["handshake"] == 99
+    assert not lab.run(wanted(3, 4)).changed
+
+
+def test_a_peer_removed_by_hand_comes_back(lab: Lab) -> None:
+    lab.run(wanted(2, 3))
+    lab.start()
+    del lab.fake.peers[key("n2")]
+    result = lab.run(wanted(2, 3))
+    assert result.changed and result.peers.updated == ["n2"]
+    assert "# running: peer n2 set" in result.after
+    assert set(lab.fake.peers) == {key("n2"), key("n3")}
+
+
+def test_check_mode_changes_nothing_and_says_what_would(lab: Lab) -> None:
+    fresh = present(lab.host(check_mode=True), "gpumesh0", wanted(2))
+    assert fresh.changed and fresh.public_key is None and fresh.peers.added == ["n2"]
+    assert not lab.folder.exists()
+    lab.run(wanted(2))
+    lab.start()
+    lab.changing()
+    before = lab.conf.read_text(encoding="utf-8")
+    would = present(lab.host(check_mode=True), "gpumesh0", wanted(2, 3))
+    assert would.changed and would.peers.added == ["n3"]
+    assert "n3" in would.after
+    assert lab.conf.read_text(encoding="utf-8") == before
+    absent(lab.host(check_mode=True), "gpumesh0")
+    assert lab.changing() == []
+
+
+def test_a_key_that_the_peers_do_not_know_is_made_known_first(lab: Lab) -> None:
+    """Neither a fresh host nor one that lost its key gets a tunnel by which nobody would know it."""
+    for expected in ("", key("another")):
+        result = lab.run(wanted(2), expected_key=expected)
+        assert result.public_key not in (None, expected)
+        assert not lab.conf.exists()
+    known = lab.run(wanted(2), expected_key=result.public_key)
+    assert known.peers.added == ["n2"] and lab.conf.exists()
+
+
+def test_without_wg_the_host_says_what_is_missing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_interface, "find", lambda program: None)
+    result = lab.run(wanted(2), expected_key="")
+    assert (result.changed, result.tools, result.implementation) == (False, False, "missing")
+    assert present(lab.host(check_mode=True), "gpumesh0", wanted(2)).changed
+    with pytest.raises(HostStateError, match="wireguard-tools"):
+        lab.run(wanted(2))
+
+
+def test_without_tun_and_module_the_host_is_refused(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_interface, "_TUN", "/nonexistent/tun")
+    with pytest.raises(HostStateError, match="--device /nonexistent/tun"):
+        lab.run(None)
+
+
+def test_somebody_elses_tunnel_is_left_alone(lab: Lab) -> None:
+    lab.folder.mkdir()
+    lab.conf.write_text("[Interface]\nPrivateKey = SECRET=\n", encoding="utf-8")
+    for work in (lambda: lab.run(wanted(2)), lambda: absent(lab.host(), "gpumesh0")):
+        with pytest.raises(HostStateError, match="was not written by this collection") as refused:
+            work()
+        assert "SECRET" not in str(refused.value)
+    lab.fake.kind, lab.fake.up = "bridge", True
+    with pytest.raises(HostStateError, match="bridge"):
+        lab.run(None)
+
+
+def test_a_port_of_another_tunnel_is_refused_before_anything_is_written(lab: Lab) -> None:
+    with pytest.raises(HostStateError, match="51999 is taken by the WireGuard interface wg9"):
+        lab.run(wanted(2, listen_port=51999))
+    assert not lab.conf.exists()
+
+
+def test_a_damaged_key_is_named_and_not_quoted(lab: Lab) -> None:
+    lab.folder.mkdir()
+    lab.key.write_text("half a key", encoding="utf-8")
+    with pytest.raises(HostStateError, match="does not hold a WireGuard private key") as refused:
+        lab.run(None)
+    assert "half a key" not in str(refused.value)
+
+
+def test_a_key_that_others_can_read_is_closed(lab: Lab) -> None:
+    lab.run(None)
+    lab.key.chmod(0o644)
+    assert lab.run(None).changed
+    assert stat.S_IMODE(lab.key.stat().st_mode) == 0o600
+    assert not lab.run(None).changed
+
+
+def test_absent_removes_all_and_then_nothing(lab: Lab) -> None:
+    lab.run(wanted(2))
+    lab.start()
+    gone = absent(lab.host(), "gpumesh0")
+    assert gone.changed and gone.peers.removed == ["n2"]
+    assert not lab.fake.up and list(lab.folder.iterdir()) == []
+    assert not absent(lab.host(), "gpumesh0").changed
+
+
+def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:
+    seen: list[dict[str, int]] = []
+
+    def path(sizes: Mapping[str, int]) -> set[str]:
+        seen.append(dict(sizes))
+        return {address for address, size in sizes.items() if address != "203.0.113.3" or size <= 1400}
+
+    def run(desired: Desired, probe: Any = path) -> Result:
+        return present(lab.host(probe=probe), "gpumesh0", desired, probe_mtu=True)
+
+    narrow = run(wanted(2, 3))
+    # WireGuard over IPv4 adds 60 bytes; the search is exact to 8.
+    assert 1400 - 60 - 8 <= narrow.mtu <= 1400 - 60
+    seen.clear()
+    assert run(wanted(2, 3)).mtu == narrow.mtu
+    assert len(seen) == 1, "a path that is known is confirmed by one packet"
+    # Both are down: what was known stays.
+    assert run(wanted(2, 3), silent).mtu == narrow.mtu
+    # The narrow one leaves.
+    assert run(wanted(2)).mtu == 1420

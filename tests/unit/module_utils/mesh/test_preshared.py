@@ -1,0 +1,74 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The keys of the pairs on disk. That WireGuard takes them is for tests/integration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared, wireguard
+
+KEY = "a" * 42 + "A="
+OTHER = "b" * 42 + "A="
+
+
+def peer(machine: str, letter: str) -> dict[str, object]:
+    return {"machine": machine, "public_key": letter * 42 + "A=", "allowed_ips": [f"10.99.0.{ord(letter)}/32"]}
+
+
+def test_the_end_whose_name_sorts_first_makes_the_key(tmp_path: Path) -> None:
+    folder = str(tmp_path / "wg0.preshared")
+    offered = preshared.offer(folder, "n2", ["n1", "n3", "n4"])
+    assert sorted(offered) == ["n3", "n4"]
+    assert offered["n3"] != offered["n4"]
+    assert not Path(folder).exists(), "an offer is nothing yet"
+    preshared.store(folder, offered, check_mode=False)
+    assert preshared.offer(folder, "n2", ["n1", "n3", "n4"]) == offered
+
+
+def test_only_what_differs_is_stored(tmp_path: Path) -> None:
+    folder = str(tmp_path / "wg0.preshared")
+    assert preshared.store(folder, {"n3": KEY}, check_mode=True) == ["n3"]
+    assert not Path(folder).exists()
+    assert preshared.store(folder, {"n3": KEY, "n4": OTHER}, check_mode=False) == ["n3", "n4"]
+    assert preshared.store(folder, {"n3": f"{KEY}\n", "n4": KEY}, check_mode=False) == ["n4"]
+
+
+@pytest.mark.parametrize("keys", [{"n3": "short"}, {"../n3": KEY}, {"..": KEY}])
+def test_what_is_no_key_is_refused_and_not_shown(tmp_path: Path, keys: dict[str, str]) -> None:
+    with pytest.raises(InputError) as failure:
+        preshared.store(str(tmp_path / "wg0.preshared"), keys, check_mode=False)
+    assert not any(key in str(failure.value) for key in keys.values())
+
+
+def test_the_configuration_names_the_file_and_not_the_key(tmp_path: Path) -> None:
+    folder = str(tmp_path / "wg0.preshared")
+    preshared.store(folder, {"n3": KEY}, check_mode=False)
+    desired = wireguard.make_desired("wg0", "10.99.0.1/16", 51820, 1420, [peer("n3", "c"), peer("n4", "d")])
+    conf = wireguard.render_conf(preshared.equip(folder, desired), "/etc/wireguard/wg0.key")
+    assert f"preshared-key {folder}/n3" in conf
+    assert KEY not in conf
+    assert f"{folder}/n4" not in conf
+    assert "preshared-key" not in wireguard.render_conf(desired, "/etc/wireguard/wg0.key")
+
+
+def test_the_keys_of_those_who_left_go(tmp_path: Path) -> None:
+    folder = str(tmp_path / "wg0.preshared")
+    assert not preshared.prune(folder, [])
+    preshared.store(folder, {"n3": KEY, "n4": OTHER}, check_mode=False)
+    assert preshared.prune(folder, ["n4", "n5"])
+    assert [path.name for path in Path(folder).iterdir()] == ["n4"]
+    assert preshared.prune(folder, [])
+    assert not Path(folder).exists()
+
+
+def test_a_dump_keeps_only_the_digest_of_a_shared_key() -> None:
+    line = "\t".join(["c" * 42 + "A=", KEY, "(none)", "10.99.0.3/32", "0", "0", "0", "off"])
+    dump = wireguard.parse_dump("\t".join(["secret", "d" * 42 + "A=", "51820", "off"]) + "\n" + line + "\n")
+    live = dump.peers["c" * 42 + "A="]
+    assert live.preshared == wireguard.digest(KEY)
+    assert KEY not in str(dump)

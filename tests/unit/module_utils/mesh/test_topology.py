@@ -1,0 +1,187 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who dials whom, for every kind of pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology import (
+    plan_for,
+    read_mesh,
+    registrations,
+    relayed_pairs,
+    with_keys,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils.mesh.hosts import key, member, record
+
+HEAD = member("head", 1, "a", "203.0.113.1:51820")
+DIALLED = member("dialled", 2, "b", "203.0.113.2:51820")
+NAT_C = member("nat-c", 3, "c")
+NAT_D = member("nat-d", 4, "d")
+LAN_1 = member("lan-1", 5, "e", address="192.168.1.1")
+LAN_2 = member("lan-2", 6, "e", address="192.168.1.2")
+
+
+def peers_of(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {peer["machine"]: peer for peer in plan["peers"]}
+
+
+def test_plan_says_all_that_the_module_needs() -> None:
+    plan = plan_for(read_mesh(record(HEAD, DIALLED)), "head")
+    assert plan == {
+        "public_key": key("head"),
+        "interface": "gpumesh0",
+        "address": "10.99.0.1/16",
+        "listen_port": 51820,
+        "mtu": 1420,
+        "peers": [
+            {
+                "machine": "dialled",
+                "public_key": key("dialled"),
+                "endpoint": "203.0.113.2:51820",
+                "allowed_ips": ["10.99.0.2/32"],
+                "persistent_keepalive": 0,
+            }
+        ],
+        "relayed": [],
+        "relay": False,
+        "pending": [],
+    }
+
+
+def test_the_records_mtu_wins_over_the_default() -> None:
+    assert plan_for(read_mesh(record(HEAD, mtu=1380)), "head")["mtu"] == 1380
+
+
+def test_members_of_one_site_dial_their_lan_address() -> None:
+    plan = peers_of(plan_for(read_mesh(record(LAN_1, LAN_2)), "lan-1"))
+    assert plan["lan-2"]["endpoint"] == "192.168.1.2:51820"
+    assert plan["lan-2"]["persistent_keepalive"] == 0
+
+
+def test_an_address_inside_the_mesh_is_no_lan() -> None:
+    """Dialling it would send the tunnel through itself."""
+    twin = member("twin", 9, "a")
+    plan = peers_of(plan_for(read_mesh(record(HEAD, twin)), "twin"))
+    assert plan["head"]["endpoint"] == "203.0.113.1:51820"
+
+
+def test_only_the_side_that_cannot_be_dialled_keeps_open() -> None:
+    mesh = read_mesh(record(HEAD, NAT_C))
+    assert peers_of(plan_for(mesh, "nat-c"))["head"]["persistent_keepalive"] == 25
+    seen_from_head = peers_of(plan_for(mesh, "head"))["nat-c"]
+    assert (seen_from_head["endpoint"], seen_from_head["persistent_keepalive"]) == (None, 0)
+
+
+def test_two_that_cannot_be_dialled_are_relayed_by_the_manager() -> None:
+    mesh = read_mesh(record(HEAD, DIALLED, NAT_C, NAT_D))
+    plan = plan_for(mesh, "nat-c")
+    assert plan["relayed"] == [{"machine": "nat-d", "relay": "head"}]
+    assert peers_of(plan)["head"]["allowed_ips"] == ["10.99.0.1/32", "10.99.0.4/32"]
+    assert set(peers_of(plan)) == {"head", "dialled"}
+    assert plan_for(mesh, "head")["relay"]
+    assert not plan_for(mesh, "dialled")["relay"]
+    assert relayed_pairs(mesh) == [{"a": "nat-c", "b": "nat-d", "relay": "head"}]
+
+
+def test_mesh_relays_come_before_the_manager_and_in_order() -> None:
+    mesh = read_mesh(record(NAT_C, NAT_D, DIALLED, HEAD), relays=["dialled", "head"])
+    assert relayed_pairs(mesh) == [{"a": "nat-c", "b": "nat-d", "relay": "dialled"}]
+    assert plan_for(mesh, "dialled")["relay"]
+
+
+def test_no_relay_is_refused_with_the_pair_and_the_remedy() -> None:
+    for refuse in (lambda mesh: plan_for(mesh, "nat-c"), relayed_pairs):
+        with pytest.raises(InputError, match=r"nat-c \(site c\) and nat-d \(site d\).*mesh_relays") as refused:
+            refuse(read_mesh(record(NAT_C, NAT_D)))
+        assert refused.value.details["pair"] == ["nat-c", "nat-d"]
+
+
+def test_two_that_cannot_be_dialled_at_one_site_need_no_relay() -> None:
+    assert relayed_pairs(read_mesh(record(LAN_1, LAN_2))) == []
+    assert not plan_for(read_mesh(record(LAN_1, LAN_2)), "lan-1")["relay"]
+
+
+def test_an_unknown_relay_is_refused_with_the_choice() -> None:
+    with pytest.raises(InputError, match=r"mesh_relays names gone.*head, dialled"):
+        read_mesh(record(HEAD, DIALLED), relays=["gone"])
+
+
+def test_members_without_a_key_wait_and_so_do_those_behind_a_relay_without_one() -> None:
+    keyless = {**HEAD, "mesh": {"address": "10.99.0.1", "public_key": None}}
+    plan = plan_for(read_mesh(record(keyless, NAT_C, NAT_D)), "nat-c")
+    assert plan["pending"] == ["head", "nat-d"]
+    assert plan["peers"] == []
+
+
+def test_strangers_and_members_without_address_are_refused() -> None:
+    with pytest.raises(InputError, match="stranger is no member"):
+        plan_for(read_mesh(record(HEAD)), "stranger")
+    with pytest.raises(InputError, match="mesh_backend"):
+        plan_for(read_mesh(record({**HEAD, "mesh": None})), "head")
+    with pytest.raises(RecordError, match="no usable mesh"):
+        read_mesh({**record(HEAD), "mesh": {"backend": "none"}})
+
+
+def test_only_new_keys_of_members_are_registered() -> None:
+    mesh = read_mesh(record(HEAD, DIALLED, {**NAT_C, "mesh": {"address": "10.99.0.3", "public_key": None}}))
+    keys = {"head": key("head"), "dialled": key("new"), "nat-c": None, "stranger": key("stranger")}
+    assert registrations(mesh, keys) == [{"machine": "dialled", "mesh": {"public_key": key("new")}}]
+
+
+def test_with_keys_leaves_the_record_alone() -> None:
+    given_record = record(HEAD, {**DIALLED, "mesh": None})
+    changed = with_keys(given_record, {"head": key("new"), "dialled": key("other")})
+    assert changed["members"][0]["mesh"] == {"address": "10.99.0.1", "public_key": key("new")}
+    assert changed["members"][1]["mesh"] is None
+    assert given_record["members"][0]["mesh"]["public_key"] == key("head")
+
+
+_MEMBERS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), min_size=1, max_size=12).map(
+    lambda rows: [
+        member(
+            f"m{number}",
+            number,
+            site,
+            f"203.0.113.{number}:51820" if endpoint else None,
+            f"192.168.{ord(site)}.{number}" if lan else None,
+        )
+        for number, (site, endpoint, lan) in enumerate(rows, start=1)
+    ]
+)
+
+
+@given(_MEMBERS)
+def test_whatever_the_members_every_pair_agrees_on_its_way(members: list[dict[str, Any]]) -> None:
+    """Each address has one owner, and what a member sends to another comes in at a peer that may send it."""
+    mesh = read_mesh(record(*members))
+    try:
+        relayed_pairs(mesh)
+    except InputError:
+        return
+    owners = {}
+    for machine in mesh.nodes:
+        plan = plan_for(mesh, machine)
+        wanted = make_desired(plan["interface"], plan["address"], plan["listen_port"], plan["mtu"], plan["peers"])
+        owners[machine] = {network: peer.machine for peer in wanted.peers for network in peer.allowed_ips}
+        assert len(owners[machine]) == len(members) - 1
+    for a in mesh.nodes.values():
+        for b in mesh.nodes.values():
+            if a is b:
+                continue
+            via = owners[a.machine][f"{b.mesh_address}/32"]
+            back = owners[b.machine][f"{a.mesh_address}/32"]
+            # Directly on both sides, or through the same relay on both.
+            assert (via, back) == (b.machine, a.machine) or (via == back and plan_for(mesh, via)["relay"])
+            if via == b.machine:
+                dialled = peers_of(plan_for(mesh, a.machine))[b.machine]["endpoint"]
+                answered = peers_of(plan_for(mesh, b.machine))[a.machine]["endpoint"]
+                assert dialled or answered

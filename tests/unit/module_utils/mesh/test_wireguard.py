@@ -1,0 +1,306 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading, writing and planning a WireGuard interface, without one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import wireguard as wg
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils.mesh.hosts import FIXTURES, key
+
+NOW = 1_795_210_200
+
+
+def peers(**overrides: Any) -> list[dict[str, Any]]:
+    """One peer n2, with what a test changes of it."""
+    return [
+        {
+            "machine": "n2",
+            "public_key": key("n2"),
+            "endpoint": "203.0.113.2:51820",
+            "allowed_ips": ["10.99.0.2/32"],
+            "persistent_keepalive": 25,
+            **overrides,
+        }
+    ]
+
+
+def desired(entries: list[dict[str, Any]] | None = None, **overrides: Any) -> wg.Desired:
+    wanted = wg.make_desired("gpumesh0", "10.99.0.1/16", 51820, 1420, peers() if entries is None else entries)
+    return wanted._replace(**overrides)
+
+
+def runtime_of(wanted: wg.Desired, handshake: int = NOW - 10) -> wg.Runtime:
+    """A running interface that is as wanted."""
+    live = {
+        peer.public_key: wg.RuntimePeer(
+            peer.public_key, peer.endpoint, peer.allowed_ips, handshake, 1, 2, peer.persistent_keepalive
+        )
+        for peer in wanted.peers
+    }
+    link = wg.Link(wanted.mtu, True, (wanted.address,), "tun")
+    return wg.Runtime(wg.Dump(key("own"), wanted.listen_port, live), link, frozenset(), wanted.forward)
+
+
+def steps(
+    wanted: wg.Desired, runtime: wg.Runtime, written: dict[str, wg.Written] | None = None, now: int = NOW
+) -> wg.Plan:
+    known = {peer.public_key: wg.Written(peer.machine, peer.endpoint) for peer in wanted.peers}
+    resolved = {peer.endpoint: (peer.endpoint,) for peer in wanted.peers if peer.endpoint}
+    return wg.plan(wanted, runtime, key("own"), known if written is None else written, resolved, now)
+
+
+def test_dump_is_read_without_its_secrets() -> None:
+    text = (FIXTURES / "wg_dump.txt").read_text(encoding="utf-8")
+    dump = wg.parse_dump(text)
+    assert dump.public_key == "UWJwTE3F1JCX8eTzrOdvCjfWsB2gD90kJx9YACTzQmc="
+    assert dump.listen_port == 51820
+    assert len(dump.peers) == 3
+    w2 = dump.peers["8DuT+GtAjr64qYFzj+C6LnUuC+XZ9hqBuGViWhsZuVY="]
+    assert w2 == wg.RuntimePeer(w2.public_key, "10.77.50.254:22234", ("10.99.0.2/32",), 1795210172, 8161323, 7362796, 0)
+    assert text.split("\t", 1)[0] not in repr(dump)
+
+
+def test_dump_of_a_fresh_interface() -> None:
+    assert wg.parse_dump("(none)\t(none)\t0\toff\n") == wg.Dump(None, 0, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "one\ttwo\n", "a\tb\tport\toff\n", "a\tb\t1\toff\nkey\tpsk\n", "a\tb\t1\toff\nk\tp\te\ta\tsoon\t1\t2\toff\n"],
+)
+def test_dump_that_cannot_be_read_names_the_command(text: str) -> None:
+    with pytest.raises(ParseError, match="wg show dump"):
+        wg.parse_dump(text)
+
+
+def test_link_and_routes_of_a_userspace_tunnel() -> None:
+    link = wg.parse_link((FIXTURES / "ip_address_userspace.json").read_text(encoding="utf-8"))
+    assert link == wg.Link(1335, True, ("10.99.0.2/16",), "tun")
+    routes = wg.parse_routes(
+        (FIXTURES / "ip_route_4.json").read_text(encoding="utf-8"),
+        (FIXTURES / "ip_route_6.json").read_text(encoding="utf-8"),
+    )
+    assert routes == {"192.0.2.0/24"}
+
+
+def test_link_skips_padding_and_link_local_addresses() -> None:
+    entry = {
+        "mtu": 1420,
+        "flags": [],
+        "linkinfo": {"info_kind": "wireguard"},
+        "addr_info": [{"local": "fe80::1", "prefixlen": 64, "scope": "link"}],
+    }
+    assert wg.parse_link(json.dumps([{}, entry])) == wg.Link(1420, False, (), "wireguard")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[{}]", "{}", '[{"mtu": "x", "flags": []}]', "[1]"])
+def test_link_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ParseError):
+        wg.parse_link(text)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    for parse in (wg.parse_dump, wg.parse_link, wg.parse_routes):
+        with contextlib.suppress(ParseError):
+            parse(text)
+    wg.parse_conf(text)
+    wg.redact(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"public_key": "short"}, "public key of n2"),
+        ({"public_key": key("n2")[:-4] + "===="}, "public key of n2"),
+        ({"endpoint": "203.0.113.2"}, "not an endpoint"),
+        ({"endpoint": "2001:db8::1:51820"}, "not an endpoint"),
+        ({"endpoint": "host:99999"}, "not an endpoint"),
+        ({"allowed_ips": ["10.99.0.2/16"]}, "not a network"),
+        ({"allowed_ips": ["0.0.0.0/0"]}, "all traffic"),
+    ],
+)
+def test_bad_peers_are_refused_by_name(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        desired(peers(**change))
+
+
+def test_two_peers_may_share_neither_key_nor_address() -> None:
+    twin = {**peers()[0], "machine": "n3", "allowed_ips": ["10.99.0.3/32"]}
+    with pytest.raises(InputError, match="n2 and n3 have the same public key"):
+        desired([*peers(), twin])
+    with pytest.raises(InputError, match=r"10\.99\.0\.2/32 is allowed for n2 and for n3"):
+        desired([*peers(), {**twin, "public_key": key("n3"), "allowed_ips": ["10.99.0.2/32"]}])
+
+
+@pytest.mark.parametrize("name", ["", "a" * 16, "with space", "semi;colon", "..", "a/b"])
+def test_names_that_no_interface_can_have(name: str) -> None:
+    with pytest.raises(InputError):
+        wg.check_interface_name(name)
+
+
+def test_configuration_holds_no_secret_and_reads_back() -> None:
+    wanted = desired(
+        [
+            *peers(path_mtu=None),
+            {
+                **peers()[0],
+                "machine": "n3",
+                "public_key": key("n3"),
+                "endpoint": None,
+                "allowed_ips": ["192.0.2.0/24"],
+                "persistent_keepalive": 0,
+            },
+        ]
+    )
+    wanted = wanted._replace(peers=(wanted.peers[0]._replace(path_mtu=1480), wanted.peers[1]._replace(path_mtu=0)))
+    conf = wg.render_conf(wanted, "/etc/wireguard/gpumesh0.key")
+    assert "PrivateKey" not in conf
+    assert wg.is_ours(conf)
+    assert (
+        f"PostUp = wg set %i private-key /etc/wireguard/gpumesh0.key peer {key('n2')} persistent-keepalive 25" in conf
+    )
+    assert "PostUp = ip route replace 192.0.2.0/24 dev %i" in conf
+    assert "10.99.0.2/32 dev" not in conf
+    assert wg.parse_conf(conf) == {
+        key("n2"): wg.Written("n2", "203.0.113.2:51820", 1480),
+        key("n3"): wg.Written("n3", None, 0),
+    }
+
+
+def test_a_relay_forwards_through_the_tunnel_alone() -> None:
+    conf = wg.render_conf(desired(forward=True), "/k")
+    assert "/proc/sys/net/ipv4/conf/%i/forwarding" in conf
+    assert "ip_forward" not in conf
+    assert "forwarding" not in wg.render_conf(desired(), "/k")
+
+
+def test_a_foreign_configuration_is_shown_without_keys() -> None:
+    shown = wg.redact("[Interface]\nPrivateKey = SECRET1=\nprivatekey=SECRET2=\n[Peer]\n PresharedKey = SECRET3=\n")
+    assert "SECRET" not in shown
+    assert shown.count("(not shown)") == 3
+
+
+def test_nothing_to_do_is_an_empty_plan() -> None:
+    assert not steps(desired(), runtime_of(desired())).needed
+
+
+def test_each_thing_changed_by_hand_comes_back() -> None:
+    wanted = desired()
+    good = runtime_of(wanted)
+    assert steps(wanted, good._replace(dump=good.dump._replace(peers={}))).set_peers == wanted.peers
+    assert steps(wanted, good._replace(dump=good.dump._replace(public_key=None))).load_key
+    assert steps(wanted, good._replace(dump=good.dump._replace(listen_port=1))).listen_port == 51820
+    assert steps(wanted, good._replace(link=good.link._replace(mtu=1300))).mtu == 1420
+    assert steps(wanted, good._replace(link=good.link._replace(up=False))).set_up
+    moved = steps(wanted, good._replace(link=good.link._replace(addresses=("10.99.0.9/16",))))
+    assert (moved.add_addresses, moved.drop_addresses) == (("10.99.0.1/16",), ("10.99.0.9/16",))
+    assert steps(wanted, good._replace(routes=frozenset(["192.0.2.0/24"]))).drop_routes == ("192.0.2.0/24",)
+    assert steps(wanted._replace(forward=True), good).start_forwarding
+
+
+def test_only_the_peer_that_differs_is_touched() -> None:
+    entries = [
+        {**peers()[0], "machine": f"n{n}", "public_key": key(f"n{n}"), "allowed_ips": [f"10.99.0.{n}/32"]}
+        for n in range(2, 9)
+    ]
+    before = desired(entries)
+    entries[3]["persistent_keepalive"] = 0
+    after = desired([*entries[:-1]])
+    plan = steps(after, runtime_of(before))
+    assert [peer.machine for peer in plan.set_peers] == ["n5"]
+    assert plan.drop_peers == (key("n8"),)
+
+
+@pytest.mark.parametrize(
+    ("age", "written_endpoint", "moves"),
+    [
+        (10, "203.0.113.2:51820", False),  # roamed, alive: left where it answers
+        (500, "203.0.113.2:51820", True),  # dead there: dialled again where the record says
+        (10, "198.51.100.9:51820", True),  # the record has changed: moved though alive
+        (10, None, True),
+    ],
+)
+def test_a_live_peer_that_answers_from_elsewhere_stays(age: int, written_endpoint: str | None, moves: bool) -> None:
+    wanted = desired()
+    live = runtime_of(wanted, NOW - age)
+    roamed = live.dump.peers[key("n2")]._replace(endpoint="203.0.113.77:4000")
+    live = live._replace(dump=live.dump._replace(peers={key("n2"): roamed}))
+    plan = steps(wanted, live, {key("n2"): wg.Written("n2", written_endpoint)})
+    assert plan.needed is moves
+    if moves:
+        assert plan.set_peers[0].endpoint == "203.0.113.2:51820"
+
+
+def test_a_changed_peer_that_roamed_keeps_its_endpoint() -> None:
+    wanted = desired(peers(persistent_keepalive=0))
+    live = runtime_of(desired())
+    roamed = live.dump.peers[key("n2")]._replace(endpoint="203.0.113.77:4000")
+    plan = steps(wanted, live._replace(dump=live.dump._replace(peers={key("n2"): roamed})))
+    assert [peer.endpoint for peer in plan.set_peers] == [None]
+
+
+def test_a_new_key_takes_over_the_learned_endpoint() -> None:
+    """A member behind NAT has no endpoint but the one that its packets came from."""
+    old = desired(peers(endpoint=None))
+    live = runtime_of(old)
+    learned = live.dump.peers[key("n2")]._replace(endpoint="203.0.113.77:4000")
+    live = live._replace(dump=live.dump._replace(peers={key("n2"): learned}))
+    plan = steps(desired(peers(endpoint=None, public_key=key("n2 again"))), live)
+    assert [(peer.public_key, peer.endpoint) for peer in plan.set_peers] == [(key("n2 again"), "203.0.113.77:4000")]
+    assert plan.drop_peers == (key("n2"),)
+
+
+def test_a_name_without_address_neither_moves_nor_is_dialled() -> None:
+    wanted = desired(peers(endpoint="gone.example:51820"))
+    live = runtime_of(desired(), NOW - 10_000)
+    assert not wg.plan(wanted, live, key("own"), {}, {"gone.example:51820": ()}, NOW).needed
+    absent = live._replace(dump=live.dump._replace(peers={}))
+    plan = wg.plan(wanted, absent, key("own"), {}, {"gone.example:51820": ()}, NOW)
+    assert [peer.endpoint for peer in plan.set_peers] == [None]
+
+
+def test_changes_are_told_by_machine() -> None:
+    wanted = desired(
+        [*peers(), {**peers()[0], "machine": "n3", "public_key": key("n3 again"), "allowed_ips": ["10.99.0.3/32"]}]
+    )
+    changes = wg.peer_changes(
+        wanted, {key("n3"): "n3", key("n4"): "n4"}, [key("n2"), key("n3 again")], [key("n3"), key("n4"), key("?")]
+    )
+    assert changes == wg.PeerChanges(added=["n2"], removed=sorted(["n4", key("?")]), updated=["n3"])
+
+
+def test_addconf_says_off_and_nothing_of_the_interface() -> None:
+    text = wg.render_peers(desired(peers(persistent_keepalive=0)).peers)
+    assert "PersistentKeepalive = off" in text
+    assert "[Interface]" not in text
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.booleans()), min_size=0, max_size=20))
+def test_what_is_applied_needs_no_second_run(rows: list[tuple[bool, int, bool]]) -> None:
+    entries = [
+        {
+            "machine": f"n{index}",
+            "public_key": key(f"n{index}"),
+            "endpoint": f"203.0.113.{index}:51820" if dialled else None,
+            "allowed_ips": [f"10.99.1.{index}/32"] + ([f"192.168.{index}.0/24"] if outside else []),
+            "persistent_keepalive": seconds,
+        }
+        for index, (dialled, seconds, outside) in enumerate(rows)
+    ]
+    wanted = desired(entries)
+    empty = runtime_of(desired([]))
+    first = steps(wanted, empty)
+    live = runtime_of(wanted)._replace(routes=frozenset(first.add_routes))
+    assert {peer.public_key for peer in first.set_peers} == {key(f"n{index}") for index in range(len(rows))}
+    assert not steps(wanted, live).needed

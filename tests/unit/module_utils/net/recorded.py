@@ -1,0 +1,55 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Recorded hosts: what ``ip`` printed and the files of the kernel, as fixtures/README.md tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.facts import gather
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.hostname import parse_hosts
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import HostFacts
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+FIXTURES = Path(__file__).parent / "fixtures"
+CASES = sorted(folder.name for folder in FIXTURES.iterdir() if folder.is_dir())
+
+
+class RecordedIp:
+    """Stands in for command.run: answers ``ip`` from a folder and counts the calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls: list[tuple[str, ...]] = []
+
+    def __call__(self, argv: Sequence[str], check: bool = True) -> Completed:
+        self.calls.append(tuple(argv))
+        name = "addr" if "addr" in argv else "route6" if "-6" in argv else "route4"
+        return Completed(0, (self.folder / f"{name}.json").read_text(encoding="utf-8"), "")
+
+
+def lay_out(case: str, root: Path) -> Tree:
+    """Make the recorded files and links below ``root``."""
+    files = json.loads((FIXTURES / case / "tree.json").read_text(encoding="utf-8"))
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, dict):
+            path.symlink_to(content["link"])
+        else:
+            path.write_text(content, encoding="utf-8")
+    return Tree(str(root))
+
+
+def facts_of(case: str, root: Path) -> HostFacts:
+    """The facts of a recorded host called gpu7, whose resolver reads nothing but /etc/hosts."""
+    tree = lay_out(case, root)
+
+    def resolve(name: str) -> list[str]:
+        return parse_hosts(tree.read("etc/hosts") or "", name)
+
+    return gather(RecordedIp(FIXTURES / case), tree, "gpu7", resolve, lockable=lambda: False)

@@ -1,0 +1,202 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Recorded hosts through the whole of gather(), and fuzzed output of ``ip``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.facts import gather
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.iproute import (
+    parse_addresses,
+    parse_default_routes,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils.net.recorded import (
+    CASES,
+    FIXTURES,
+    RecordedIp,
+    facts_of,
+)
+
+RECORDED_ADDRESSES = {case: (FIXTURES / case / "addr.json").read_text(encoding="utf-8") for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_recorded_host_gives_the_expected_facts(case: str, tmp_path: Path) -> None:
+    expected = json.loads((FIXTURES / case / "expected.json").read_text(encoding="utf-8"))
+    assert facts_of(case, tmp_path) == expected
+
+
+def test_ip_is_called_three_times_at_most() -> None:
+    ip = RecordedIp(FIXTURES / "docker_kubernetes")
+    gather(ip, Tree("/nonexistent"), "gpu7", lambda name: [])
+    assert len(ip.calls) == 3
+    assert {call[0] for call in ip.calls} == {"ip"}
+
+
+def test_a_host_without_sysfs_still_has_its_addresses() -> None:
+    facts = gather(RecordedIp(FIXTURES / "plain_ethernet"), Tree("/nonexistent"), "gpu7", lambda name: [])
+    eno1 = facts["interfaces"][1]
+    assert (eno1["physical"], eno1["speed_mbps"], eno1["driver"], eno1["rdma"]) == (False, None, None, None)
+    assert eno1["addresses"][0]["address"] == "192.168.1.11"
+
+
+def test_a_kernel_without_ipv6_is_no_error() -> None:
+    recorded = RecordedIp(FIXTURES / "plain_ethernet")
+
+    def ip(argv: Sequence[str], check: bool = True) -> Completed:
+        if "-6" not in argv:
+            return recorded(argv, check)
+        if check:
+            raise CommandError(argv, "exited 2", rc=2)
+        return Completed(2, "", "RTNETLINK answers: Operation not supported")
+
+    routes = gather(ip, Tree("/nonexistent"), "gpu7", lambda name: [])["host"]["default_routes"]
+    assert [route["family"] for route in routes] == ["inet"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is no JSON"),
+        ("1: lo: <LOOPBACK,UP>", "it begins with '1: lo: <LOOPBACK"),
+        ('{"ifname": "lo"}', "no list of objects"),
+        ('[{"ifname": "eth0"}]', "no link_type"),
+        ('[{"ifname": "eth0", "link_type": "ether", "mtu": "1500"}]', "mtu is '1500'"),
+        ('[{"ifname": "eth0", "link_type": "ether", "mtu": true}]', "mtu is 'True'"),
+        ('[{"ifname": "../x", "link_type": "ether", "mtu": 1500}]', "'../x' is no name of an interface"),
+        ('[{"ifname": "eth0", "link_type": "ether", "mtu": 1500, "flags": "UP"}]', "flags is 'UP'"),
+        (
+            '[{"ifname": "a", "link_type": "ether", "mtu": 1500, "addr_info": [{"local": "10.0.0", "prefixlen": 8}]}]',
+            "'10.0.0' with prefix length 8 is no address",
+        ),
+        ("[" * 100_000, "nested too deeply|no JSON"),
+    ],
+)
+def test_unreadable_output_names_the_command_and_the_value(text: str, words: str) -> None:
+    with pytest.raises(ParseError, match=words) as caught:
+        parse_addresses(text)
+    assert "'ip -j -d addr show'" in str(caught.value)
+    assert caught.value.as_result()["command"] == "ip -j -d addr show"
+
+
+def test_empty_objects_of_old_versions_are_skipped() -> None:
+    text = '[{},{"ifname":"eth0","link_type":"ether","mtu":1500,"addr_info":[{}]}]'
+    assert [(link["name"], link["addresses"]) for link in parse_addresses(text)] == [("eth0", [])]
+
+
+def test_no_route_may_be_no_output_at_all() -> None:
+    assert parse_default_routes("", "inet6") == []
+
+
+def test_a_gateway_of_the_other_family_is_found() -> None:
+    text = '[{"dst":"default","via":{"family":"inet6","host":"fe80::1"},"dev":"eth0","flags":[]}]'
+    assert parse_default_routes(text, "inet")[0]["gateway"] == "fe80::1"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+#: Objects with the right keys and any values get further than arbitrary JSON does.
+LIKELY = st.lists(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "ifname",
+                "link_type",
+                "mtu",
+                "flags",
+                "operstate",
+                "linkinfo",
+                "addr_info",
+                "address",
+                "master",
+                "link",
+                "altnames",
+                "dst",
+                "gateway",
+                "via",
+                "dev",
+                "metric",
+                "nexthops",
+                "prefsrc",
+            ]
+        ),
+        JSON | st.sampled_from(["ether", "eth0", "none", "UP"]) | st.just([{"local": "10.0.0.1", "prefixlen": 24}]),
+    ),
+    max_size=3,
+)
+
+
+@given(value=JSON | LIKELY)
+def test_any_json_gives_facts_or_a_typed_error(value: Any) -> None:
+    _parse_both(json.dumps(value))
+
+
+@given(text=st.text() | st.binary().map(lambda data: data.decode("utf-8", "replace")))
+def test_any_text_gives_facts_or_a_typed_error(text: str) -> None:
+    _parse_both(text)
+
+
+def _parse_both(text: str) -> None:
+    # Any other exception fails the test by itself.
+    _typed(lambda: parse_addresses(text), "ip -j -d addr show")
+    _typed(lambda: parse_default_routes(text, "inet"), "ip -j -4 route show default")
+
+
+@st.composite
+def damaged_output(draw: st.DrawFn) -> str:
+    """Recorded output with one value replaced, one key taken away, or cut off in the middle."""
+    text = RECORDED_ADDRESSES[draw(st.sampled_from(CASES))]
+    if draw(st.booleans()):
+        return text[: draw(st.integers(0, len(text)))] + draw(st.text(max_size=3))
+    value = json.loads(text)
+    holder, key = draw(st.sampled_from(list(_places(value))))
+    if isinstance(holder, dict) and draw(st.booleans()):
+        del holder[key]
+    else:
+        holder[key] = draw(JSON)
+    return json.dumps(value)
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    keys: list[Any] = []
+    if isinstance(value, dict):
+        keys = list(value)
+    elif isinstance(value, list):
+        keys = list(range(len(value)))
+    return [(value, key) for key in keys] + [place for key in keys for place in _places(value[key])]
+
+
+@settings(max_examples=300)
+@given(text=damaged_output())
+def test_damaged_output_gives_whole_facts_or_a_typed_error(text: str) -> None:
+    def ip(argv: Sequence[str], check: bool = True) -> Completed:
+        return Completed(0, text if "addr" in argv else "[]", "")
+
+    facts = _typed(lambda: gather(ip, Tree("/nonexistent"), "gpu7", lambda name: None), "ip -j -d addr show")
+    if not isinstance(facts, ParseError):
+        json.dumps(facts)
+
+
+def _typed(work: Callable[[], Any], command: str) -> Any:
+    """What the work gives, or the one error that it may raise, which must name the command."""
+    try:
+        return work()
+    except ParseError as error:
+        named = error
+    assert f"'{command}'" in named.message
+    return named

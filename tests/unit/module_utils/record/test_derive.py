@@ -1,0 +1,98 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the layers read out of a record."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, plan
+
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "tester@here")
+
+
+def made(name: str = "lab", identity: str = "0" * 32, subnet: str = "10.77.0.0/24", **mesh: Any) -> model.Record:
+    prefix = subnet.rsplit(".", 1)[0]
+    members = [
+        {"machine": f"n{number}", "address": f"{prefix}.{number}", "interface": f"eth{number}", "gpus": number}
+        for number in (1, 2)
+    ]
+    return plan.commit(plan.create(identity, name, subnet, "n2", mesh, members, STAMP), STAMP)
+
+
+def joined(record: model.Record, number: int, by: str = "tester@here") -> model.Record:
+    prefix = record["subnet"].rsplit(".", 1)[0]
+    member = {"machine": f"n{number}", "address": f"{prefix}.{number}", "interface": "eth0"}
+    stamp = plan.Stamp(STAMP.at, by)
+    return plan.commit(plan.join(record, [member], stamp), stamp)
+
+
+def test_with_a_mesh_members_meet_in_the_mesh() -> None:
+    seats = derive.seats(made())
+    assert [(s["rank"], s["address"], s["interface"], s["gpus"], s["manager"]) for s in seats.values()] == [
+        (0, "10.99.0.1", "gpumesh0", 1, False),
+        (1, "10.99.0.2", "gpumesh0", 2, True),
+    ]
+
+
+def test_without_a_mesh_they_meet_on_their_lan() -> None:
+    seats = derive.seats(made(backend="none"))
+    assert [(s["address"], s["interface"]) for s in seats.values()] == [("10.77.0.1", "eth1"), ("10.77.0.2", "eth2")]
+
+
+def test_who_is_no_member_is_told_who_is() -> None:
+    assert derive.member_of(made(), "n2")["address"] == "10.77.0.2"
+    with pytest.raises(InputError, match="'n9' is not a member of cluster 'lab'. Its members are n1, n2."):
+        derive.member_of(made(), "n9")
+
+
+def test_copies_are_compared_by_their_history() -> None:
+    old = made()
+    new = joined(old, 3)
+    assert derive.relation(old, copy.deepcopy(old)).kind == "same"
+    assert derive.relation(old, new) == ("behind", "generation 1 of 2")
+    assert derive.relation(new, old).kind == "ahead"
+    assert derive.relation(made(identity="1" * 32), old).kind == "other_cluster"
+
+
+def test_two_managers_that_went_on_alone_have_diverged_even_at_different_generations() -> None:
+    old = made()
+    one, other = joined(old, 3, "alice@n1"), joined(joined(old, 4, "bob@n2"), 5, "bob@n2")
+    standing = derive.relation(one, other)
+    assert standing.kind == "diverged"
+    assert "'machine n3 joined' by alice@n1" in standing.reason
+    assert "'machine n4 joined' by bob@n2" in standing.reason
+
+
+def test_an_edited_copy_has_diverged() -> None:
+    edited = copy.deepcopy(made())
+    edited["members"][0]["gpus"] = 8
+    assert derive.relation(edited, made()).kind == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (made("two"), ["n1 is in cluster 'two' on the same subnet 10.77.0.0/24."]),
+        (
+            made("two", subnet="10.78.0.0/24"),
+            [
+                f"n1 is in cluster 'two', whose mesh has the same {what}."
+                for what in ("interface gpumesh0", "port 51820", "subnet 10.99.0.0/16")
+            ],
+        ),
+        (made("two", subnet="10.78.0.0/24", backend="none"), []),
+        (made("lab"), []),
+    ],
+)
+def test_a_host_in_two_clusters(other: model.Record, said: list[str]) -> None:
+    assert derive.conflicts([other], "n1", made()) == said
+
+
+def test_a_record_that_a_host_merely_keeps_is_no_conflict() -> None:
+    assert derive.conflicts([made("two")], "n7", made()) == []

@@ -1,0 +1,191 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documents that are records, and documents that are not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+
+KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
+
+DOCUMENT: dict[str, Any] = {
+    "schema_version": 1,
+    "id": "7c9e6679742540de944be07fc1f90ae7",
+    "name": "lab",
+    "generation": 2,
+    "subnet": "10.77.0.0/24",
+    "manager": "n1",
+    "members": [
+        {
+            "machine": "n1",
+            "address": "10.77.0.11",
+            "interface": "eth0",
+            "site": "default",
+            "endpoint": "203.0.113.10:51820",
+            "joined_at": "2026-11-20T20:31:00Z",
+            "gpus": 2,
+            "mesh": {"address": "10.99.0.1", "public_key": KEY},
+            "ssh_host_keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE"],
+            "ssh_public_key": None,
+        },
+        {
+            "machine": "n2",
+            "address": "10.77.0.12",
+            "interface": "enp3s0f1",
+            "site": "default",
+            "endpoint": None,
+            "joined_at": "2026-11-20T20:32:00Z",
+            "gpus": 0,
+            "mesh": None,
+            "ssh_host_keys": [],
+            "ssh_public_key": None,
+        },
+    ],
+    "mesh": {"backend": "wireguard", "subnet": "10.99.0.0/16", "port": 51820, "interface": "gpumesh0", "mtu": None},
+    "storage": {
+        "volumes": [{"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data", "quota": 7}]
+    },
+    "history": [
+        {"generation": 1, "at": "2026-11-20T20:31:00Z", "by": "root@n1", "change": "create", "detail": "created"},
+        {"generation": 2, "at": "2026-11-20T20:32:00Z", "by": "root@n1", "change": "join", "detail": "n2 joined"},
+    ],
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """DOCUMENT with the value at a dotted path replaced, or taken away where it is ``...``."""
+    document = copy.deepcopy(DOCUMENT)
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place: Any = document
+    for part in parents:
+        place = place[part]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return document
+
+
+def test_a_record_is_taken_as_it_is() -> None:
+    assert model.parse(copy.deepcopy(DOCUMENT)) == DOCUMENT
+
+
+def test_values_are_brought_to_their_one_spelling() -> None:
+    assert model.parse(changed("subnet", "10.77.0.9/24"))["subnet"] == "10.77.0.0/24"
+    assert model.parse(changed("storage.volumes.0.path", "/srv//data/"))["storage"]["volumes"][0]["path"] == "/srv/data"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where", "reason"),
+    [
+        ("id", "lab", "id", "32 hexadecimal digits"),
+        ("name", "Lab", "name", "no cluster name"),
+        ("name", "../etc/passwd", "name", "no cluster name"),
+        ("generation", "2", "generation", "a whole number was expected, it is a text"),
+        ("generation", True, "generation", "a truth value"),
+        ("generation", 3, "history", "each generation from 1 to 3"),
+        ("generation", 10**15, "history", "each generation from 1 to 1000000000000000"),
+        ("subnet", "10.77.0.11/32", "subnet", "shorter than /32"),
+        ("subnet", "10.77.0.11", "subnet", "ADDRESS/MASK"),
+        ("subnet", "10.78.0.0/24", "members[0].address", "10.77.0.11 is no host of 10.78.0.0/24"),
+        ("manager", "n3", "manager", "not among the members"),
+        ("manager", ..., "manager", "missing"),
+        ("members", {}, "members", "a list was expected, it is an object"),
+        ("members.1", None, "members[1]", "an object was expected, it is null"),
+        ("members.1.machine", "N1", "machine", "twice"),
+        ("members.1.machine", "n2\nevil", "members[1].machine", "no machine name"),
+        ("members.1.address", "10.77.0.11", "address", "twice"),
+        ("members.1.address", "10.77.0.0", "members[1].address", "no host of"),
+        ("members.1.address", "10.77.0.255", "members[1].address", "no host of"),
+        ("members.1.address", "10.77.0.300", "members[1].address", "no IP address"),
+        ("members.1.interface", "eth0; reboot", "members[1].interface", "no interface name"),
+        ("members.1.endpoint", "203.0.113.10:51820", "endpoint", "twice"),
+        ("members.1.endpoint", "203.0.113.10", "members[1].endpoint", "no endpoint"),
+        ("members.1.gpus", -1, "members[1].gpus", "-1 is not from 0 to 1024"),
+        ("members.1.joined_at", "yesterday", "members[1].joined_at", "no time in UTC"),
+        ("members.1.rank", 1, "members[1].rank", "nothing of this name belongs here"),
+        ("members.0.mesh.address", "10.98.0.1", "members[0].mesh.address", "no host of 10.99.0.0/16"),
+        ("members.0.mesh.public_key", "c2hvcnQ=", "members[0].mesh.public_key", "this one is 5"),
+        ("members.0.ssh_host_keys", ["ssh-ed25519"], "members[0].ssh_host_keys[0]", "no public SSH key"),
+        ("mesh.backend", "ipsec", "mesh.backend", "none of none, wireguard, tailscale"),
+        ("mesh.port", 65536, "mesh.port", "65536 is not from 1 to 65535"),
+        ("storage.volumes.0.mount_point", "/mnt/../etc", "storage.volumes[0].mount_point", "no absolute path"),
+        ("history.1.generation", 1, "history", "each generation from 1 to 2"),
+        ("schema_version", "1", "schema_version", "no schema version"),
+        ("colour", "red", "colour", "nothing of this name belongs here"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_the_place_and_the_reason(
+    path: str, value: Any, where: str, reason: str
+) -> None:
+    with pytest.raises(model.InvalidRecordError) as caught:
+        model.parse(changed(path, value))
+    assert caught.value.details["where"] == where
+    assert reason in caught.value.details["reason"]
+
+
+def test_a_record_of_a_newer_version_is_refused_as_such() -> None:
+    with pytest.raises(model.FutureSchemaError) as caught:
+        model.parse(changed("schema_version", 7))
+    assert caught.value.details == {"schema_version": 7}
+    assert "newer" in caught.value.remedy
+
+
+def test_an_older_record_goes_through_every_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(
+        model,
+        "MIGRATIONS",
+        {
+            1: lambda document: {**document, "mesh": {**document["mesh"], "interface": "wg1"}},
+            2: lambda document: {**document, "name": document["name"] + "-" + document["mesh"]["interface"]},
+        },
+    )
+    old = copy.deepcopy(DOCUMENT)
+    record = model.parse(old)
+    assert (record["schema_version"], record["name"]) == (3, "lab-wg1")
+    assert old == DOCUMENT, "a migration must not change what it was given"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def places(value: Any, path: str = "") -> list[str]:
+    """Every dotted path in a document."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = []
+    for key, inner in items:
+        here = f"{path}.{key}" if path else str(key)
+        found += [here, *places(inner, here)]
+    return found
+
+
+@settings(max_examples=400, deadline=None)
+@given(path=st.sampled_from(places(DOCUMENT)), value=JSON)
+def test_any_json_in_any_place_is_a_record_or_a_typed_error(path: str, value: Any) -> None:
+    try:
+        record = model.parse(changed(path, value))
+    except RecordError:
+        return
+    assert model.parse(json.loads(json.dumps(record))) == record
+
+
+@settings(max_examples=200, deadline=None)
+@given(document=JSON)
+def test_no_other_json_is_a_record(document: Any) -> None:
+    with pytest.raises(RecordError):
+        model.parse(document)

@@ -1,0 +1,359 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each change makes of a record, what is refused, and any sequence of changes against a simple model of it."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import ipaddress
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "tester@here")
+LATER = plan.Stamp("2026-11-21T08:00:00Z", "tester@here")
+
+
+def key(number: int) -> str:
+    """A valid WireGuard public key."""
+    return base64.b64encode(bytes([number]) * 32).decode()
+
+
+def entry(number: int, **more: Any) -> dict[str, Any]:
+    """Member n<number> of 10.77.0.0/24."""
+    return {"machine": f"n{number}", "address": f"10.77.0.{number + 10}", "interface": "eth0", **more}
+
+
+def made(count: int = 3, **more: Any) -> Record:
+    """A committed cluster of n1 … n<count>."""
+    arguments: dict[str, Any] = {"subnet": "10.77.0.11/24", "manager": "n1", "mesh": {}, **more}
+    members = arguments.pop("members", [entry(number) for number in range(1, count + 1)])
+    draft = plan.create("0" * 32, "lab", arguments["subnet"], arguments["manager"], arguments["mesh"], members, STAMP)
+    return model.parse(plan.commit(draft, STAMP))
+
+
+def machines(record: Record) -> list[str]:
+    return [member["machine"] for member in record["members"]]
+
+
+def mesh_addresses(record: Record) -> list[str | None]:
+    return [member["mesh"]["address"] if member["mesh"] else None for member in record["members"]]
+
+
+class TestCreate:
+    def test_one_generation_with_its_history(self) -> None:
+        record = made()
+        assert record["generation"] == 1
+        assert record["subnet"] == "10.77.0.0/24"
+        assert machines(record) == ["n1", "n2", "n3"]
+        assert [line["change"] for line in record["history"]] == ["create"]
+        assert "n1, n2, n3" in record["history"][0]["detail"]
+
+    def test_mesh_addresses_in_joining_order(self) -> None:
+        assert mesh_addresses(made()) == ["10.99.0.1", "10.99.0.2", "10.99.0.3"]
+        assert mesh_addresses(made(mesh={"backend": "none"})) == [None, None, None]
+
+    def test_the_manager_has_to_be_a_member(self) -> None:
+        with pytest.raises(InputError, match="its manager 'n9' is not among its members"):
+            made(manager="n9")
+
+    @pytest.mark.parametrize(
+        "subnet", ["10.77.0.11", "10.77.0.11/32", "10.77.0.11/255.255.255.0", "lan", "127.0.0.0/8"]
+    )
+    def test_what_is_no_subnet(self, subnet: str) -> None:
+        with pytest.raises(InputError, match="is no subnet"):
+            made(subnet=subnet)
+
+    def test_a_mesh_may_not_overlap_the_subnet(self) -> None:
+        with pytest.raises(InputError, match="10.77.0.0/16 overlaps the subnet 10.77.0.0/24"):
+            made(mesh={"subnet": "10.77.0.0/16"})
+        assert made(mesh={"subnet": "10.77.0.0/16", "backend": "none"})["mesh"]["backend"] == "none"
+
+    def test_machines_that_share_only_the_mesh(self) -> None:
+        record = made(
+            subnet="10.99.0.0/16",
+            members=[{"machine": "a", "endpoint": "203.0.113.9"}, {"machine": "b", "address": "192.0.2.1"}],
+            manager="a",
+        )
+        assert [(m["address"], m["interface"], m["endpoint"]) for m in record["members"]] == [
+            ("10.99.0.1", "gpumesh0", "203.0.113.9:51820"),
+            ("10.99.0.2", "gpumesh0", None),
+        ]
+
+    def test_ipv6(self) -> None:
+        record = made(
+            subnet="2001:db8:1::5/64",
+            mesh={"subnet": "fd00:99::/64"},
+            members=[{"machine": "n1", "address": "2001:db8:1::5", "interface": "eth0", "endpoint": "2001:db8:1::5"}],
+        )
+        assert record["subnet"] == "2001:db8:1::/64"
+        assert mesh_addresses(record) == ["fd00:99::1"]
+        assert record["members"][0]["endpoint"] == "[2001:db8:1::5]:51820"
+
+
+class TestJoin:
+    def test_a_new_machine_goes_last_and_the_others_stay_as_they_are(self) -> None:
+        record = made()
+        draft = plan.join(record, [entry(4, gpus=8, site="b")], LATER)
+        after = plan.commit(draft, LATER)
+        assert after["members"][:3] == record["members"]
+        assert after["members"][3]["joined_at"] == LATER.at
+        assert (after["generation"], after["history"][-1]["detail"]) == (2, "machine n4 joined")
+
+    def test_nothing_new_is_the_same_record(self) -> None:
+        record = made()
+        draft = plan.join(record, [entry(1), {"machine": "n2"}, entry(3, gpus=None)], LATER)
+        assert not draft.changes
+        assert plan.commit(draft, LATER) is record
+
+    def test_given_keys_are_merged_over_what_is_there(self) -> None:
+        record = made(members=[entry(1, gpus=4, site="a", endpoint="192.0.2.1:7"), entry(2)])
+        after = plan.join(record, [{"machine": "n1", "gpus": 0, "endpoint": ""}], LATER).record
+        first = after["members"][0]
+        assert (first["gpus"], first["endpoint"], first["site"]) == (0, None, "a")
+        assert first["joined_at"] == STAMP.at
+
+    def test_a_key_goes_to_the_address_that_the_member_has(self) -> None:
+        after = plan.join(made(), [{"machine": "n2", "mesh": {"public_key": key(2)}}], LATER).record
+        assert after["members"][1]["mesh"] == {"address": "10.99.0.2", "public_key": key(2)}
+
+    def test_the_lowest_free_mesh_address_is_used_again(self) -> None:
+        record = plan.remove(made(), ["n2"]).record
+        after = plan.join(record, [entry(7), entry(8)], LATER).record
+        assert mesh_addresses(after) == ["10.99.0.1", "10.99.0.3", "10.99.0.2", "10.99.0.4"]
+
+    def test_two_members_may_swap_their_addresses_in_one_change(self) -> None:
+        swapped = [{"machine": "n1", "address": "10.77.0.12"}, {"machine": "n2", "address": "10.77.0.11"}]
+        after = plan.join(made(), swapped, LATER).record
+        assert [member["address"] for member in after["members"][:2]] == ["10.77.0.12", "10.77.0.11"]
+
+    @pytest.mark.parametrize(
+        ("members", "message"),
+        [
+            ([entry(4), entry(4)], "'n4' is given twice"),
+            ([{**entry(4), "address": "10.77.0.11"}], "n1 and n4 have the same address 10.77.0.11"),
+            ([{**entry(4), "machine": "N1"}], "n1 and N1 have the same name n1"),
+            ([{**entry(4), "address": "10.78.0.14"}], "n4: 10.78.0.14 is no host address of 10.77.0.0/24"),
+            ([{**entry(4), "address": "10.77.0.255"}], "n4: 10.77.0.255 is no host address"),
+            ([{"machine": "n4"}], "n4 cannot join 'lab': its address in 10.77.0.0/24"),
+            ([{**entry(4), "machine": "n 4"}], "'n 4' is no machine name"),
+            ([entry(4, interface="a/b")], "'a/b' is no interface name"),
+            ([entry(4, site="")], "'' is no site name"),
+            ([entry(4, endpoint="host:99999")], "the port is a number from 1 to 65535"),
+            ([entry(4, gpus=-1)], "-1 cannot be the number of GPUs of n4"),
+            ([entry(4, mesh={"address": "10.99.0.1"})], "n1 and n4 have the same mesh address"),
+            ([entry(4, mesh={"address": "10.98.0.9"})], "10.98.0.9 is no host of the mesh's subnet"),
+            ([entry(4, mesh={"public_key": "abc"})], "32 bytes in base64"),
+            ([entry(4, endpoint="h:1"), entry(5, endpoint="h:1")], "n4 and n5 have the same endpoint h:1"),
+            (
+                [{"machine": f"n{n}", "mesh": {"public_key": key(1)}} for n in (1, 2)],
+                "n1 and n2 have the same mesh key",
+            ),
+            ([entry(4, ssh_host_keys=["ssh-rsa"])], "'ssh-rsa' is no public SSH key"),
+        ],
+    )
+    def test_what_is_refused(self, members: list[dict[str, Any]], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            plan.join(made(), members, LATER)
+
+    def test_a_full_mesh(self) -> None:
+        record = made(2, mesh={"subnet": "10.99.0.0/30"})
+        with pytest.raises(InputError, match="10.99.0.0/30 has no free address left"):
+            plan.join(record, [entry(3)], LATER)
+
+    def test_mesh_data_without_a_mesh(self) -> None:
+        with pytest.raises(InputError, match="has no mesh"):
+            plan.join(made(mesh={"backend": "none"}), [{"machine": "n1", "mesh": {"public_key": key(1)}}], LATER)
+
+    def test_a_thousand_machines_in_one_change(self) -> None:
+        members = [
+            {"machine": f"g{number}", "address": f"10.77.{number // 250}.{number % 250 + 1}", "interface": "eth0"}
+            for number in range(1000)
+        ]
+        record = made(subnet="10.77.0.0/16", manager="g0", members=members)
+        assert len(set(mesh_addresses(record))) == 1000
+
+
+class TestRemove:
+    def test_a_member_leaves(self) -> None:
+        after = plan.commit(plan.remove(made(), ["n3"]), LATER)
+        assert machines(after) == ["n1", "n2"]
+        assert after["history"][-1]["detail"] == "machine n3 left"
+
+    def test_who_is_not_in_is_not_missed(self) -> None:
+        record = made()
+        assert plan.remove(record, ["n9"]) == (record, [])
+
+    def test_the_manager_leaves_with_a_successor(self) -> None:
+        after = plan.commit(plan.remove(made(), ["n1"], "n3"), LATER)
+        assert (after["manager"], machines(after), after["generation"]) == ("n3", ["n2", "n3"], 2)
+
+    @pytest.mark.parametrize(
+        ("leaving", "successor", "message"),
+        [
+            (["n1"], None, "'n1' is the manager"),
+            (["n1"], "n9", "'n9' cannot be the manager"),
+            (["n1", "n2"], "n2", "it leaves in the same step"),
+            (["n1", "n2", "n3"], "n2", "no member left"),
+        ],
+    )
+    def test_what_is_refused(self, leaving: list[str], successor: str | None, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            plan.remove(made(), leaving, successor)
+
+    def test_data_is_not_left_behind_unless_forced(self) -> None:
+        volume = {"name": "data", "server": "n2", "path": "/srv/data", "mount_point": "/mnt/data"}
+        record = plan.set_storage(made(), [volume]).record
+        with pytest.raises(InputError, match="'data' in n2:/srv/data would be left behind"):
+            plan.remove(record, ["n2"])
+        after = plan.remove(record, ["n2"], force=True).record
+        assert (machines(after), after["storage"]["volumes"]) == (["n1", "n3"], [])
+
+
+class TestMeshAndStorage:
+    def test_no_difference(self) -> None:
+        record = made()
+        assert plan.set_mesh(record, {"backend": "wireguard", "port": None}) == (record, [])
+        assert plan.set_storage(record, []) == (record, [])
+
+    def test_a_mesh_comes_and_goes(self) -> None:
+        bare = made(mesh={"backend": "none"})
+        with_mesh = plan.set_mesh(bare, {"backend": "wireguard"}).record
+        assert mesh_addresses(with_mesh) == ["10.99.0.1", "10.99.0.2", "10.99.0.3"]
+        assert mesh_addresses(plan.set_mesh(with_mesh, {"backend": "none"}).record) == [None, None, None]
+
+    def test_a_new_range_keeps_the_keys(self) -> None:
+        record = plan.join(made(), [{"machine": "n2", "mesh": {"public_key": key(2)}}], LATER).record
+        after = plan.set_mesh(record, {"subnet": "10.98.0.0/24"}).record
+        assert after["members"][1]["mesh"] == {"address": "10.98.0.2", "public_key": key(2)}
+
+    def test_an_mtu_is_no_reason_for_new_addresses(self) -> None:
+        record = made()
+        draft = plan.set_mesh(record, {"mtu": 1380})
+        assert draft.record["members"] == record["members"]
+        assert draft.changes[0].detail == "mesh: mtu 1380 (was none)"
+
+    def test_the_only_network_stays(self) -> None:
+        record = made(subnet="10.99.0.0/16", members=[{"machine": "n1"}])
+        for mesh in ({"backend": "none"}, {"subnet": "10.98.0.0/16"}):
+            with pytest.raises(InputError, match="share no network but the mesh"):
+                plan.set_mesh(record, mesh)
+
+    def test_another_subnet_is_another_cluster(self) -> None:
+        plan.check_subnet(made(), "10.77.0.77/24")
+        with pytest.raises(InputError, match="is on 10.77.0.0/24, not on 10.78.0.0/24"):
+            plan.check_subnet(made(), "10.78.0.1/24")
+
+    @pytest.mark.parametrize(
+        ("volumes", "message"),
+        [
+            ([{"name": "data", "server": "n9", "path": "/a", "mount_point": "/b"}], "'n9' of volume 'data' is not a"),
+            ([{"name": "data", "server": "n1", "path": "a", "mount_point": "/b"}], "'a' is no absolute path"),
+            ([{"name": "data", "server": "n1"}], "no path and no mount_point"),
+            (
+                [{"name": n, "server": "n1", "path": "/a", "mount_point": "/b"} for n in ("x", "y")],
+                "the mount_point '/b'",
+            ),
+        ],
+    )
+    def test_storage_that_is_refused(self, volumes: list[dict[str, Any]], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            plan.set_storage(made(), volumes)
+
+
+NUMBERS = st.integers(1, 9)
+
+
+class Life(RuleBasedStateMachine):
+    """Any sequence of changes. A plain dictionary of machine to last octet says who should be where."""
+
+    @initialize(first=st.sets(NUMBERS, min_size=1, max_size=3), backend=st.sampled_from(["none", "wireguard"]))
+    def create(self, first: set[int], backend: str) -> None:
+        manager = min(first)
+        self.record = made(
+            manager=f"n{manager}", mesh={"backend": backend}, members=[entry(number) for number in sorted(first)]
+        )
+        self.expected = {f"n{number}": f"10.77.0.{number + 10}" for number in sorted(first)}
+        self.manager = f"n{manager}"
+        self.mesh_of: dict[str, str] = {}
+        self._remember_mesh()
+
+    def _remember_mesh(self) -> None:
+        self.mesh_of = {m["machine"]: m["mesh"]["address"] for m in self.record["members"] if m["mesh"]}
+
+    def _commit(self, draft: plan.Draft) -> None:
+        before, frozen = self.record, copy.deepcopy(self.record)
+        after = plan.commit(draft, LATER)
+        assert before == frozen, "a plan must not change what it was given"
+        assert after["generation"] == before["generation"] + (1 if draft.changes else 0)
+        assert (after == before) == (not draft.changes)
+        assert after["history"][: len(before["history"])] == before["history"]
+        self.record = after
+
+    @rule(numbers=st.lists(NUMBERS, max_size=4), octet=st.integers(1, 254))
+    def join(self, numbers: list[int], octet: int) -> None:
+        members = [entry(number) for number in numbers]
+        if members:
+            members[0]["address"] = f"10.77.0.{octet}"
+        wanted = dict(self.expected)
+        for member in members:
+            wanted[member["machine"]] = member["address"]
+        clash = len(set(numbers)) < len(numbers) or len(set(wanted.values())) < len(wanted)
+        stamped = self.record
+        try:
+            draft = plan.join(self.record, members, LATER)
+        except InputError:
+            assert clash
+            assert self.record is stamped
+            return
+        assert not clash
+        self._commit(draft)
+        for machine, address in self.mesh_of.items():
+            assert {m["machine"]: m["mesh"] for m in self.record["members"]}[machine]["address"] == address
+        self.expected = wanted
+        self._remember_mesh()
+
+    @rule(numbers=st.sets(NUMBERS, max_size=3), successor=st.none() | NUMBERS)
+    def remove(self, numbers: set[int], successor: int | None) -> None:
+        leaving = {f"n{number}" for number in numbers}
+        staying = [machine for machine in self.expected if machine not in leaving]
+        new_manager = None if successor is None else f"n{successor}"
+        try:
+            draft = plan.remove(self.record, sorted(leaving), new_manager)
+        except InputError:
+            orphaned = self.manager in leaving and new_manager is None
+            assert orphaned or not staying or (new_manager is not None and new_manager not in staying)
+            return
+        self._commit(draft)
+        self.expected = {machine: self.expected[machine] for machine in staying}
+        self.manager = new_manager or self.manager
+        self._remember_mesh()
+
+    @rule(subnet=st.sampled_from(["10.99.0.0/16", "10.98.0.0/24"]), backend=st.sampled_from(["none", "wireguard"]))
+    def mesh(self, subnet: str, backend: str) -> None:
+        self._commit(plan.set_mesh(self.record, {"subnet": subnet, "backend": backend}))
+        self._remember_mesh()
+
+    @precondition(lambda self: hasattr(self, "record"))
+    @invariant()
+    def it_is_a_record_and_the_one_expected(self) -> None:
+        assert model.parse(copy.deepcopy(self.record)) == self.record
+        assert {m["machine"]: m["address"] for m in self.record["members"]} == self.expected
+        assert self.record["manager"] == self.manager
+        has_mesh = self.record["mesh"]["backend"] == "wireguard"
+        assert all((member["mesh"] is not None) == has_mesh for member in self.record["members"])
+        tunnels = ipaddress.ip_network(self.record["mesh"]["subnet"])
+        assert all(ipaddress.ip_address(address) in tunnels for address in self.mesh_of.values())
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)

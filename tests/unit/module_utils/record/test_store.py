@@ -1,0 +1,466 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The record on a real disk: damage, owners, locks, processes that die anywhere, and many at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, model, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DamagedRecordError, Store
+
+
+def entry(number: int) -> dict[str, Any]:
+    return {"machine": f"n{number}", "address": f"10.77.0.{number + 10}", "interface": "eth0"}
+
+
+REQUEST = apply.ClusterRequest(subnet="10.77.0.1/24", manager="n1", members=[entry(1), entry(2)])
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Store:
+    """A folder with cluster lab at generation 1."""
+    made = Store(str(tmp_path / "gpumesh" / "clusters"), "lab", wait=0.2)
+    apply.cluster_present(made, REQUEST, "tester@here", check_mode=False)
+    return made
+
+
+def names(folder: str) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+class TestFiles:
+    def test_what_was_written_is_read_and_nobody_else_can(self, kept: Store) -> None:
+        record = kept.read()
+        assert record is not None
+        assert record["generation"] == 1
+        assert names(kept.folder) == [".lab.lock", "lab.json", "lab.json.good"]
+        for path in (kept.path, kept.good_path):
+            assert os.stat(path).st_mode & 0o777 == 0o600
+        assert os.stat(kept.folder).st_mode & 0o777 == 0o700
+
+    def test_no_difference_writes_nothing(self, kept: Store) -> None:
+        before = os.stat(kept.path)
+        applied = apply.cluster_present(kept, REQUEST, "tester@here", check_mode=False)
+        assert not applied.changes
+        assert os.stat(kept.path) == before
+
+    def test_check_mode_leaves_no_trace(self, tmp_path: Path) -> None:
+        fresh = Store(str(tmp_path / "clusters"), "lab")
+        applied = apply.cluster_present(fresh, REQUEST, "tester@here", check_mode=True)
+        assert applied.after is not None
+        assert applied.after["generation"] == 1
+        assert list(tmp_path.iterdir()) == []
+
+    def test_delete_leaves_nothing(self, kept: Store, tmp_path: Path) -> None:
+        applied = apply.cluster_absent(kept, None, force=False, by="tester@here", check_mode=False)
+        assert applied.changes
+        assert list(tmp_path.iterdir()) == []
+        again = apply.cluster_absent(kept, None, force=False, by="tester@here", check_mode=False)
+        assert not again.changes
+        assert list(tmp_path.iterdir()) == []
+
+    def test_delete_leaves_the_records_of_others(self, kept: Store) -> None:
+        other = Store(kept.folder, "other")
+        apply.cluster_present(other, REQUEST, "tester@here", check_mode=False)
+        apply.cluster_absent(kept, None, force=False, by="tester@here", check_mode=False)
+        assert names(kept.folder) == [".other.lock", "other.json", "other.json.good"]
+
+    def test_a_member_of_another_cluster_of_the_same_name_is_left_alone(self, kept: Store) -> None:
+        record = kept.read()
+        assert record is not None
+        other = {**record, "id": "f" * 32}
+        assert not apply.cluster_absent(kept, other, False, "tester@here", check_mode=False).changes
+        assert kept.read() == record
+
+
+def corrupt_nothing_left(path: str) -> None:
+    Path(path).write_text("")
+
+
+def corrupt_cut_off(path: str) -> None:
+    text = Path(path).read_text()
+    Path(path).write_text(text[: len(text) // 2])
+
+
+def corrupt_garbage(path: str) -> None:
+    Path(path).write_bytes(b"\x00\xff\x9f" * 100)
+
+
+def corrupt_nested(path: str) -> None:
+    Path(path).write_text("[" * 200_000)
+
+
+def corrupt_wrong_type(path: str) -> None:
+    Path(path).write_text("[1, 2]")
+
+
+def corrupt_future(path: str) -> None:
+    document = json.loads(Path(path).read_text())
+    Path(path).write_text(json.dumps({**document, "schema_version": 99}))
+
+
+def corrupt_name(path: str) -> None:
+    document = json.loads(Path(path).read_text())
+    Path(path).write_text(json.dumps({**document, "name": "other"}))
+
+
+def corrupt_owner(path: str) -> None:
+    os.chown(path, 65534, 65534)
+
+
+def corrupt_mode(path: str) -> None:
+    os.chmod(path, 0o666)
+
+
+def corrupt_symlink(path: str) -> None:
+    os.rename(path, path + ".elsewhere")
+    os.symlink(path + ".elsewhere", path)
+
+
+def corrupt_fifo(path: str) -> None:
+    os.unlink(path)
+    os.mkfifo(path, 0o600)
+
+
+def corrupt_folder(path: str) -> None:
+    os.unlink(path)
+    os.mkdir(path, 0o700)
+
+
+def corrupt_gone(path: str) -> None:
+    os.unlink(path)
+
+
+DAMAGES = [
+    (corrupt_nothing_left, "it is empty"),
+    (corrupt_cut_off, "it is not JSON"),
+    (corrupt_garbage, "it is not JSON"),
+    (corrupt_nested, "it is not JSON"),
+    (corrupt_wrong_type, "a JSON object was expected"),
+    (corrupt_future, "it has schema version 99"),
+    (corrupt_name, "it is the record of 'other'"),
+    pytest.param(
+        corrupt_owner,
+        "it belongs to user 65534, not to 0",
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
+    ),
+    (corrupt_mode, "it can be written by others"),
+    (corrupt_symlink, "it is a symbolic link"),
+    (corrupt_fifo, "it is not a plain file"),
+    (corrupt_folder, "it is not a plain file"),
+    (corrupt_gone, "it is missing, while its last good copy is there"),
+]
+
+
+def snapshot(folder: str) -> list[tuple[str, int, bytes | None]]:
+    """Every file's name, mode and content."""
+    found = []
+    for name in names(folder):
+        path = os.path.join(folder, name)
+        plain = os.path.isfile(path) and not name.startswith(".")
+        found.append((name, os.lstat(path).st_mode, Path(path).read_bytes() if plain else None))
+    return found
+
+
+class TestDamage:
+    @pytest.mark.parametrize(("corrupt", "reason"), DAMAGES)
+    def test_it_is_refused_with_path_reason_and_last_good_copy_and_left_as_it_is(
+        self, kept: Store, corrupt: Callable[[str], None], reason: str
+    ) -> None:
+        corrupt(kept.path)
+        before = snapshot(kept.folder)
+        attempts: list[Callable[[], Any]] = [
+            kept.read,
+            lambda: apply.cluster_present(kept, REQUEST, "tester@here", check_mode=False),
+            lambda: apply.members_present(kept, [entry(3)], None, "tester@here", check_mode=False),
+            lambda: apply.cluster_absent(kept, None, False, "tester@here", check_mode=False),
+        ]
+        for attempt in attempts:
+            with pytest.raises(DamagedRecordError) as caught:
+                attempt()
+            details = caught.value.details
+            assert details["path"] == kept.path
+            assert reason in details["reason"]
+            assert (details["last_good"], details["last_good_generation"]) == (kept.good_path, 1)
+            assert kept.path in str(caught.value)
+            assert caught.value.remedy
+        assert snapshot(kept.folder) == before
+
+    def test_without_a_good_copy_it_says_so(self, kept: Store) -> None:
+        corrupt_garbage(kept.path)
+        corrupt_cut_off(kept.good_path)
+        with pytest.raises(DamagedRecordError, match="Last good copy: none on this host. .*a member's copy"):
+            kept.read()
+
+    def test_a_damaged_one_does_not_hide_the_others(self, kept: Store) -> None:
+        apply.cluster_present(Store(kept.folder, "other"), REQUEST, "tester@here", check_mode=False)
+        corrupt_gone(kept.path)
+        Path(kept.folder, "Notes.json").write_text("{}")
+        found = store.scan(kept.folder)
+        assert [stored.record["name"] for stored in found.records] == ["other"]
+        assert [os.path.basename(damage.path) for damage in found.damaged] == ["Notes.json", "lab.json"]
+        assert found.damaged[1].last_good == kept.good_path
+        assert [damage.path for damage in store.scan(kept.folder, "lab").damaged] == [kept.path]
+
+    def test_a_folder_that_others_may_write_to_is_refused(self, kept: Store) -> None:
+        os.chmod(kept.folder, 0o777)
+        with pytest.raises(HostStateError, match="can be written by others.*chmod 0700"):
+            kept.read()
+
+    def test_no_folder_is_no_cluster(self, tmp_path: Path) -> None:
+        assert store.scan(str(tmp_path / "none")) == ([], [])
+
+    def test_a_full_disk_keeps_the_old_record(self, kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = snapshot(kept.folder)
+
+        def full(_handle: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(HostStateError, match="cannot be written: No space left on device"):
+            apply.members_present(kept, [entry(3)], None, "tester@here", check_mode=False)
+        assert snapshot(kept.folder) == before
+
+
+class TestReplica:
+    def test_a_copy_follows(self, kept: Store, tmp_path: Path) -> None:
+        copy = Store(str(tmp_path / "member" / "clusters"), "lab")
+        record = kept.read()
+        assert apply.replica(copy, record, False, "tester@here", check_mode=False).changes
+        assert copy.read() == record
+        assert not apply.replica(copy, record, False, "tester@here", check_mode=False).changes
+        newer = apply.members_present(kept, [entry(3)], None, "tester@here", check_mode=False).after
+        assert apply.replica(copy, newer, False, "tester@here", check_mode=False).changes
+        with pytest.raises(apply.ReplicaRefusedError, match="generation 2, while 1 was expected"):
+            apply.replica(copy, record, False, "tester@here", check_mode=False)
+        assert copy.read() == newer
+        apply.replica(copy, record, True, "tester@here", check_mode=False)
+        assert copy.read() == record
+
+    def test_what_is_no_record_is_not_copied(self, kept: Store) -> None:
+        record = kept.read()
+        with pytest.raises(model.InvalidRecordError):
+            apply.replica(kept, {"name": "lab"}, True, "tester@here", check_mode=False)
+        assert kept.read() == record
+
+
+#: Runs in a process of its own: one join, with everything imported before the first line of output.
+CHILD = """
+import os, sys
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, store
+folder, number = sys.argv[1], int(sys.argv[2])
+kept = store.Store(folder, "lab", 60.0)
+member = {"machine": f"n{number}", "address": f"10.77.0.{number + 10}", "interface": "eth0"}
+def work():
+    apply.members_present(kept, [member], None, "child", check_mode=False)
+"""
+
+#: Ends the process without any cleaning up, as kill -9 does, at the Nth call into the kernel that the write makes.
+#: A write is cut in two besides: the first half reaches the file, then the process is gone.
+DIE = """
+import builtins, fcntl, io
+fatal, count = int(sys.argv[3]), 0
+def step(name):
+    global count
+    count += 1
+    if count == fatal:
+        os._exit(77)
+def dying(module, name):
+    real = getattr(module, name)
+    def call(*args, **kwargs):
+        step(name)
+        result = real(*args, **kwargs)
+        step(name + " done")
+        return result
+    setattr(module, name, call)
+for name in ("open", "close", "fsync", "fchmod", "replace", "unlink", "ftruncate", "pwrite", "mkdir", "stat", "listdir"):
+    dying(os, name)
+dying(fcntl, "flock")
+real_fdopen = os.fdopen
+class Halving:
+    def __init__(self, stream):
+        self.stream = stream
+    def __enter__(self):
+        return self
+    def __exit__(self, *about):
+        step("stream close")
+        self.stream.close()
+    def write(self, text):
+        self.stream.write(text[: len(text) // 2])
+        self.stream.flush()
+        step("half written")
+        self.stream.write(text[len(text) // 2 :])
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+os.fdopen = lambda *args, **kwargs: Halving(real_fdopen(*args, **kwargs))
+real_open = builtins.open
+def halving_open(file, mode="r", *args, **kwargs):
+    stream = real_open(file, mode, *args, **kwargs)
+    return stream if mode.startswith("r") else Halving(stream)
+builtins.open = halving_open
+work()
+print(count)
+"""
+
+
+def child(code: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+class TestDeath:
+    def test_a_process_that_dies_at_any_step_leaves_the_old_or_the_new_record(self, kept: Store) -> None:
+        forked = """
+            for fatal in range(1, 400):
+                pid = os.fork()
+                if pid == 0:
+                    sys.argv[3] = str(fatal)
+                    exec(DIE)
+                    os._exit(0)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                found = store.scan(folder)
+                assert not found.damaged, (fatal, found.damaged)
+                record = found.records[0].record
+                machines = [member["machine"] for member in record["members"]]
+                assert (record["generation"], machines) in ((1, ["n1", "n2"]), (2, ["n1", "n2", "n7"])), (fatal, record)
+                print(fatal, status, record["generation"], flush=True)
+                if record["generation"] == 2:
+                    # Once more from the old record.
+                    with kept.locked("test"):
+                        kept.write(ORIGINAL)
+                if status == 0:
+                    break
+                assert status == 77, status
+        """
+        code = CHILD + f"\nDIE = {DIE!r}\nsys.argv.append('0')\nORIGINAL = kept.read()\n" + textwrap.dedent(forked)
+        process = child(code, kept.folder, 7)
+        output, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        steps = [line.split() for line in output.splitlines() if len(line.split()) == 3]
+        generations = [int(generation) for _fatal, _status, generation in steps]
+        # It died often, both before and after the one moment in which the record changes, and at last got through.
+        assert len(steps) > 30
+        assert generations == sorted(generations)
+        assert {1, 2} == set(generations)
+        assert steps[-1][1] == "0"
+
+    def test_what_a_dead_writer_left_is_swept_and_its_lock_is_free(self, kept: Store) -> None:
+        Path(kept.folder, ".lab.json.abc123").write_text("half a rec")
+        Path(kept.folder, ".other.json.abc123").write_text("not ours")
+        apply.members_present(kept, [entry(3)], None, "tester@here", check_mode=False)
+        assert names(kept.folder) == [".lab.lock", ".other.json.abc123", "lab.json", "lab.json.good"]
+
+    @pytest.mark.skipif(shutil.which("strace") is None, reason="not checked: strace is not installed")
+    def test_kill_9_at_every_system_call(self, kept: Store) -> None:
+        """The kernel itself kills the process on entry to the Nth system call of the write."""
+        original = kept.read()
+        assert original is not None
+        calls = "openat,open,write,pwrite64,fsync,rename,renameat,fchmod,ftruncate,flock,close,unlink,fstat,lseek,read,getdents64"
+        begin = "\nos.chdir(folder)\n"
+        code = CHILD + begin + "work()\n"
+        counted = subprocess.run(
+            ["strace", "-qq", "-e", f"trace={calls},chdir", sys.executable, "-c", code, kept.folder, "7"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        with kept.locked("test"):
+            kept.write(original)
+        traced = [line.partition("(")[0] for line in counted.stderr.splitlines()]
+        start = traced.index("chdir")
+        # The calls of the write itself; after the last word about the record Python only goes home.
+        last = max(index for index, line in enumerate(counted.stderr.splitlines()) if "lab.json" in line)
+        assert traced[start : last + 1].count("rename") == 2
+        generations = []
+        for index in range(start + 1, last + 3):
+            call = traced[index]
+            nth = traced[: index + 1].count(call)
+            done = subprocess.run(
+                [
+                    *["strace", "-qq", "-o", "/dev/null", "-e", f"trace={call}"],
+                    *["-e", f"inject={call}:signal=KILL:when={nth}", sys.executable, "-c", code, kept.folder, "7"],
+                ],
+                capture_output=True,
+                check=False,
+            )
+            assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), (call, nth, done)
+            found = store.scan(kept.folder)
+            assert not found.damaged, (call, nth, found.damaged)
+            record = found.records[0].record
+            assert record == original or [m["machine"] for m in record["members"]] == ["n1", "n2", "n7"]
+            generations.append(record["generation"])
+            if record["generation"] == 2:
+                with kept.locked("test"):
+                    kept.write(original)
+        assert set(generations) == {1, 2}
+
+
+class TestLock:
+    def test_who_waits_is_told_who_holds_it(self, kept: Store) -> None:
+        said = f"alice@n1, process {os.getpid()}, since .*within 0.2 s"
+        with kept.locked("alice@n1"), pytest.raises(store.LockedRecordError, match=said), kept.locked("bob@n1"):
+            pass
+
+    def test_it_is_free_when_its_holder_is_killed(self, kept: Store) -> None:
+        holder = child(
+            CHILD + "\nwith kept.locked('child'):\n    print('held', flush=True)\n    sys.stdin.read()\n",
+            kept.folder,
+            7,
+        )
+        with holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(store.LockedRecordError, match=f"process {holder.pid}"), kept.locked("tester"):
+                pass
+            holder.kill()
+        with kept.locked("tester"):
+            pass
+
+    def test_reading_waits_for_nobody(self, kept: Store) -> None:
+        with kept.locked("alice@n1"):
+            assert kept.read() is not None
+
+    def test_a_link_in_its_place_is_refused(self, kept: Store, tmp_path: Path) -> None:
+        os.unlink(kept.lock_path)
+        os.symlink(tmp_path / "passwd", kept.lock_path)
+        with pytest.raises(GpumeshError, match="cannot be opened"), kept.locked("tester"):
+            pass
+        assert not (tmp_path / "passwd").exists()
+
+    def test_who_waited_for_a_deleted_lock_starts_over(self, kept: Store) -> None:
+        """Deletes and creations at once: nobody may come to hold a lock file that is no longer there."""
+        turns = CHILD + (
+            "\nfor turn in range(25):\n"
+            "    if number % 2:\n"
+            "        apply.cluster_absent(kept, None, False, 'child', False)\n"
+            "    else:\n"
+            "        request = apply.ClusterRequest('10.77.0.0/24', f'n{number}', members=[member])\n"
+            "        try:\n"
+            "            apply.cluster_present(kept, request, 'child', False)\n"
+            "        except apply.InputError as refused:\n"
+            "            assert 'has the manager' in str(refused), refused\n"
+        )
+        processes = [child(turns, kept.folder, number) for number in range(1, 7)]
+        for process in processes:
+            _output, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+        assert not store.scan(kept.folder).damaged

@@ -1,0 +1,391 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slurm's configuration language, and what each of our files says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config, configure
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import (
+    Cgroups,
+    Gpu,
+    SlurmHost,
+    choose_autodetect,
+    gres_type,
+    parse_cgroups,
+    parse_version,
+)
+
+V1 = Cgroups("v1", ("cpuset", "devices", "freezer", "memory"))
+HOST = SlurmHost((24, 11, 5), V1, Gpu("h100", ("/dev/nvidia0", "/dev/nvidia1"), ""), 24105, "box17")
+FOLDER = "/etc/slurm"
+
+
+def request(**overrides: Any) -> config.Request:
+    """n1, which is the controller, with what a test changes."""
+    fields: dict[str, Any] = {
+        "cluster": "lab",
+        "controller": "10.99.0.1",
+        "machine": "n1",
+        "address": "10.99.0.1",
+        "serve": True,
+        "accounting": True,
+        "max_nodes": 1024,
+        "task_prolog": "/etc/gpumesh/task_prolog",
+        "health_check": "",
+        "health_check_interval": 300,
+        "prolog": "",
+        "epilog": "",
+        "state_folder": "/var/lib/slurm/slurmctld",
+        "spool_folder": "/var/lib/slurm/slurmd",
+        "log_folder": "/var/log/slurm",
+        "settings": {},
+        "partitions": {"cluster": {"Nodes": "ALL", "Default": True}},
+        "nodesets": {},
+        "cgroup": {},
+        "gres": {},
+        "node": {},
+    }
+    return config.Request(**{**fields, **overrides})
+
+
+def served(**overrides: Any) -> dict[str, str]:
+    """The settings of slurm.conf."""
+    return conf.parse(config.documents(request(**overrides), HOST, FOLDER).served["slurm.conf"])
+
+
+def test_slurm_conf() -> None:
+    settings = served()
+    # The host's own name: slurmctld refuses another, whatever the inventory calls it.
+    assert settings["slurmctldhost"] == "box17(10.99.0.1)"
+    assert settings["clustername"] == "lab"
+    assert settings["slurmctldparameters"] == "enable_configless"
+    assert settings["accountingstoragehost"] == "10.99.0.1"
+    assert "Include /etc/slurm/node/slurm.conf" in settings
+    assert "PartitionName=cluster Nodes=ALL Default=YES" in settings
+
+
+def test_no_file_names_a_node() -> None:
+    one = config.documents(request(), HOST, FOLDER).served
+    other = config.documents(request(machine="n7", address="10.99.0.7", gres={"gpu": []}), HOST, FOLDER).served
+    assert one == other
+
+
+def test_the_user_wins_in_whatever_case() -> None:
+    settings = served(
+        settings={"treewidth": 16, "MaxJobCount": 20000, "TaskProlog": None, "ProctrackType": "proctrack/pgid"}
+    )
+    assert settings["treewidth"] == "16"
+    assert settings["maxjobcount"] == "20000"
+    assert "taskprolog" not in settings
+    text = config.documents(request(settings={"ProctrackType": "proctrack/pgid"}), HOST, FOLDER).node["node/slurm.conf"]
+    assert "proctracktype" not in conf.parse(text)
+
+
+def test_the_nodes_are_checked_by_the_program_that_is_given() -> None:
+    assert not [key for key in served() if key.startswith("healthcheck") or key == "prolog"]
+    settings = served(health_check="/usr/local/sbin/check", health_check_interval=60)
+    assert settings["healthcheckprogram"] == "/usr/local/sbin/check"
+    assert settings["healthcheckinterval"] == "60"
+    assert settings["healthchecknodestate"] == "ANY"
+    assert "prolog" not in settings
+    settings = served(prolog="/usr/local/sbin/check")
+    assert settings["prolog"] == "/usr/local/sbin/check"
+    assert settings["schedulerparameters"] == "nohold_on_prolog_fail"
+    assert served(epilog="/usr/local/sbin/end")["epilog"] == "/usr/local/sbin/end"
+
+
+def test_without_accounting() -> None:
+    assert not [key for key in served(accounting=False) if key.startswith("accounting")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"settings": {"PartitionName": "x"}}, "slurm_partitions"),
+        ({"settings": {"NodeName": "x"}}, "slurm_node_conf"),
+        ({"settings": {"Max Jobs": 1}}, "no name of a Slurm parameter"),
+        ({"settings": {"Epilog": "/bin/true\nInclude /etc/shadow"}}, "line break"),
+        ({"settings": {"Epilog": {"a": 1}}}, "no text, number"),
+        ({"settings": {"Epilog": "/bin/true # quick"}}, "'#'"),
+        ({"settings": {"SchedulerParameters": "x" * 1100}}, "1024"),
+        ({"partitions": {}}, "at least one partition"),
+        ({"partitions": {"a b": {}}}, "slurm_partitions"),
+        ({"gres": {"gpu": {"Type": "h100"}}}, "neither File nor Count"),
+        ({"gres": {"gpu": 2}}, "Give a mapping"),
+        ({"node": {"NodeAddr": "1.2.3.4"}}, "the cluster record's"),
+        ({"node": {"Feature": "a'b"}}, "quotes"),
+        ({"node": {"Feature": "$(reboot)"}}, "quotes"),
+    ],
+)
+def test_refused(overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        config.documents(request(**overrides), HOST, FOLDER)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("given_gres", "gpu", "lines", "declared"),
+    [
+        (
+            {},
+            HOST.gpu,
+            ["Name=gpu Type=h100 File=/dev/nvidia0", "Name=gpu Type=h100 File=/dev/nvidia1"],
+            "gpu:h100:2",
+        ),
+        ({}, Gpu("h100", ("/dev/nvidia0", "/dev/nvidia1"), "nvml"), ["AutoDetect=nvml"], "gpu:2"),
+        ({}, Gpu("", ("/dev/nvidia0",), ""), ["Name=gpu File=/dev/nvidia0"], "gpu:1"),
+        ({}, None, [], ""),
+        ({"gpu": []}, HOST.gpu, [], ""),
+        (
+            {"gpu": {"Type": "a100", "File": "/dev/nvidia[0-7]"}},
+            HOST.gpu,
+            ["Name=gpu Type=a100 File=/dev/nvidia[0-7]"],
+            "gpu:a100:8",
+        ),
+        (
+            {"GPU": [{"Type": "a", "Count": 2}, {"type": "b", "count": 1}], "license": {"Count": 3}},
+            HOST.gpu,
+            ["Name=gpu Type=a Count=2", "Name=gpu type=b count=1", "Name=license Count=3"],
+            "gpu:a:2,gpu:b:1,license:3",
+        ),
+    ],
+)
+def test_gres(given_gres: dict[str, Any], gpu: Gpu | None, lines: list[str], declared: str) -> None:
+    found = config.gres_lines(request(gres=given_gres), HOST._replace(gpu=gpu))
+    assert found == config.Gres(lines, declared)
+
+
+def test_the_arguments_of_slurmd() -> None:
+    made = config.documents(
+        request(node={"Feature": ["nvlink", "ib"]}, settings={"SlurmctldPort": "6817-6820"}), HOST, FOLDER
+    )
+    assert made.arguments == (
+        "-Z",
+        "-N",
+        "n1",
+        "--conf-server",
+        "10.99.0.1:6817",
+        "--conf",
+        "NodeAddr=10.99.0.1 RealMemory=23622 Gres=gpu:h100:2 Feature=nvlink,ib",
+    )
+    text = config.options_text(made.arguments)
+    assert config.definition_in(text) == made.definition
+    # The shell reads the file as systemd does.
+    shown = subprocess.run(
+        ["/bin/sh", "-c", f'{text}\neval "set -- $SLURMD_OPTIONS"; for word; do echo "$word"; done'],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    assert tuple(shown.stdout.splitlines()) == made.arguments
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "version", "node", "cgroup"),
+    [
+        (V1, (24, 11, 5), "proctrack/cgroup", {"cgroupplugin": "cgroup/v1", "constraindevices": "YES"}),
+        (Cgroups("v2", ("cpuset", "memory")), (24, 11, 5), "proctrack/cgroup",
+         {"cgroupplugin": "cgroup/v2", "enablecontrollers": "YES", "constraindevices": "YES"}),
+        (Cgroups("none", ()), (24, 11, 5), "proctrack/linuxproc", {"cgroupplugin": "disabled"}),
+        # 22.05 does not know these words and would not start.
+        (Cgroups("v2", ("cpuset", "memory")), (22, 5, 8), "proctrack/cgroup", {"cgroupplugin": "cgroup/v2"}),
+        (Cgroups("none", ()), (22, 5, 8), "proctrack/linuxproc", {"cgroupplugin": "cgroup/v1"}),
+    ],
+)  # fmt: skip
+def test_control_groups(cgroups: Cgroups, version: Any, node: str, cgroup: dict[str, str]) -> None:
+    made = config.documents(request(), HOST._replace(cgroups=cgroups, version=version), FOLDER).node
+    assert conf.parse(made["node/slurm.conf"])["proctracktype"] == node
+    written = conf.parse(made["node/cgroup.conf"])
+    assert cgroup.items() <= written.items()
+    assert ("enablecontrollers" in written) == ("enablecontrollers" in cgroup)
+
+
+def test_a_controller_that_is_missing_is_not_used() -> None:
+    host = HOST._replace(cgroups=Cgroups("v1", ("cpuset", "freezer")))
+    made = config.documents(request(cgroup={"ConstrainSwapSpace": True}), host, FOLDER).node
+    assert conf.parse(made["node/slurm.conf"])["jobacctgathertype"] == "jobacct_gather/linux"
+    written = conf.parse(made["node/cgroup.conf"])
+    assert (written["constrainramspace"], written["constraindevices"], written["constrainswapspace"]) == (
+        "NO",
+        "NO",
+        "YES",
+    )
+
+
+V1_MOUNTS = """\
+tmpfs /sys/fs/cgroup tmpfs {mode},nosuid,nodev,noexec,mode=755 0 0
+cgroup /sys/fs/cgroup/cpu,cpuacct cgroup {mode},relatime,cpu,cpuacct 0 0
+cgroup /sys/fs/cgroup/cpuset cgroup {mode},relatime,cpuset 0 0
+cgroup /sys/fs/cgroup/memory cgroup {mode},relatime,memory 0 0
+cgroup /sys/fs/cgroup/devices cgroup {mode},relatime,devices 0 0
+cgroup /sys/fs/cgroup/freezer cgroup {mode},relatime,freezer 0 0
+cgroup /sys/fs/cgroup/systemd cgroup {mode},relatime,name=systemd 0 0
+cgroup2 /sys/fs/cgroup/unified cgroup2 rw,relatime 0 0
+"""
+V2_MOUNTS = "cgroup2 /sys/fs/cgroup cgroup2 {mode},nosuid,nodev,noexec,relatime,nsdelegate 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "systemd", "version", "why"),
+    [
+        (V1_MOUNTS.format(mode="rw"), True, "v1", ""),
+        (V1_MOUNTS.format(mode="ro"), True, "none", "freezer and cpuset"),
+        (V1_MOUNTS.format(mode="rw"), False, "none", "systemd"),
+        (V2_MOUNTS.format(mode="rw"), True, "v2", ""),
+        (V2_MOUNTS.format(mode="ro"), True, "none", "read-only"),
+        ("", True, "none", "freezer and cpuset"),
+    ],
+)
+def test_detected_control_groups(mounts: str, systemd: bool, version: str, why: str) -> None:
+    found = parse_cgroups(mounts, "cpuset cpu io memory pids", systemd)
+    assert found.version == version
+    assert why in found.why
+    if version == "v1":
+        assert found.controllers == ("cpu", "cpuacct", "cpuset", "devices", "freezer", "memory")
+
+
+def test_words_of_the_host() -> None:
+    assert gres_type("NVIDIA H100 80GB HBM3") == "nvidia_h100_80gb_hbm3"
+    assert gres_type(None) == ""
+    assert choose_autodetect("nvidia", True, ["gpu_nvidia", "gpu_nvml"]) == "nvml"
+    assert choose_autodetect("nvidia", True, ["gpu_nvidia"]) == "nvidia"
+    assert choose_autodetect("nvidia", True, ["gpu_generic"]) == ""
+    # Device files without a driver behind them would be detected as no GPU at all.
+    assert choose_autodetect("nvidia", False, ["gpu_nvml"]) == ""
+    assert choose_autodetect("amd", True, ["gpu_rsmi"]) == "rsmi"
+    with pytest.raises(ParseError):
+        parse_version("command not found")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "needed"),
+    [
+        (None, "A=1", "restart"),
+        ("# x\nA=1\nB=2\n", "b = 2\na=1 # same", "none"),
+        ("A=1", "A=2", "reconfigure"),
+        ("A=1", "A=1\nPartitionName=x Nodes=ALL", "reconfigure"),
+        ("SelectType=a", "SelectType=b", "restart"),
+        ("SlurmctldHost=a(1.2.3.4)", "SlurmctldHost=b(1.2.3.5)", "restart"),
+    ],
+)
+def test_reload_needed(old: str | None, new: str, needed: str) -> None:
+    assert config.reload_needed(old, new) == needed
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"\A[A-Z][a-z]{1,8}\Z"),
+        st.one_of(st.booleans(), st.integers(), st.from_regex(r"\A[a-z/,.]{1,20}\Z")),
+        max_size=8,
+    )
+)
+def test_what_is_written_is_what_is_read(settings: dict[str, Any]) -> None:
+    read = conf.parse(conf.text_of(conf.render(settings)))
+    expected = {key.lower(): conf.value_text(key, value) for key, value in settings.items()}
+    assert read == expected
+
+
+def test_pairs() -> None:
+    assert conf.parse_pairs("A=1 OS=Linux 6.1 #1 SMP CfgTRES=cpu=2,mem=5M Reason=") == [
+        ("A", "1"),
+        ("OS", "Linux 6.1 #1 SMP"),
+        ("CfgTRES", "cpu=2,mem=5M"),
+        ("Reason", ""),
+    ]
+
+
+PRESENT: dict[str, str | None] = dict.fromkeys((*config.SERVED, *config.NODE, config.OPTIONS))
+
+
+def present_after(documents: config.Documents, serve: bool) -> dict[str, str | None]:
+    planned = configure.plan(PRESENT, documents, serve, FOLDER)
+    return {**PRESENT, **planned.write}
+
+
+@pytest.mark.parametrize("serve", [True, False])
+def test_a_second_run_is_empty(serve: bool) -> None:
+    documents = config.documents(request(serve=serve), HOST, FOLDER)
+    again = configure.plan(present_after(documents, serve), documents, serve, FOLDER)
+    assert (again.write, again.reload, again.node_changed, again.redefined) == ({}, "none", False, False)
+
+
+def test_a_first_run_redefines_nothing() -> None:
+    planned = configure.plan(PRESENT, config.documents(request(), HOST, FOLDER), True, FOLDER)
+    assert (planned.reload, planned.node_changed, planned.redefined) == ("restart", True, False)
+
+
+def test_fewer_gpus_redefine_the_node() -> None:
+    before = present_after(config.documents(request(), HOST, FOLDER), False)
+    planned = configure.plan(before, config.documents(request(gres={"gpu": []}), HOST, FOLDER), False, FOLDER)
+    assert (planned.node_changed, planned.redefined, planned.reload) == (True, True, "none")
+
+
+def test_another_controller_restarts_slurmd_but_redefines_nothing() -> None:
+    before = present_after(config.documents(request(), HOST, FOLDER), False)
+    moved = config.documents(request(controller="10.99.0.2"), HOST, FOLDER)
+    planned = configure.plan(before, moved, False, FOLDER)
+    assert (sorted(planned.write), planned.redefined) == ([config.OPTIONS], False)
+
+
+def test_a_former_controller_serves_no_more() -> None:
+    documents = config.documents(request(), HOST, FOLDER)
+    planned = configure.plan(present_after(documents, True), documents, False, FOLDER)
+    assert planned.write == dict.fromkeys(config.SERVED)
+
+
+def test_a_configuration_of_somebody_else_is_refused_and_not_removed() -> None:
+    foreign = {**PRESENT, "slurm.conf": "ClusterName=theirs\n"}
+    with pytest.raises(HostStateError, match="not written by this collection"):
+        configure.plan(foreign, config.documents(request(), HOST, FOLDER), True, FOLDER)
+    assert configure.plan(foreign, None, False, FOLDER).write == {}
+
+
+def test_complaints() -> None:
+    output = """\
+slurmd: error: _parse_next_key: Parsing error at unrecognized key: Bogus
+slurmd: fatal: Unable to process configuration file
+"""
+    assert configure.complaints(output) == ["_parse_next_key: Parsing error at unrecognized key: Bogus"]
+    assert configure.complaints("slurmd: fatal: Unable to process configuration file") == [
+        "Unable to process configuration file"
+    ]
+
+
+def test_slurm_reads_all_files_aside_and_its_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configure, "find", lambda _program: "/usr/sbin/slurmd")
+    folder = str(tmp_path)
+    documents = config.documents(request(), HOST, folder)
+    seen: dict[str, str] = {}
+
+    def run(argv: list[str], **_options: Any) -> Completed:
+        aside = Path(argv[argv.index("-f") + 1]).parent
+        seen.update({str(path.relative_to(aside)): path.read_text() for path in aside.rglob("*.conf")})
+        assert f"Include {aside}/node/gres.conf" in seen["gres.conf"]
+        return Completed(1, "", "slurmd: error: MaxJobCount value (abc) is not a valid number\n")
+
+    with pytest.raises(InputError, match=r"MaxJobCount value \(abc\).*old files stay"):
+        configure.validate(run, documents, folder)
+    assert sorted(seen) == sorted([*config.SERVED, *config.NODE])
+    assert os.listdir(folder) == []
+
+
+def test_apply(tmp_path: Path) -> None:
+    folder = str(tmp_path / "slurm")
+    documents = config.documents(request(), HOST, folder)
+    configure.apply(folder, configure.plan(configure.read_files(folder), documents, True, folder))
+    assert configure.plan(configure.read_files(folder), documents, True, folder).write == {}
+    assert (tmp_path / "slurm/slurm.conf").stat().st_mode & 0o777 == 0o644
+    configure.apply(folder, configure.plan(configure.read_files(folder), None, False, folder))
+    assert [path for path in (tmp_path / "slurm").rglob("*") if path.is_file()] == []

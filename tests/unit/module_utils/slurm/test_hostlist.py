@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slurm's short form of hosts: both ways, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import compress, expand
+
+NAMES = st.from_regex(r"\A[a-z][a-z-]{0,4}[0-9]{0,4}\Z")
+
+
+@pytest.mark.parametrize(
+    ("expression", "hosts"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[1-2,5],head", ["n1", "n2", "n5", "head"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("n[1-2]-ib, m3", ["n1-ib", "n2-ib", "m3"]),
+        ("/dev/nvidia[0-7]", [f"/dev/nvidia{number}" for number in range(8)]),
+    ],
+)
+def test_expand(expression: str, hosts: list[str]) -> None:
+    assert expand(expression) == hosts
+
+
+@pytest.mark.parametrize("expression", ["n[1-3", "n1-3]", "n[[1]]", "n[3-1]", "n[]", "n[a-b]", "n[0-99999]"])
+def test_refused(expression: str) -> None:
+    with pytest.raises(InputError):
+        expand(expression)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expression"),
+    [
+        ([], ""),
+        (["n1"], "n1"),
+        (["n3", "n1", "n2", "n2"], "n[1-3]"),
+        (["n1", "n3", "head", "n4"], "head,n[1,3-4]"),
+        (["n08", "n09", "n10", "n11"], "n[08-11]"),
+        (["n7", "n07"], "n7,n07"),
+        (["n9", "n10"], "n[9-10]"),
+    ],
+)
+def test_compress(hosts: list[str], expression: str) -> None:
+    assert sorted(expand(compress(hosts))) == sorted(set(hosts))
+    assert sorted(compress(hosts).split(",")) == sorted(expression.split(","))
+
+
+@pytest.mark.parametrize("host", ["", "a,b", "n[1]", "a b"])
+def test_no_host(host: str) -> None:
+    with pytest.raises(InputError):
+        compress([host])
+
+
+@given(st.lists(NAMES, max_size=40))
+def test_there_and_back(hosts: list[str]) -> None:
+    assert sorted(expand(compress(hosts))) == sorted(set(hosts))

@@ -1,0 +1,113 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Nodes are taken out and brought back, and what somebody else has drained stays drained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import nodes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node, parse_nodes_text
+
+
+def node(state: str, reason: str = "") -> Node:
+    """n1 in a state."""
+    text = f" Reason={reason} [root@2026-11-20T21:58:49]" if reason else ""
+    return parse_nodes_text(f"NodeName=n1 State={state} CPUTot=8{text}\n")[0]
+
+
+OURS = "gpumesh: GPU 3 is lost"
+UPDATE = ["scontrol", "update", "nodename=n1"]
+
+
+@pytest.mark.parametrize(
+    ("present", "state", "command"),
+    [
+        (node("IDLE"), "idle", None),
+        (node("IDLE+DRAIN", OURS), "idle", [*UPDATE, "state=resume"]),
+        (node("DOWN", OURS), "idle", [*UPDATE, "state=resume"]),
+        (node("DOWN"), "idle", [*UPDATE, "state=resume"]),
+        (node("MIXED"), "drained", [*UPDATE, "state=drain", "reason=gpumesh: GPU 3 is lost"]),
+        (node("IDLE+DRAIN", OURS), "drained", None),
+        (node("IDLE+DRAIN", "gpumesh: hot"), "drained", [*UPDATE, "reason=gpumesh: GPU 3 is lost"]),
+        (node("IDLE"), "down", [*UPDATE, "state=down", "reason=gpumesh: GPU 3 is lost"]),
+        (node("IDLE+DRAIN", OURS), "down", [*UPDATE, "state=down", "reason=gpumesh: GPU 3 is lost"]),
+        (node("IDLE"), "absent", ["scontrol", "delete", "nodename=n1"]),
+    ],
+)
+def test_plan(present: Node, state: str, command: list[str] | None) -> None:
+    planned = nodes.plan({"n1": present}, ["n1"], state, "GPU 3 is lost")
+    assert planned.commands == ([command] if command else [])
+    assert planned.left_alone == {}
+
+
+@pytest.mark.parametrize("state", ["idle", "drained"])
+def test_what_somebody_else_has_drained_stays(state: str) -> None:
+    planned = nodes.plan({"n1": node("IDLE+DRAIN", "replacing the fan")}, ["n1"], state, "GPU 3 is lost")
+    assert planned.commands == []
+    assert planned.left_alone == {"n1": "replacing the fan"}
+
+
+def test_a_reason_of_somebody_else_does_not_shield_a_node_that_is_in_service() -> None:
+    assert nodes.plan({"n1": node("IDLE", "old story")}, ["n1"], "drained", "hot").commands
+
+
+def test_unknown_nodes() -> None:
+    assert nodes.plan({}, ["n1"], "absent", "").commands == []
+    with pytest.raises(InputError, match="n9.*It knows n1"):
+        nodes.plan({"n1": node("IDLE")}, ["n9"], "idle", "")
+
+
+@pytest.mark.parametrize(
+    ("present", "state", "missing"),
+    [
+        (node("IDLE+DRAIN"), "drained", 0),
+        (node("DOWN+DRAIN"), "drained", 0),
+        (node("MIXED+DRAIN"), "drained", 1),
+        (node("IDLE+COMPLETING+DRAIN"), "drained", 1),
+        (node("IDLE"), "idle", 0),
+        (node("IDLE+NOT_RESPONDING"), "idle", 1),
+    ],
+)
+def test_waiting_for(present: Node, state: str, missing: int) -> None:
+    assert len(nodes.waiting_for({"n1": present}, ["n1"], state)) == missing
+
+
+def test_wait_ends_when_the_jobs_have_ended() -> None:
+    states = [node("MIXED+DRAIN"), node("MIXED+DRAIN"), node("IDLE+DRAIN")]
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def read() -> dict[str, Node]:
+        return {"n1": states.pop(0)}
+
+    assert nodes.wait(read, ["n1"], "drained", 60, lambda: now[0], sleep)["n1"]["state"] == "idle"
+    assert now == [4.0]
+
+
+def test_wait_gives_up_and_says_on_what() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with pytest.raises(HostStateError, match=r"After 10 s: n1 still has jobs \(mixed\+drain\)"):
+        nodes.wait(lambda: {"n1": node("MIXED+DRAIN")}, ["n1"], "drained", 10, lambda: now[0], sleep)
+    assert now == [10.0]
+
+
+def test_a_node_with_jobs_is_not_deleted() -> None:
+    def run(argv: list[str], **_options: Any) -> Completed:
+        raise CommandError(argv, "exited 1", rc=1, stderr="delete_node nodename=n1: Requested nodes are busy")
+
+    with pytest.raises(HostStateError, match="n1 has jobs"):
+        nodes.carry_out(run, nodes.Plan([["scontrol", "delete", "nodename=n1"]], {}))
+    with pytest.raises(CommandError):
+        nodes.carry_out(run, nodes.Plan([["scontrol", "update", "nodename=n1"]], {}))

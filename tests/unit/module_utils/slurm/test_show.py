@@ -1,0 +1,138 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the controller says, as recorded from the real thing in both versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import parse_version
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def recorded(name: str) -> str:
+    """The output of a command."""
+    return (FIXTURES / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "version"), [("22.05", (22, 5, 8)), ("24.11", (24, 11, 5))])
+def test_version(name: str, version: tuple[int, int, int]) -> None:
+    assert parse_version(recorded(f"{name}.version.txt")) == version
+
+
+@pytest.mark.parametrize("name", ["22.05.node.txt", "24.11.node.txt", "24.11.node.json"])
+def test_nodes(name: str) -> None:
+    parse = show.parse_nodes_json if name.endswith("json") else show.parse_nodes_text
+    first, second = parse(recorded(name))
+    assert first == {
+        "name": "p1",
+        "address": "10.77.61.11",
+        "hostname": "p1",
+        "state": "mixed",
+        "flags": ["dynamic_norm"],
+        "ready": True,
+        "reason": "",
+        "reason_user": "",
+        "cpus": 2,
+        "cpus_allocated": 1,
+        "memory": 24105,
+        "gres": "gpu:fake:2",
+        "features": [],
+        "partitions": ["cluster"],
+        "version": "22.05.8" if name.startswith("22") else "24.11.5",
+    }
+    assert (second["state"], second["flags"], second["ready"]) == ("idle", ["drain", "dynamic_norm"], False)
+    assert (second["reason"], second["reason_user"]) == ("gpumesh: gpu 3 = lost", "root")
+
+
+@pytest.mark.parametrize("name", ["22.05.job.txt", "24.11.job.txt", "24.11.job.json"])
+def test_jobs(name: str) -> None:
+    parse = show.parse_jobs_json if name.endswith("json") else show.parse_jobs_text
+    _first, running, pending = parse(recorded(name))
+    assert {key: running[key] for key in ("id", "name", "user", "state", "nodes", "node_count", "partition")} == {
+        "id": 2,
+        "name": "wrap",
+        "user": "root",
+        "state": "running",
+        "nodes": ["p1"],
+        "node_count": 1,
+        "partition": "cluster",
+    }
+    assert running["started"] is not None
+    assert running["time_limit"] is None
+    assert (pending["state"], pending["nodes"], pending["node_count"], pending["started"]) == ("pending", [], 2, None)
+    assert pending["reason"].startswith("Nodes required for job are DOWN, DRAINED")
+
+
+@pytest.mark.parametrize("name", ["22.05.partition.txt", "24.11.partition.txt"])
+def test_partitions(name: str) -> None:
+    (partition,) = show.parse_partitions_text(recorded(name))
+    assert partition == {
+        "name": "cluster",
+        "state": "up",
+        "default": True,
+        "nodes": ["p1", "p2"],
+        "cpus": 4,
+        "max_time": None,
+    }
+
+
+def test_a_reason_that_looks_like_another_field() -> None:
+    line = "NodeName=n1 State=DOWN*+DRAIN CPUTot=8 Reason=State=IDLE because NodeAddr=1.2.3.4 [eve@2026-11-20T21:58:49]"
+    (node,) = show.parse_nodes_text(line + "\n")
+    assert (node["state"], node["address"], node["reason_user"]) == ("down", "", "eve")
+    assert node["flags"] == ["drain", "not_responding"]
+    assert node["reason"] == "State=IDLE because NodeAddr=1.2.3.4"
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "ready"),
+    [
+        ("IDLE+DYNAMIC_NORM", ["dynamic_norm"], True),
+        ("IDLE+COMPLETING", ["completing"], True),
+        ("ALLOCATED*", ["not_responding"], False),
+        ("IDLE+NOT_RESPONDING", ["not_responding"], False),
+        ("INVAL", ["invalid_reg"], False),
+        ("IDLE+DRAIN+INVALID_REG", ["drain", "invalid_reg"], False),
+        ("UNKNOWN+DYNAMIC_NORM", ["dynamic_norm"], False),
+        ("DOWN", [], False),
+    ],
+)
+def test_states(state: str, flags: list[str], ready: bool) -> None:
+    (node,) = show.parse_nodes_text(f"NodeName=n1 State={state} CPUTot=8\n")
+    assert (node["flags"], node["ready"]) == (flags, ready)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30:00", 30), ("02:30:00", 150), ("1-02:30:00", 1590), ("UNLIMITED", None), ("INFINITE", None), ("", None)],
+)
+def test_minutes(text: str, expected: int | None) -> None:
+    assert show.minutes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "slurm_load_node error", "[]", json.dumps({"jobs": []})])
+def test_what_is_no_list_of_nodes(text: str) -> None:
+    with pytest.raises(ParseError):
+        show.parse_nodes_json(text)
+
+
+def test_each_version_is_asked_in_its_way() -> None:
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_options: Any) -> Completed:
+        asked.append(argv)
+        return Completed(0, recorded("24.11.node.json" if "--json" in argv else "22.05.node.txt"), "")
+
+    assert [node["name"] for node in show.nodes(run, (24, 11, 5))] == ["p1", "p2"]
+    assert [node["name"] for node in show.nodes(run, (22, 5, 8))] == ["p1", "p2"]
+    assert asked == [["scontrol", "show", "node", "--json"], ["scontrol", "show", "-o", "node"]]

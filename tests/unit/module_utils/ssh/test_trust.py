@@ -1,0 +1,103 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has of the trust, read with the real ssh-keygen."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh import trust
+
+IDENTIFIER = "{user}@n1 gpumesh lab"
+
+
+def keygen(*arguments: str) -> None:
+    subprocess.run(["ssh-keygen", "-q", *arguments], check=True, stdin=subprocess.DEVNULL)
+
+
+def sshd(folder: Path) -> str:
+    return f"pubkeyauthentication yes\npermitrootlogin no\nauthorizedkeysfile .ssh/a .ssh/b\nhostkey {folder}.server\n"
+
+
+def look(folder: Path, *users: str) -> dict[str, Any]:
+    def runner(argv: list[str], **options: Any) -> Completed:
+        return Completed(0, sshd(folder), "") if argv[0] == "sshd" else run(argv, **options)
+
+    return trust.look(runner, str(folder), users, IDENTIFIER)
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    for path in (Path(f"{folder}.server"), folder / "SIGNING", folder / "root"):
+        keygen("-t", "ed25519", "-N", "", "-C", "", "-f", str(path))
+    return folder
+
+
+def certify(folder: Path, user: str = "root", principal: str = "root", **other: str) -> None:
+    validity = other.get("validity", "always:forever")
+    identity = other.get("identity", f"{user}@n1 gpumesh lab")
+    public_key = str(folder / f"{user}.pub")
+    keygen("-s", str(folder / "SIGNING"), "-I", identity, "-n", principal, "-V", validity, public_key)
+
+
+def test_a_user_with_a_certified_key_needs_nothing(folder: Path) -> None:
+    assert look(folder, "root")["uncertified"] == ["root"]
+    certify(folder)
+    found = look(folder, "root")
+    assert found["uncertified"] == []
+    assert found["accounts"]["root"] == {"uid": 0, "gid": 0, "home": "/root"}
+    assert found["signing_key"] == (folder / "SIGNING.pub").read_text().strip()
+    assert found["host_keys"] == [Path(f"{folder}.server.pub").read_text().strip()]
+    assert found["server"] == {
+        "public_key_login": True,
+        "root_login": "no",
+        "authorized_keys": [".ssh/a", ".ssh/b"],
+    }
+    assert list(found["trusted"]) == ["root"]
+
+
+@pytest.mark.parametrize("other", [{"validity": "+1h"}, {"identity": "root@n2"}, {"principal": "root,alice"}])
+def test_a_certificate_that_says_something_else_does_not_count(folder: Path, other: dict[str, str]) -> None:
+    certify(folder, **other)
+    assert look(folder, "root")["uncertified"] == ["root"]
+
+
+def test_a_certificate_of_another_key_or_signer_does_not_count(folder: Path) -> None:
+    certify(folder)
+    for name in ("root", "SIGNING"):
+        kept = {suffix: (folder / f"{name}{suffix}").read_bytes() for suffix in ("", ".pub")}
+        for suffix in kept:
+            (folder / f"{name}{suffix}").unlink()
+        assert look(folder, "root")["uncertified"] == ["root"]
+        keygen("-t", "ed25519", "-N", "", "-f", str(folder / name))
+        assert look(folder, "root")["uncertified"] == ["root"]
+        for suffix, content in kept.items():
+            (folder / f"{name}{suffix}").write_bytes(content)
+    assert look(folder, "root")["uncertified"] == []
+
+
+def test_a_fresh_host_has_nothing_and_an_unknown_account_is_null(tmp_path: Path) -> None:
+    found = look(tmp_path / "none", "root", "no-such-account")
+    assert found["uncertified"] == ["root", "no-such-account"]
+    assert (found["signing_key"], found["trusted"], found["host_keys"]) == (None, {}, [])
+    assert found["accounts"]["no-such-account"] is None
+
+
+@given(st.text(max_size=200))
+def test_what_sshd_and_ssh_keygen_print_never_gives_a_traceback(text: str) -> None:
+    trust.parse_certificate(text)
+    trust.fingerprint(text)
+    with suppress(ParseError):
+        trust.parse_server(text)

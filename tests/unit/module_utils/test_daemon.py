@@ -1,0 +1,187 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is done to have a daemon run, from what systemd and supervisord say of it."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+
+PLACES = daemon.Places("/etc/systemd/system", "/etc/supervisor/supervisord.conf", "/etc/supervisor/conf.d")
+CONTROL = ["supervisorctl", "--configuration", "/etc/supervisor/supervisord.conf"]
+RUNS = {"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled", "NeedDaemonReload": "no"}
+RESTART = ["systemctl", "restart", "slurmd.service"]
+
+
+def wanted(state: str = "started", **changes: object) -> daemon.Daemon:
+    return daemon.Daemon(
+        name="slurmd",
+        state=state,
+        command="/usr/sbin/slurmd -D --conf 'NodeAddr=10.0.0.1 Gres=gpu:2'",
+        drop_in="",
+        user="root",
+        directories=(),
+        environment={},
+    )._replace(**changes)
+
+
+def of_systemd(unit: dict[str, str], present: str | None = None, **changes: object) -> daemon.Plan:
+    return daemon.plan_systemd(wanted(**changes), PLACES, unit, present)  # type: ignore[arg-type]
+
+
+def test_a_daemon_that_runs_is_left_alone() -> None:
+    assert not of_systemd(RUNS).changed
+    assert not of_systemd(RUNS, "[Service]\n", drop_in="[Service]\n").changed
+    # It waits for its next start.
+    assert not of_systemd({**RUNS, "ActiveState": "activating"}).changed
+    assert not of_systemd({**RUNS, "UnitFileState": "static"}).changed
+
+
+def test_what_does_not_run_or_not_at_boot_is_started_and_enabled() -> None:
+    stopped = of_systemd({**RUNS, "ActiveState": "failed"})
+    assert (stopped.commands, stopped.restarts) == ([RESTART], False)
+    assert of_systemd({**RUNS, "UnitFileState": "disabled"}).commands == [["systemctl", "enable", "slurmd.service"]]
+
+
+def test_new_settings_restart_it() -> None:
+    plan = of_systemd(RUNS, None, drop_in="[Service]\n")
+    assert plan.path == "/etc/systemd/system/slurmd.service.d/gpumesh.conf"
+    assert (plan.after, plan.restarts) == ("[Service]\n", True)
+    assert plan.commands == [["systemctl", "daemon-reload"], RESTART]
+    assert of_systemd(RUNS, state="restarted").commands == [RESTART]
+    # A run that was cut off between writing and reloading.
+    assert of_systemd({**RUNS, "NeedDaemonReload": "yes"}).commands == [["systemctl", "daemon-reload"]]
+
+
+def test_absent_ends_it_once() -> None:
+    plan = of_systemd(RUNS, "[Service]\n", state="absent")
+    assert (plan.after, plan.commands) == ("", [["systemctl", "disable", "--now", "slurmd.service"]])
+    assert not of_systemd({"LoadState": "not-found", "ActiveState": "inactive"}, state="absent").changed
+    assert not of_systemd({**RUNS, "ActiveState": "inactive", "UnitFileState": "disabled"}, state="absent").changed
+
+
+def test_a_unit_that_is_not_there_is_refused() -> None:
+    with pytest.raises(HostStateError, match=r"systemd knows no slurmd\.service"):
+        of_systemd({"LoadState": "not-found"})
+
+
+def test_properties_are_read() -> None:
+    assert daemon.parse_unit("LoadState=loaded\nActiveState=active\n") == {
+        "LoadState": "loaded",
+        "ActiveState": "active",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("slurmd                           RUNNING   pid 12, uptime 0:00:12\n", "RUNNING"),
+        ("slurmd                           FATAL     Exited too quickly (process log may have details)\n", "FATAL"),
+        ("slurmd: ERROR (no such process)\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_state_of_a_program_is_read(text: str, state: str) -> None:
+    assert daemon.parse_status(text) == state
+
+
+def of_supervisord(up: bool, status: str, program: str | None, **changes: object) -> daemon.Plan:
+    return daemon.plan_supervisord(wanted(**changes), PLACES, up, status, program)  # type: ignore[arg-type]
+
+
+def test_a_program_is_started_only_where_it_has_to_be() -> None:
+    text = daemon.program_text(wanted())
+    assert not of_supervisord(True, "RUNNING", text).changed
+    assert of_supervisord(True, "EXITED", text).commands == [[*CONTROL, "start", "slurmd"]]
+    assert of_supervisord(True, "RUNNING", text, state="restarted").commands == [[*CONTROL, "restart", "slurmd"]]
+    # A restart would go on with the old settings.
+    renewed = of_supervisord(True, "RUNNING", "old", state="restarted")
+    assert (renewed.commands, renewed.restarts) == ([[*CONTROL, "reread"], [*CONTROL, "update", "slurmd"]], True)
+    assert of_supervisord(False, "", None).commands == [["supervisord", *CONTROL[1:]]]
+
+
+def test_a_program_is_forgotten_once() -> None:
+    plan = of_supervisord(True, "RUNNING", "text", state="absent")
+    assert (plan.after, plan.commands) == ("", [[*CONTROL, "reread"], [*CONTROL, "update", "slurmd"]])
+    assert not of_supervisord(True, "", None, state="absent").changed
+    assert not of_supervisord(False, "", None, state="absent").changed
+
+
+def test_a_program_is_what_supervisord_and_the_shell_read() -> None:
+    text = daemon.program_text(
+        wanted(user="munge", directories=["/run/munge", "/run/a b"], environment={"A": '50% "x"', "B": "2"})
+    )
+    # supervisord reads its files with this parser, and expands % itself.
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(";", " #"))
+    parser.read_string(text)
+    section = dict(parser.items("program:slurmd"))
+    shell, option, script = shlex.split(section["command"])
+    assert (shell, option) == ("/bin/sh", "-c")
+    assert script == (
+        "install -d -o munge -m 0755 /run/munge && install -d -o munge -m 0755 '/run/a b' && "
+        "exec setpriv --reuid=munge --regid=munge --init-groups "
+        "/usr/sbin/slurmd -D --conf 'NodeAddr=10.0.0.1 Gres=gpu:2'"
+    )
+    assert section["environment"] == r'A="50%% \"x\"",B="2"'
+    assert section["autorestart"] == "true"
+
+
+class Host:
+    """Answers commands by their first words, and remembers them."""
+
+    def __init__(self, **answers: Completed) -> None:
+        self.answers = answers
+        self.asked: list[list[str]] = []
+
+    def __call__(self, argv: list[str], timeout: float = 30, check: bool = True) -> Completed:
+        self.asked.append(argv)
+        done = self.answers.get(argv[0], Completed(0, "", ""))
+        if check and done.rc:
+            raise CommandError(argv, f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
+        return done
+
+
+def test_settings_are_written_before_the_start_and_removed_at_the_end(tmp_path: Path) -> None:
+    places = daemon.Places(str(tmp_path), "", "")
+    host = Host()
+    plan = daemon.plan_systemd(wanted(drop_in="[Unit]\n"), places, RUNS, None)
+    daemon.apply(host, daemon.SYSTEMD, wanted(), plan)
+    written = tmp_path / "slurmd.service.d" / "gpumesh.conf"
+    assert written.read_text(encoding="utf-8") == "[Unit]\n"
+    assert host.asked == [["systemctl", "daemon-reload"], RESTART]
+    gone = daemon.plan_systemd(wanted("absent"), places, RUNS, "[Unit]\n")
+    daemon.apply(host, daemon.SYSTEMD, wanted("absent"), gone)
+    assert not written.parent.exists()
+
+
+def test_a_daemon_that_does_not_start_is_told_with_its_last_words() -> None:
+    host = Host(
+        systemctl=Completed(1, "", "Job for slurmd.service failed"),
+        journalctl=Completed(0, "fatal: no such node\n", ""),
+    )
+    plan = daemon.plan_systemd(wanted(), PLACES, {**RUNS, "ActiveState": "failed"}, None)
+    with pytest.raises(HostStateError) as refusal:
+        daemon.apply(host, daemon.SYSTEMD, wanted(), plan)
+    assert "slurmd does not start" in str(refusal.value)
+    assert "fatal: no such node" in str(refusal.value)
+    assert "journalctl -u slurmd" in refusal.value.remedy
+
+
+def test_waiting_ends_with_the_socket_or_with_what_is_missing(tmp_path: Path) -> None:
+    socket = tmp_path / "socket"
+    times = iter(range(100))
+    ready = daemon.Ready(str(socket), None, None)
+    daemon.wait_until_ready("munge", ready, 10, lambda: next(times), lambda _seconds: socket.touch())
+    with pytest.raises(HostStateError, match=r"munge runs, but .*/other is not there after 10 s"):
+        daemon.wait_until_ready(
+            "munge", daemon.Ready(str(tmp_path / "other"), None, None), 10, lambda: next(times), lambda _seconds: None
+        )
+    daemon.wait_until_ready("munge", daemon.Ready(None, None, None), 0)

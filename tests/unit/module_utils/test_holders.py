@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who holds a volume or a login, on this machine's own /proc and on one that was made up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import holders
+
+MOUNTS = """\
+proc /proc proc rw 0 0
+n1:/srv/data /mnt/data nfs4 rw,relatime 0 0
+systemd-1 /mnt/idle autofs rw,relatime 0 0
+n1:/srv/two /mnt/with\\040space nfs4 rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (["/mnt/data", "/mnt/none"], ["/mnt/data"]),
+        (["/mnt/data/"], ["/mnt/data/"]),
+        (["/mnt/idle"], []),
+        (["/mnt/with space"], ["/mnt/with space"]),
+        ([], []),
+    ],
+)
+def test_mounted(wanted: list[str], expected: list[str]) -> None:
+    assert holders.mounted(MOUNTS, wanted) == expected
+
+
+def test_a_process_is_found_by_its_folder_and_by_an_open_file(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    program = "import sys; stream = open(sys.argv[1]); print(1, flush=True); sys.stdin.read()"
+    started = []
+    for folder, path in ((tmp_path, "/dev/null"), (Path("/"), tmp_path / "data"), (Path("/"), "/dev/null")):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(path)],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+    try:
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        found = holders.volume_users("/proc", [str(tmp_path)])
+        pids = {process.pid for process in started}
+        assert {user.pid for user in found if user.pid in pids} == {started[0].pid, started[1].pid}
+        assert {user.mount_point for user in found} == {str(tmp_path)}
+        assert holders.volume_users("/proc", [f"{tmp_path}/da"]) == [], "a name that begins alike is another folder"
+    finally:
+        for process in started:
+            process.communicate("")
+
+
+def test_connections_of_both_families() -> None:
+    if sys.byteorder != "little":
+        pytest.skip("the table is recorded on a little-endian machine")
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100630A:0016 0200630A:D1F2 01 00000000:00000000 02:000A 00000000     0        0 4711 4 0000 20 4 31 10\n"
+        "   1: 00000000:0016 00000000:0000 0A 00000000:00000000 00:0000 00000000     0        0 4712 1 0000 100 0 0 10\n"
+    )
+    assert holders.connections(table) == {"4711": "10.99.0.2"}
+    mapped = table.replace("0200630A", "0000000000000000FFFF00000200630A")
+    assert holders.connections(mapped) == {"4711": "10.99.0.2"}
+
+
+def made_up_process(proc: Path, pid: int, title: str, parent: int, socket: str) -> None:
+    folder = proc / str(pid)
+    (folder / "fd").mkdir(parents=True)
+    (folder / "cmdline").write_text(title)
+    (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} 1 1")
+    (folder / "fd" / "3").symlink_to(f"socket:[{socket}]")
+
+
+def test_logins_over_the_cluster_alone(tmp_path: Path) -> None:
+    if sys.byteorder != "little":
+        pytest.skip("the table is recorded on a little-endian machine")
+    (tmp_path / "net").mkdir()
+    lines = ["header"] + [
+        f"   {number}: 0100630A:0016 {remote}:D1F2 01 0:0 0:0 0 0 0 {100 + number} 4"
+        for number, remote in enumerate(("0200630A", "0300630A", "0500A8C0", "0200630A"))
+    ]
+    (tmp_path / "net" / "tcp").write_text("\n".join(lines) + "\n")
+    made_up_process(tmp_path, 10, "sshd-session: alice@pts/0\0", 1, "100")
+    made_up_process(tmp_path, 11, "sshd: bob@notty\0\0", 1, "101")
+    made_up_process(tmp_path, 12, "sshd-session: eve@pts/2", 1, "102")
+    made_up_process(tmp_path, 13, "sshd-session: alice [priv]", 1, "100")
+    # The login that asks: an ancestor of this process.
+    made_up_process(tmp_path, 14, "sshd-session: root@notty", 1, "103")
+    made_up_process(tmp_path, os.getpid(), "python3", 14, "104")
+    found = holders.logins(str(tmp_path), ["10.99.0.2", "10.99.0.3"])
+    assert sorted(found) == [
+        holders.Login(10, "alice", "pts/0", "10.99.0.2"),
+        holders.Login(11, "bob", "notty", "10.99.0.3"),
+    ]

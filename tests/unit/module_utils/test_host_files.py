@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files, folders and blocks of lines: planned from what is there, written, and not touched a second time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+
+MARKER = "# {mark} ours"
+
+
+def steps(entries: list[dict[str, Any]]) -> list[host_files.Step]:
+    planned = [
+        host_files.plan(each, host_files.read(each.path), host_files.owner_ids(each))
+        for each in host_files.parse(entries)
+    ]
+    return [step for step in planned if step is not None]
+
+
+def settle(entries: list[dict[str, Any]]) -> list[str]:
+    """Apply, then prove that nothing is left to do; the paths that were changed."""
+    found = steps(entries)
+    for step in found:
+        host_files.apply(step)
+    assert steps(entries) == []
+    return [step.path for step in found]
+
+
+def test_files_and_folders_come_with_their_modes(tmp_path: Path):
+    entries = [
+        {"path": str(tmp_path / "d"), "state": "directory", "mode": "1777"},
+        {"path": str(tmp_path / "d" / "f"), "content": "one\n", "mode": "0600"},
+    ]
+    assert settle(entries) == [str(tmp_path / "d"), str(tmp_path / "d" / "f")]
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o1777
+    assert stat.S_IMODE((tmp_path / "d" / "f").stat().st_mode) == 0o600
+    (tmp_path / "d" / "f").chmod(0o644)
+    assert settle(entries) == [str(tmp_path / "d" / "f")]
+    assert (tmp_path / "d" / "f").read_text() == "one\n"
+
+
+def test_a_block_goes_into_a_file_of_others_and_out_again(tmp_path: Path):
+    path = tmp_path / "hosts"
+    path.write_text("127.0.0.1 localhost\n127.0.1.1 n1\nlast line without an end")
+    path.chmod(0o640)
+    block = {"path": str(path), "state": "block", "marker": MARKER, "hide": r"127\.0\.1\.1\s.*", "at_start": True}
+    settle([{**block, "content": "10.0.0.1 n1"}])
+    assert path.read_text() == (
+        "# BEGIN ours\n10.0.0.1 n1\n# END ours\n127.0.0.1 localhost\n# gpumesh: 127.0.1.1 n1\nlast line without an end"
+    )
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    settle([{**block, "content": "10.0.0.2 n1\n"}])
+    assert path.read_text().startswith("# BEGIN ours\n10.0.0.2 n1\n# END ours\n127")
+    settle([{**block, "state": "absent"}])
+    assert path.read_text() == "127.0.0.1 localhost\n127.0.1.1 n1\nlast line without an end"
+
+
+def test_a_file_that_held_only_our_block_goes_with_it(tmp_path: Path):
+    path = tmp_path / "nccl.conf"
+    settle([{"path": str(path), "state": "block", "marker": MARKER, "content": "A=1"}])
+    settle([{"path": str(path), "state": "absent", "marker": MARKER}])
+    assert not path.exists()
+
+
+def test_folders_go_with_all_that_is_in_them(tmp_path: Path):
+    (tmp_path / "d" / "e").mkdir(parents=True)
+    (tmp_path / "d" / "e" / "f").write_text("x")
+    settle([{"path": str(tmp_path / "d"), "state": "absent"}, {"path": str(tmp_path / "none"), "state": "absent"}])
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_link_is_followed_but_not_out_of_a_users_reach(tmp_path: Path):
+    target = tmp_path / "target"
+    target.write_text("theirs\n")
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    settle([{"path": str(link), "state": "block", "marker": MARKER, "content": "x"}])
+    assert link.is_symlink() and "x\n" in target.read_text()
+    if os.geteuid() != 0:
+        pytest.skip("not checked: only root can write for another account")
+    with pytest.raises(HostStateError, match="somebody else"):
+        settle([{"path": str(link), "state": "block", "marker": MARKER, "content": "y", "owner": "nobody"}])
+    assert "y\n" not in target.read_text()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"path": "etc/x", "content": ""}, "not absolute"),
+        ({"path": "/", "state": "absent"}, "not absolute"),
+        ({"path": "/x"}, "no content"),
+        ({"path": "/x", "state": "block", "content": "a", "marker": "# ours"}, "marker"),
+        ({"path": "/x", "content": "", "mode": "rw"}, "octal"),
+    ],
+)
+def test_bad_entries_are_refused(entry: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message):
+        host_files.parse([entry])
+
+
+def test_what_cannot_be_is_refused_with_its_path(tmp_path: Path):
+    (tmp_path / "d").mkdir()
+    with pytest.raises(HostStateError, match="is a directory"):
+        steps([{"path": str(tmp_path / "d"), "content": "x"}])
+    with pytest.raises(HostStateError, match="no-such-account"):
+        steps([{"path": str(tmp_path / "f"), "content": "x", "owner": "no-such-account"}])
+    with pytest.raises(InputError, match="more than once"):
+        steps([{"path": "/x", "content": "x"}, {"path": "/x", "state": "absent"}])
+
+
+@given(st.text(alphabet="ab\n#", max_size=40), st.text(alphabet="xy\n", max_size=20))
+def test_a_block_never_costs_a_line_of_others(text: str, content: str):
+    entry = host_files.parse([{"path": "/f", "state": "block", "marker": MARKER, "content": content}])[0]
+    once = host_files.with_block(text, entry)
+    assert host_files.with_block(once, entry) == once
+    rest = host_files.without_block(once, MARKER)
+    assert rest in (text, text + "\n")

@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has against what its record makes of it: each way in which a file or a service can differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import layers
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+
+MARKER = "# {mark} gpumesh cluster lab"
+HOSTS = "# BEGIN gpumesh cluster lab\n10.99.0.1 n1 head\n10.99.0.2 n2\n# END gpumesh cluster lab\n127.0.0.1 localhost\n"
+
+
+@pytest.mark.parametrize(
+    ("expected", "text", "words"),
+    [
+        ({}, "anything", ""),
+        ({}, None, "/f is missing"),
+        ({"digest": layers.digest("a\nb")}, "a\nb\n", ""),
+        ({"digest": layers.digest("a\nb")}, "a\nc\n", "/f differs"),
+        ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.1 --conf", ""),
+        ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.2 --conf", "/f differs"),
+        ({"marker": MARKER, "starts": ["10.99.0.1 n1", "10.99.0.2 n2"]}, HOSTS, ""),
+        ({"marker": MARKER, "starts": ["10.99.0.1 n1"]}, HOSTS, "/f differs"),
+        ({"marker": MARKER, "starts": ["10.99.0.1 n1", "10.99.0.3 n2"]}, HOSTS, "/f differs"),
+        ({"marker": MARKER, "starts": []}, "127.0.0.1 localhost\n", "/f lacks our lines"),
+        ({"key": "members", "digest": layers.digest('{"a":1,"b":2}')}, '{"members": {"b": 2, "a": 1}}', ""),
+        ({"key": "members", "digest": layers.digest('{"a":1}')}, '{"members": {"a": 2}}', "/f differs"),
+        ({"key": "members", "digest": layers.digest('{"a":1}')}, "broken", "/f differs"),
+    ],
+)
+def test_difference_of_a_file(expected: dict[str, Any], text: str | None, words: str) -> None:
+    assert layers.difference({"layer": "x", "path": "/f", **expected}, text) == words
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled"}, []),
+        ({"LoadState": "loaded", "ActiveState": "activating", "UnitFileState": "static"}, []),
+        ({"LoadState": "loaded", "ActiveState": "failed", "UnitFileState": "enabled"}, ["x.service does not run"]),
+        (
+            {"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "disabled"},
+            ["x.service does not start at boot"],
+        ),
+        ({"LoadState": "not-found", "ActiveState": "inactive", "UnitFileState": ""}, ["x.service is missing"]),
+        ({}, ["x.service is missing"]),
+    ],
+)
+def test_difference_of_a_service(properties: dict[str, str], words: list[str]) -> None:
+    assert layers.service_differences("x.service", properties) == words
+
+
+def test_units_are_told_apart() -> None:
+    shown = "Id=a.service\nLoadState=loaded\nActiveState=active\n\nId=b.service\nLoadState=not-found\n"
+    assert layers.parse_units(shown) == {
+        "a.service": {"Id": "a.service", "LoadState": "loaded", "ActiveState": "active"},
+        "b.service": {"Id": "b.service", "LoadState": "not-found"},
+    }
+
+
+def test_a_layer_without_anything_is_not_set_up(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("x")
+    files = [
+        {"layer": "one", "path": str(tmp_path / "none")},
+        {"layer": "one", "path": str(tmp_path / "there" / "none")},
+        {"layer": "two", "path": str(tmp_path / "none")},
+        {"layer": "two", "path": str(tmp_path / "there")},
+        {"layer": "three", "path": str(tmp_path / "there")},
+    ]
+    assert layers.compare(run, files, []) == {"one": "not set up", "two": f"{tmp_path / 'none'} is missing"}

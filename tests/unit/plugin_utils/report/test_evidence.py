@@ -1,0 +1,279 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import evidence
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import build
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
+
+AT = "2026-11-20T20:31:00Z"
+SINFO = "n1|idle|10.99.0.1|none\nn2|idle|10.99.0.2|none\nn3|idle|10.99.0.3|none\n"
+
+with open(os.path.join(os.path.dirname(evidence.__file__), "verdict.schema.json"), encoding="utf-8") as stream:
+    SCHEMA = json.load(stream)
+
+
+def healthy() -> dict[str, Any]:
+    """What a run finds on a cluster of three where all is well."""
+    machines = ["n1", "n2", "n3"]
+    return {
+        "asked": machines,
+        "answered": machines,
+        "reachability": {"pairs": samples.pairs(samples.record(3))},
+        "health": {machine: {"checks": [samples.check("health.disk", machine)]} for machine in machines},
+        "slurm": {"rc": 0, "stdout": SINFO},
+        "job": {"rc": 0, "cmd": ["srun", "-N3", "hostname"], "stdout": "n2\nn1\nn3"},
+    }
+
+
+def judged(found: dict[str, Any], **options: Any) -> dict[str, Any]:
+    verdict = evidence.judge(samples.record(3), found, AT, **options)
+    jsonschema.validate(json.loads(json.dumps(verdict)), SCHEMA)
+    return verdict
+
+
+def bad(verdict: dict[str, Any]) -> list[str]:
+    return sorted(f"{c['id']}@{c['host']}" for c in verdict["checks"] if c["status"] in ("fail", "error"))
+
+
+def test_all_well_is_a_pass() -> None:
+    verdict = judged(healthy())
+    assert bad(verdict) == []
+    assert verdict["status"] == "pass"
+    assert verdict["jobs"][0]["command"] == "srun -N3 hostname"
+
+
+def test_no_evidence_is_never_a_pass() -> None:
+    verdict = judged({})
+    assert verdict["status"] == "fail"
+    assert bad(verdict)[:3] == ["members.answer@n1", "members.answer@n2", "members.answer@n3"]
+
+
+def test_a_stopped_member_fails_exactly_its_pairs() -> None:
+    found = healthy()
+    found["answered"] = ["n1", "n2"]
+    del found["health"]["n3"]
+    found["reachability"]["pairs"] = [p for p in found["reachability"]["pairs"] if "n3" not in (p["from"], p["to"])]
+    verdict = judged(found)
+    broken = [(p["from"], p["to"]) for p in verdict["reachability"]["pairs"] if p["status"] == "fail"]
+    assert broken == [("n1", "n3"), ("n2", "n3"), ("n3", "n1"), ("n3", "n2")]
+    assert "members.answer@n3" in bad(verdict)
+    assert [c["status"] for c in verdict["checks"] if c["id"] == "health.node"] == ["skipped"]
+
+
+def test_a_member_outside_the_run_is_skipped_and_named() -> None:
+    found = healthy()
+    found["asked"] = found["answered"] = ["n1", "n2"]
+    del found["health"]["n3"]
+    found["reachability"]["pairs"] = [p for p in found["reachability"]["pairs"] if "n3" not in (p["from"], p["to"])]
+    verdict = judged(found)
+    assert verdict["status"] == "pass"
+    assert [c["reason"] for c in verdict["checks"] if c["id"] == "members.answer" and c["host"] == "n3"] == [
+        "n3 is not among the hosts of this run."
+    ]
+    assert {p["status"] for p in verdict["reachability"]["pairs"] if "n3" in (p["from"], p["to"])} == {"skipped"}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("n3|down*|10.99.0.3|Not responding", "The node is down*: Not responding."),
+        ("n3|drained|10.99.0.3|gpumesh: disk", "The node is drained: gpumesh: disk."),
+        ("n3|idle*|10.99.0.3|none", "The node is idle*."),
+        ("n3|idle|10.77.0.13|none", "slurmctld talks to n3 at 10.77.0.13 instead of 10.99.0.3."),
+        ("", "slurmctld on n1 has no node n3."),
+    ],
+)
+def test_slurm_nodes(line: str, words: str) -> None:
+    found = healthy()
+    found["slurm"]["stdout"] = SINFO.replace("n3|idle|10.99.0.3|none", line)
+    verdict = judged(found)
+    assert bad(verdict) == ["slurm.node@n3"]
+    assert [c["reason"] for c in verdict["checks"] if c["status"] == "fail"] == [words]
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        (None, "skipped"),
+        ({"skipped": True}, "skipped"),
+        ({"rc": 2, "msg": "[Errno 2] No such file or directory: b'sinfo'"}, "skipped"),
+        ({"msg": "[Errno 2] No such file or directory: b'sinfo'"}, "skipped"),
+        ({"rc": 127, "stderr": "timeout: failed to run command 'sinfo': No such file or directory"}, "skipped"),
+        ({"unreachable": True, "msg": "x"}, "error"),
+        ({"rc": 1, "stderr": "slurm_load_partitions: Unable to contact slurm controller"}, "error"),
+        ({"msg": "timeout"}, "error"),
+    ],
+)
+def test_slurm_that_cannot_be_asked(result: Any, status: str) -> None:
+    made = evidence.slurm_checks(samples.record(3), result)
+    assert [one["status"] for one in made] == [status]
+    assert made[0]["reason"]
+
+
+def test_a_job_that_misses_a_member_names_it() -> None:
+    found = healthy()
+    found["job"]["stdout"] = "n1\nn2"
+    verdict = judged(found)
+    assert bad(verdict) == ["slurm.job@None"]
+    assert "No task ran on n3." in json.dumps(verdict)
+
+
+def test_a_job_that_fails_shows_its_output() -> None:
+    found = healthy()
+    found["job"] = {"rc": 1, "cmd": ["srun"], "stdout": "", "stderr": "srun: error: Unable to allocate resources"}
+    verdict = judged(found)
+    assert bad(verdict) == ["slurm.job@None"]
+    assert verdict["jobs"][0]["output"] == "srun: error: Unable to allocate resources"
+
+
+def test_a_clock_that_is_off_is_named_with_its_direction() -> None:
+    found = healthy()
+    for pair in found["reachability"]["pairs"]:
+        pair["offset_s"] = {"n3": 600.0}.get(pair["to"], 0.0) - {"n3": 600.0}.get(pair["from"], 0.0)
+    verdict = judged(found)
+    assert bad(verdict) == ["clock.offset@n1", "clock.offset@n2", "clock.offset@n3"]
+    assert "n3's clock is 600 s ahead of n1's." in json.dumps(verdict)
+
+
+def test_a_node_without_a_health_result_is_an_error_with_its_message() -> None:
+    found = healthy()
+    found["health"]["n2"] = {"failed": True, "msg": "module blew up"}
+    verdict = judged(found)
+    assert bad(verdict) == ["health.node@n2"]
+    assert verdict["status"] == "error"
+
+
+def test_collectives_are_judged_by_their_own_status() -> None:
+    found = healthy()
+    found["collectives"] = [
+        *samples.collectives(),
+        {
+            "collective": "all_reduce",
+            "status": "fail",
+            "error": {"message": "Rank 2 is missing.", "remedy": "Look at n3."},
+            "rows": [],
+            "ranks": None,
+            "nodes": None,
+            "busbw_gbps": None,
+            "output": "SECRET=1",
+        },
+    ]
+    verdict = judged(found, level="full")
+    assert bad(verdict) == ["collective.all_reduce@None"]
+    assert "SECRET" not in json.dumps(verdict)
+
+
+def test_a_collective_module_that_fails_is_not_left_out() -> None:
+    found = healthy()
+    found["collectives"] = [
+        {"item": "alltoall", "failed": True, "msg": "alltoall needs nccl-tests."},
+        {"item": "broadcast", "skipped": True},
+    ]
+    verdict = judged(found, level="full")
+    assert bad(verdict) == ["collective.alltoall@None"]
+    assert verdict["status"] == "error"
+    assert verdict["collectives"] == []
+    found["collectives"] = [{"skipped": True}]
+    assert bad(judged(found, level="full")) == []
+
+
+def with_bandwidth(**slow: float) -> dict[str, Any]:
+    """All pairs at about 10 Gbit/s, but for those that are given, as n1_n2=0.1."""
+    found = healthy()
+    for index, pair in enumerate(found["reachability"]["pairs"]):
+        pair["bandwidth_gbps"] = slow.get(f"{pair['from']}_{pair['to']}", 9.0 + index / 2)
+    return found
+
+
+def bandwidth(verdict: dict[str, Any]) -> dict[str, Any]:
+    return {c["host"]: c for c in verdict["checks"] if c["id"] == "reachability.bandwidth"}
+
+
+def test_a_link_far_below_the_others_is_named() -> None:
+    assert bad(judged(with_bandwidth(), level="full")) == []
+    verdict = judged(with_bandwidth(n2_n3=0.1, n3_n2=0.1), level="full")
+    assert bad(verdict) == ["reachability.bandwidth@n2", "reachability.bandwidth@n3"]
+    assert (
+        "The link from n2 to n3 carries 0.1 Gbit/s; the median within a site is" in bandwidth(verdict)["n2"]["reason"]
+    )
+
+
+def test_a_slow_link_is_marked_where_it_is_drawn() -> None:
+    view = build(judged(with_bandwidth(n2_n3=0.1), level="full"))
+    links = {link["title"]: link["kind"] for link in view["topology"]["links"]}
+    assert links["n2 and n3"] == "slow"
+    assert set(links.values()) == {"slow", "tunnel"}
+    cells = {cell["label"]: cell["kind"] for row in view["bandwidth"]["rows"] for cell in row["cells"]}
+    assert cells["n2 to n3: 0.10 Gbit/s, too little"] == "slow"
+    assert list(cells.values()).count("slow") == 1
+    assert view["bandwidth"]["slow"]
+    assert not view["latency"]["slow"]
+    assert not build(judged(with_bandwidth(), level="full"))["bandwidth"]["slow"]
+
+
+def test_a_bandwidth_that_is_asked_for_is_required_of_every_link() -> None:
+    verdict = judged(with_bandwidth(n2_n3=8.0), level="full", min_bandwidth_gbps=8.5)
+    assert bad(verdict) == ["reachability.bandwidth@n2"]
+    assert bandwidth(verdict)["n2"]["reason"] == "The link from n2 to n3 carries 8 Gbit/s, and 8.5 are required."
+
+
+def test_sites_are_not_compared_with_each_other() -> None:
+    """Over the internet a tenth of the LAN's throughput is no fault."""
+    record = samples.record(6, ("a", "b"))
+    found = {"asked": [m["machine"] for m in record["members"]], "reachability": {"pairs": samples.pairs(record)}}
+    for pair in found["reachability"]["pairs"]:
+        near = (pair["from"] in "n1 n2 n3") == (pair["to"] in "n1 n2 n3")
+        pair["bandwidth_gbps"] = 10.0 if near else 1.0
+    checks = bandwidth(evidence.judge(record, found, AT, level="full"))
+    assert {c["status"] for c in checks.values()} == {"pass"}
+
+
+def test_throughput_that_was_not_measured_says_so() -> None:
+    found = healthy()
+    for pair in found["reachability"]["pairs"]:
+        pair.pop("bandwidth_gbps", None)
+    assert "level full" in bandwidth(judged(found))[None]["reason"]
+    assert bandwidth(judged(found, level="full"))[None]["reason"] == "No throughput was measured."
+    found = with_bandwidth()
+    for pair in found["reachability"]["pairs"]:
+        if (pair["from"], pair["to"]) == ("n1", "n3"):
+            pair["bandwidth_gbps"] = None
+    checks = bandwidth(judged(found, level="full"))
+    assert (checks["n1"]["status"], checks["n2"]["status"]) == ("error", "pass")
+    assert "n1 to n3 could not be measured" in checks["n1"]["reason"]
+
+
+def test_a_node_that_its_own_check_has_drained_comes_back_by_itself() -> None:
+    found = healthy()
+    found["slurm"]["stdout"] = SINFO.replace(
+        "n3|idle|10.99.0.3|none", "n3|drained|10.99.0.3|gpumesh health: health.disk: /"
+    )
+    check = next(c for c in judged(found)["checks"] if c["id"] == "slurm.node" and c["status"] == "fail")
+    assert "brings it back" in check["remedy"]
+    assert "resume" not in check["remedy"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 99}', "null"])
+def test_a_previous_verdict_that_cannot_be_used_starts_a_new_history(text: str) -> None:
+    assert judged(healthy(), previous=text)["history"] == []
+
+
+def test_the_previous_verdict_is_taken_as_text() -> None:
+    assert len(judged(healthy(), previous=json.dumps(judged(healthy())))["history"]) == 1
+
+
+@given(st.text())
+def test_any_sinfo_output_is_taken(text: str) -> None:
+    made = evidence.slurm_checks(samples.record(3), {"rc": 0, "stdout": text})
+    assert len(made) == 3

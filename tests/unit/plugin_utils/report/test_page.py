@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import itertools
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import (
+    figures,
+    view,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.html import render
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}"
+
+
+class Reader(HTMLParser):
+    """Collects tags with their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list = []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def tags(page: str) -> list:
+    reader = Reader()
+    reader.feed(page)
+    return reader.tags
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 12, 13, 50])
+def test_works_at_any_size(number: int) -> None:
+    page = render(samples.verdict(number, ("a", "b")[: min(number, 2)]))
+    cells = [attrs for tag, attrs in tags(page) if "data-pair" in attrs]
+    assert len(cells) == 2 * number * (number - 1)
+
+
+def test_needs_nothing_from_outside() -> None:
+    page = render(samples.verdict())
+    assert not re.search(r"(src|href)\s*=\s*[\"'](?!#)", page)
+    assert "http://" not in page and "https://" not in page
+    assert "url(" not in page and "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_inserted_text_stays_text() -> None:
+    verdict = samples.verdict(3, dead=["n3"])
+    before = [tag for tag, _attrs in tags(render(verdict))]
+    for check in verdict["checks"]:
+        check.update(reason=EVIL, remedy=EVIL, purpose=EVIL)
+    for pair in verdict["reachability"]["pairs"]:
+        pair.update(message=EVIL, remedy=EVIL)
+    verdict["jobs"][0].update(output=EVIL, command=EVIL)
+    verdict["cluster"]["name"] = EVIL
+    page = render(verdict)
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    # The same elements but for findings that now say the same and are shown once.
+    assert {tag for tag, _attrs in tags(page)} == set(before)
+    assert not [attrs for _tag, attrs in tags(page) if any(name.startswith("on") for name in attrs)]
+
+
+def test_a_silent_member_is_drawn_as_such() -> None:
+    made = figures.topology(samples.verdict(3, dead=["n3"])["cluster"], samples.pairs(samples.record(3), ["n3"]))
+    assert [link["title"] for link in made["links"] if link["kind"] == "broken"] == ["n1 and n3", "n2 and n3"]
+    assert [node["machine"] for node in made["nodes"] if not node["answered"]] == ["n3"]
+
+
+def test_link_kinds_come_from_the_record() -> None:
+    one = {"site": "a", "endpoint": None}
+    other = {"site": "b", "endpoint": None}
+    assert figures.link_kind({"backend": "none"}, one, other) == "lan"
+    assert figures.link_kind({"backend": "wireguard"}, one, other) == "relayed"
+    assert figures.link_kind({"backend": "wireguard"}, one, {**other, "endpoint": "h:1"}) == "tunnel"
+    assert figures.link_kind({"backend": "wireguard"}, one, {**other, "site": "a"}) == "tunnel"
+
+
+def test_curves_rise_on_a_log_axis_and_show_the_threshold() -> None:
+    made = figures.curves(samples.collectives(required=9.0))
+    points = made["series"][0]["points"]
+    gaps = {round(b["x"] - a["x"], 0) for a, b in itertools.pairwise(points)}
+    assert len(gaps) == 1
+    assert [line["text"] for line in made["thresholds"]] == ["required 9 GB/s"]
+    assert figures.curves([]) is None
+
+
+@pytest.mark.parametrize(("value", "top"), [(0, 1.0), (11.97, 12.0), (0.0031, 0.004), (480, 500.0), (504, 600.0)])
+def test_axis_tops(value: float, top: float) -> None:
+    assert figures.nice_ceiling(value) == pytest.approx(top)
+
+
+def test_equal_latencies_are_one_class() -> None:
+    assert figures.steps([0.31, 0.33, 0.35]) == [0.35]
+    bounds = figures.steps([0.1, 1, 10, 100])
+    assert [figures.step_of(value, bounds) for value in (0.1, 1, 10, 100)] == [0, 1, 3, 4]
+
+
+def test_findings_of_many_hosts_are_one_entry_in_the_order_of_layers() -> None:
+    verdict = samples.verdict(50, dead=["n37"])
+    made = view.findings(verdict["checks"], ("fail", "error"))
+    assert [(entry["id"], len(entry["hosts"])) for entry in made] == [("members.answer", 1), ("reachability.peers", 49)]

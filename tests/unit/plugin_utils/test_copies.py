@@ -1,0 +1,218 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which copy of the record is gone by, whoever of its holders answers; where a removal is written; what show says."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.filter.find_cluster import find_cluster
+from ansible_collections.gpumesh.cluster.plugins.filter.plan_removal import plan_removal
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers, witnesses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
+
+AT = "2026-11-20T20:31:00Z"
+SILENT = {"unreachable": True, "msg": "Task failed: no route to host"}
+NOTHING: dict[str, Any] = {"clusters": [], "damaged": []}
+
+
+def made(members: int = 3, manager: str = "n1", identity: str = "0" * 32) -> model.Record:
+    entries = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in range(1, members + 1)]
+    stamp = plan.Stamp(AT, "alice")
+    return plan.commit(plan.create(identity, "lab", "10.0.0.0/24", manager, {}, entries, stamp), stamp)
+
+
+def later(record: model.Record, by: str = "alice", **change: Any) -> model.Record:
+    stamp = plan.Stamp(AT, by)
+    if "manager" in change:
+        return plan.commit(plan.hand_over(record, change["manager"]), stamp)
+    return plan.commit(plan.join(record, [{"machine": "n2", "gpus": change["gpus"]}], stamp), stamp)
+
+
+def holding(record: model.Record) -> dict[str, Any]:
+    return {"clusters": [record], "damaged": []}
+
+
+def damaged(last_good: str | None = None) -> dict[str, Any]:
+    path = "/var/lib/gpumesh/clusters/lab.json"
+    return {"clusters": [], "damaged": [{"path": path, "reason": "it is empty", "last_good": last_good}]}
+
+
+OLD = made()
+NEW = later(OLD, gpus=4)
+MOVED = later(NEW, manager="n2")
+
+
+class TestFind:
+    def test_nobody_has_one(self) -> None:
+        found = find_cluster({"n1": NOTHING, "n2": SILENT}, "lab")
+        assert (found["refusal"], found["record"]) == ("", None)
+
+    def test_the_managers_is_gone_by_and_old_copies_are_named(self) -> None:
+        found = find_cluster({"n1": holding(NEW), "n2": holding(OLD), "n3": NOTHING}, "lab")
+        assert (found["source"], found["record"]["generation"]) == ("n1", 2)
+        assert found["remarks"] == ["n2 has an old copy of the record: generation 1 of 2."]
+        assert found["standing"]["n2"]["kind"] == "behind"
+
+    def test_with_the_manager_away_the_newest_copy_is_gone_by_and_it_says_so(self) -> None:
+        found = find_cluster({"n1": SILENT, "n2": holding(NEW), "n3": holding(OLD)}, "lab")
+        assert (found["source"], found["record"]) == ("n2", NEW)
+        assert found["remarks"][0] == (
+            "The manager n1 cannot be asked (no route to host): going by generation 2 of n2."
+        )
+
+    def test_a_manager_that_comes_back_is_told_that_it_is_none(self) -> None:
+        found = find_cluster({"n1": holding(NEW), "n2": holding(MOVED)}, "lab")
+        assert (found["source"], found["record"]["manager"]) == ("n2", "n2")
+        assert found["remarks"][0].endswith("It is no longer the manager; that is n2.")
+
+    @pytest.mark.parametrize(
+        ("answers", "said"),
+        [
+            ({"n1": holding(OLD), "n2": holding(NEW)}, "n2: generation 2, while 1 was expected"),
+            ({"n1": holding(NEW), "n2": holding(made(identity="1" * 32))}, "n2: it is another cluster of the name"),
+            (
+                {"n1": holding(later(NEW, by="bob", gpus=8)), "n2": holding(MOVED)},
+                "both have a generation 3",
+            ),
+            ({"n1": NOTHING, "n2": holding(NEW)}, "n1 manages cluster 'lab' by the copy of n2 (generation 2), but has"),
+            ({"n1": damaged(), "n2": holding(NEW)}, "is refused: it is empty (last good copy: none there)"),
+            ({"n1": damaged("/x.good")}, "last good copy: /x.good"),
+        ],
+    )
+    def test_what_cannot_be_brought_into_one_line_is_refused(self, answers: dict[str, Any], said: str) -> None:
+        assert said in find_cluster(answers, "lab")["refusal"]
+
+    def test_force_takes_the_managers(self) -> None:
+        found = find_cluster({"n1": holding(OLD), "n2": holding(NEW)}, "lab", force=True)
+        assert (found["refusal"], found["source"], found["record"]) == ("", "n1", OLD)
+
+    def test_a_damaged_copy_of_a_member_is_named_and_stops_nobody(self) -> None:
+        found = find_cluster({"n1": holding(NEW), "n2": damaged()}, "lab")
+        assert found["record"] == NEW
+        assert found["remarks"] == [
+            "n2: the record /var/lib/gpumesh/clusters/lab.json is refused: it is empty (last good copy: none there)."
+        ]
+
+
+class TestWitnesses:
+    def test_all_in_the_play(self) -> None:
+        assert witnesses(read_answers({f"n{n}": holding(NEW) for n in (1, 2, 3)}), "lab", "n1") == []
+
+    def test_a_limited_run_asks_the_manager_and_two_more(self) -> None:
+        many = made(members=9)
+        assert witnesses(read_answers({"n5": holding(many)}), "lab", "n5") == ["n1", "n2", "n3"]
+
+    def test_a_manager_alone_asks_two_members_whether_it_still_is_one(self) -> None:
+        many = made(members=9)
+        assert witnesses(read_answers({"n1": holding(many)}), "lab", "n1") == ["n2", "n3"]
+
+    def test_a_new_machine_asks_the_manager_of_the_inventory(self) -> None:
+        assert witnesses(read_answers({"n7": NOTHING}), "lab", "n1") == ["n1"]
+
+
+def removal(answers: dict[str, Any], leaving: list[str], **more: Any) -> dict[str, Any]:
+    return plan_removal(answers, "lab", leaving, known=["n1", "n2", "n3", "n9"], **more)
+
+
+class TestRemoval:
+    ALL = {f"n{n}": holding(NEW) for n in (1, 2, 3)}
+
+    def test_the_manager_writes_it(self) -> None:
+        assert removal(self.ALL, ["n2"]) == {"refusal": "", "authority": "n1"}
+        assert removal(self.ALL, ["n1"], new_manager="n2") == {"refusal": "", "authority": "n1"}
+
+    def test_a_removal_that_was_cut_off_can_be_run_again(self) -> None:
+        assert removal(self.ALL, ["n9"])["refusal"] == ""
+
+    def test_a_lost_manager_is_followed_from_a_copy(self) -> None:
+        answers = {**self.ALL, "n1": SILENT}
+        decided = removal(answers, ["n1"], new_manager="n3", manager_lost=True)
+        assert decided == {"refusal": "", "authority": "n3"}
+
+    @pytest.mark.parametrize(
+        ("answers", "leaving", "more", "said"),
+        [
+            ({"n1": NOTHING}, ["n2"], {}, "There is no cluster 'lab'"),
+            (ALL, [], {}, "Nobody was named to leave"),
+            (ALL, ["n8"], {}, "n8 is neither a member of cluster 'lab' nor in the inventory"),
+            (ALL, ["n1"], {}, "cannot leave without a successor"),
+            (ALL, ["n1"], {"new_manager": "n2", "manager_lost": True}, "n1 answers, so it is not lost"),
+            ({**ALL, "n1": SILENT}, ["n2"], {}, "The manager n1 of cluster 'lab' does not answer: no route to host"),
+            ({**ALL, "n1": SILENT}, ["n2"], {"manager_lost": True}, "who follows it was not said"),
+            (
+                {**ALL, "n1": SILENT, "n3": NOTHING},
+                ["n1"],
+                {"new_manager": "n3", "manager_lost": True},
+                "n3 has no copy of the record",
+            ),
+            (
+                {**ALL, "n1": SILENT, "n3": holding(OLD)},
+                ["n1"],
+                {"new_manager": "n3", "manager_lost": True},
+                "n3 has generation 1 of the record, and another member has 2",
+            ),
+        ],
+    )
+    def test_what_is_refused(
+        self, answers: dict[str, Any], leaving: list[str], more: dict[str, Any], said: str
+    ) -> None:
+        assert said in removal(answers, leaving, **more)["refusal"]
+
+
+class TestOverview:
+    def test_every_member_with_the_state_of_its_copy(self) -> None:
+        answers = {"n1": holding(NEW), "n2": holding(OLD), "n3": SILENT, "n9": holding(OLD)}
+        (cluster,) = overview(answers, AT)
+        assert (cluster["generation"], cluster["nodes"], cluster["gpus"]) == (2, 3, 4)
+        assert (cluster["manager"], cluster["manager_address"]) == ("n1", "10.99.0.1")
+        assert [member["copy"] for member in cluster["members"]] == [
+            "current",
+            "behind: generation 1 of 2",
+            "no answer",
+        ]
+        assert [member["last_seen"] for member in cluster["members"]] == [AT, AT, None]
+        assert any("n9 has a copy of the record and is no member" in problem for problem in cluster["problems"])
+
+    def test_contradictions_are_shown_and_do_not_hide_the_cluster(self) -> None:
+        (cluster,) = overview({"n1": holding(OLD), "n2": holding(NEW)}, AT)
+        assert cluster["generation"] == 1
+        assert "contradict" in cluster["problems"][0]
+
+    def test_drift_of_the_mesh_in_words(self) -> None:
+        keyed = copy.deepcopy(NEW)
+        for number, member in enumerate(keyed["members"]):
+            assert member["mesh"] is not None
+            member["mesh"]["public_key"] = "ABCDEFGHIJ"[number] * 42 + "A="
+        states = {
+            f"n{number}": {
+                "mesh": {
+                    "public_key": member["mesh"]["public_key"],
+                    "interface_up": number != 2,
+                    "peers": {"added": ["n2"], "removed": [], "updated": ["n3"]} if number == 1 else {},
+                }
+            }
+            for number, member in enumerate(keyed["members"], start=1)
+            if member["mesh"] is not None
+        }
+        states["n3"]["mesh"]["public_key"] = "Z" * 42 + "Q="
+        states["n2"]["mesh"]["peers"] = {"added": [], "removed": [], "updated": []}
+        (cluster,) = overview({"n1": holding(keyed)}, AT, states)
+        assert [member["drift"] for member in cluster["members"]] == [
+            {"mesh": "would add n2, update n3"},
+            {"mesh": "gpumesh0 is down"},
+            {"mesh": "its key is not the one in the record"},
+        ]
+        assert "would add n2" in page([cluster], {}, width=0)
+
+    def test_the_page_names_who_is_silent(self) -> None:
+        clusters = overview({"n1": holding(NEW)}, AT)
+        text = page(clusters, {"n7": "no route to host"})
+        assert text.startswith("Cluster lab: subnet 10.0.0.0/24, 3 nodes, 4 GPUs, manager n1 (10.99.0.1)")
+        assert "! n7 does not answer: no route to host" in text
+        assert page([], {}) == "No host of this run has a cluster record."

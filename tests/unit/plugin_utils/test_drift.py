@@ -1,0 +1,72 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a record expects of its members, and how what they show is put in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.filter.layer_questions import layer_questions
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import drift
+
+AT = "2026-11-20T20:31:00Z"
+
+
+def made(**change: Any) -> model.Record:
+    entries = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+    stamp = plan.Stamp(AT, "alice")
+    record = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {}, entries, stamp), stamp)
+    return model.parse({**record, **change})
+
+
+def by_layer(questions: dict[str, list[dict[str, Any]]]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for entry in (*questions["files"], *questions["services"]):
+        found.setdefault(entry["layer"], set()).add(entry.get("path") or entry["unit"])
+    return found
+
+
+def test_the_manager_has_the_controller_besides() -> None:
+    manager, member = (by_layer(layer_questions(made(), machine)) for machine in ("n1", "n2"))
+    assert manager["slurm"] - member["slurm"] == {"/etc/slurm/slurm.conf", "slurmctld.service", "slurmdbd.service"}
+    assert {layer: paths for layer, paths in manager.items() if layer != "slurm"} == {
+        layer: paths for layer, paths in member.items() if layer != "slurm"
+    }
+    assert set(member) == {"names", "ssh", "munge", "slurm", "job environment"}
+    assert "slurmdbd.service" not in by_layer(layer_questions(made(), "n1", accounting=False))["slurm"]
+
+
+def test_each_user_has_a_key_and_lets_the_members_in() -> None:
+    paths = by_layer(layer_questions(made(), "n1", ["root", "alice"]))["ssh"]
+    assert {"/etc/gpumesh/ssh/lab/alice-cert.pub", "~alice/.ssh/authorized_keys"} <= paths
+
+
+def test_volumes_are_expected_where_they_are_served() -> None:
+    volume = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
+    record = made(storage={"volumes": [volume]})
+    server, client = (by_layer(layer_questions(record, machine))["storage"] for machine in ("n1", "n2"))
+    assert server - client == {"/etc/exports.d/gpumesh-lab.exports"}
+    assert client == {"/etc/systemd/system/mnt-data.mount", "/etc/systemd/system/mnt-data.automount"}
+    assert "storage" not in by_layer(layer_questions(record, "n1", serves_volumes=False))
+
+
+def test_a_key_that_is_not_the_managers() -> None:
+    def host(key: str) -> dict[str, Any]:
+        return {"host": {"drift": {}, "munge_key": key}}
+
+    states = {"n1": host("aa"), "n2": host("bb")}
+    assert [drift.drift(made(), machine, states) for machine in ("n1", "n2")] == [
+        {},
+        {"munge": "its key is not the one of n1"},
+    ]
+    assert drift.drift(made(), "n2", {"n2": host("")}) == {"munge": "there is no key"}
+    assert drift.drift(made(), "n2", {"n2": host("bb")}) == {}, "the manager did not answer, so nothing is known"
+    assert drift.drift(made(), "n2", {"n2": {"host": {"unreachable": True}}}) == {}
+
+
+def test_the_same_words_are_said_once() -> None:
+    differences = {"ssh": "not set up", "mesh": "gpumesh0 is down", "slurm": "not set up"}
+    assert drift.in_words(differences) == "ssh, slurm: not set up; mesh: gpumesh0 is down"
+    assert drift.in_words({}) == ""

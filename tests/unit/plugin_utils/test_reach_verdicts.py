@@ -1,0 +1,464 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What cannot be built from namespaces: clouds, switches that answer for others, and results in every odd shape.
+
+That real faults give these results is proven by tests/integration/reach.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import peers, targets
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_matrix import draw
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_verdicts import VERDICTS, judge
+
+PORTS = [
+    {"port": 22, "role": "named", "protocol": "tcp", "state": "service"},
+    {"port": 40001, "role": "ephemeral", "protocol": "tcp", "state": "listening"},
+    {"port": 40001, "role": "ephemeral", "protocol": "udp", "state": "listening"},
+]
+
+
+def members(number: int) -> list[dict[str, str]]:
+    return [{"machine": f"n{i}", "address": f"10.0.0.{i}", "interface": "eth0"} for i in range(1, number + 1)]
+
+
+def mac(number: int) -> str:
+    return f"02:00:00:00:00:{number:02x}"
+
+
+def peer_result(one: int, other: int) -> dict[str, Any]:
+    whole = {"outcome": "ok", "size": 1048576, "passed": 1048576, "detail": ""}
+    return {
+        "machine": f"n{other}",
+        "address": f"10.0.0.{other}",
+        "route": {"dev": "eth0", "prefsrc": f"10.0.0.{one}", "gateway": None, "error": None},
+        "macs": [mac(other)],
+        "ports": [
+            {**{key: port[key] for key in ("port", "role", "protocol")}, "outcome": outcome, "detail": ""}
+            for port, outcome in zip(PORTS, ("connected", "ok", "ok"))
+        ],
+        "source": f"10.0.0.{one}",
+        "seen": f"10.0.0.{one}",
+        "clock": {"offset_s": 0.001, "rtt_ms": 0.2},
+        "path_mtu": {"interface": 1500, "peer_interface": 1500, "to_peer": 1500, "from_peer": 1500, "signalled": 1500},
+        "sent": dict(whole),
+        "received": dict(whole),
+        "finished": True,
+    }
+
+
+def sound(number: int) -> dict[str, Any]:
+    """The results of a network in which all is well."""
+    names = range(1, number + 1)
+    return {
+        "listen": {f"n{i}": {"changed": False, "ports": deepcopy(PORTS)} for i in names},
+        "probe": {
+            f"n{i}": {
+                "changed": False,
+                "probe": {
+                    "machine": f"n{i}",
+                    "address": f"10.0.0.{i}",
+                    "interface": {"name": "eth0", "mtu": 1500, "mac": mac(i)},
+                    "own_macs": [mac(i)],
+                    "duplicate": {"checked": True, "reason": "", "macs": []},
+                    "hostname": {
+                        "name": f"n{i}",
+                        "addresses": [f"10.0.0.{i}"],
+                        "hosts_file": [],
+                        "loopback": False,
+                        "problem": None,
+                        "remedy": None,
+                    },
+                    "seconds": 1.0,
+                    "peers": [peer_result(i, j) for j in names if j != i],
+                },
+            }
+            for i in names
+        },
+    }
+
+
+def there(results: dict[str, Any], one: str, other: str) -> dict[str, Any]:
+    return next(peer for peer in results["probe"][one]["probe"]["peers"] if peer["machine"] == other)
+
+
+def pair(found: dict[str, Any], one: str, other: str) -> dict[str, Any]:
+    return next(item for item in found["pairs"] if (item["from"], item["to"]) == (one, other))
+
+
+def test_all_is_well() -> None:
+    found = judge(sound(3), members(3))
+    assert found["status"] == "pass"
+    assert found["counts"] == {"ok": 6}
+    assert found["lingering"] == []
+    assert pair(found, "n1", "n2") == {
+        "from": "n1",
+        "to": "n2",
+        "status": "pass",
+        "verdict": "ok",
+        "message": "n1 reaches n2: 3 ports, 1048576 bytes each way, path MTU 1500.",
+        "remedy": "",
+        "rtt_ms": 0.2,
+        "path_mtu": 1500,
+        "offset_s": 0.001,
+        "bandwidth_gbps": None,
+    }
+
+
+def test_nothing_at_all() -> None:
+    assert judge({}, [])["status"] == "skipped"
+    found = judge({}, members(2))
+    assert found["status"] == "skipped"
+    assert pair(found, "n1", "n2")["message"] == "Not checked: n1 is not among the hosts of this run."
+
+
+def test_a_record_gives_the_cluster_addresses() -> None:
+    member = {"site": "a", "endpoint": None, "gpus": 0, "machine": "n1", "address": "10.0.0.1", "interface": "eth0"}
+    record = {
+        "manager": "n1",
+        "members": [{**member, "mesh": {"address": "10.99.0.1", "public_key": None}}],
+        "mesh": {"backend": "wireguard", "interface": "gpumesh0"},
+    }
+    assert [tuple(target) for target in targets(record)] == [("n1", "10.99.0.1", "gpumesh0")]
+
+
+@pytest.mark.parametrize("given_members", ["n1", 7, ["n1"], [{"machine": "n1"}], {"no": "record"}])
+def test_what_are_no_members(given_members: Any) -> None:
+    with pytest.raises(InputError):
+        targets(given_members)
+
+
+def test_peers_without_a_listener_are_peers() -> None:
+    listening = {"n1": {"ports": PORTS}, "n2": {"unreachable": True, "msg": "no"}}
+    assert peers(listening, members(3)) == [
+        {"machine": "n1", "address": "10.0.0.1", "ports": PORTS},
+        {"machine": "n2", "address": "10.0.0.2", "ports": []},
+        {"machine": "n3", "address": "10.0.0.3", "ports": []},
+    ]
+
+
+def test_members_outside_of_the_run_are_targets_and_no_sources() -> None:
+    results = sound(3)
+    for phase in results.values():
+        del phase["n3"]
+    for one in ("n1", "n2"):
+        there(results, one, "n3")["ports"] = [
+            {"port": 22, "role": "named", "protocol": "tcp", "outcome": "connected", "detail": ""}
+        ]
+    found = judge(results, members(3))
+    assert found["status"] == "pass"
+    assert pair(found, "n1", "n3")["status"] == "skipped"
+    assert "accepts a connection to TCP 22" in pair(found, "n1", "n3")["message"]
+    assert pair(found, "n3", "n1")["status"] == "skipped"
+    assert found["hosts"] == []
+
+
+def test_a_member_that_dropped_out_before_keeps_the_listeners_waiting() -> None:
+    results = sound(3)
+    # It is in the play, and has no results: the others' listeners expect a visitor that never comes.
+    for phase in results.values():
+        phase["n3"] = {}
+    found = judge(results, members(3))
+    assert pair(found, "n3", "n1")["status"] == "error"
+    assert "had dropped out of this run before" in pair(found, "n3", "n1")["message"]
+    assert found["lingering"] == ["n1", "n2"]
+
+
+def test_a_cloud_that_answers_arp_for_everybody_is_no_duplicate() -> None:
+    results = sound(3)
+    for one in ("n1", "n2", "n3"):
+        probe = results["probe"][one]["probe"]
+        probe["duplicate"]["macs"] = ["12:34:56:78:9a:bc"]
+        for peer in probe["peers"]:
+            peer["macs"] = ["12:34:56:78:9a:bc"]
+    assert judge(results, members(3))["status"] == "pass"
+
+
+def test_a_network_that_translates_hardware_addresses_is_no_duplicate() -> None:
+    results = sound(3)
+    there(results, "n1", "n2")["macs"] = ["12:34:56:78:9a:02"]
+    assert judge(results, members(3))["status"] == "pass"
+
+
+def test_two_interfaces_of_one_host_on_one_network_are_no_duplicate() -> None:
+    results = sound(3)
+    results["probe"]["n2"]["probe"]["own_macs"].append("02:00:00:00:00:22")
+    results["probe"]["n2"]["probe"]["duplicate"]["macs"] = ["02:00:00:00:00:22"]
+    there(results, "n1", "n2")["macs"].append("02:00:00:00:00:22")
+    assert judge(results, members(3))["status"] == "pass"
+
+
+def test_a_silent_member_at_two_hardware_addresses() -> None:
+    results = sound(3)
+    del results["probe"]["n3"]
+    results["listen"]["n3"] = {"unreachable": True, "msg": "timed out"}
+    there(results, "n1", "n3")["macs"].append("02:00:00:00:00:99")
+    found = judge(results, members(3))
+    assert pair(found, "n1", "n3")["verdict"] == "duplicate_address"
+    assert "two interfaces of one" in pair(found, "n1", "n3")["message"]
+
+
+def test_an_address_that_the_sender_has_itself() -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["route"]["dev"] = "lo"
+    assert pair(judge(results, members(2)), "n1", "n2")["verdict"] == "duplicate_address"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "words"),
+    [
+        (("filtered", "filtered"), "filtered", "times out"),
+        (("refused", "refused"), "refused", "although it listens"),
+        (("mute", "mute"), "filtered", "then nothing comes"),
+        (("connected", "stranger"), "wrong_host", "does not know the token"),
+        (("closed", "closed"), "wrong_host", "does not know the token"),
+        (("no_route", "no_route"), "filtered", "rejected by a firewall"),
+        (("connected", "filtered"), "filtered", "TCP 22 and UDP 40001 pass"),
+        (("filtered", "ok"), "filtered", "on TCP 22"),
+        (("refused", "ok"), "refused", "refuses n1 on TCP 22"),
+    ],
+)
+def test_ports(outcomes: tuple[str, str], verdict: str, words: str) -> None:
+    results = sound(2)
+    for one, other in (("n1", "n2"), ("n2", "n1")):
+        # Without a session UDP is not tried.
+        udp = "ok" if "ok" in outcomes or outcomes == ("connected", "filtered") else "not_checked"
+        for port, outcome in zip(there(results, one, other)["ports"], (*outcomes, udp)):
+            port["outcome"] = outcome
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert (found["verdict"], found["status"]) == (verdict, "fail")
+    assert words in found["message"], found["message"]
+    assert found["remedy"]
+
+
+@pytest.mark.parametrize(("macs", "words"), [([], "nobody answers n1 by arp"), (None, "the network says 'no route'")])
+def test_no_way_although_both_run(macs: list[str] | None, words: str) -> None:
+    results = sound(2)
+    for one, other in (("n1", "n2"), ("n2", "n1")):
+        there(results, one, other)["macs"] = macs
+        for port in there(results, one, other)["ports"]:
+            outcome = "no_route" if port["protocol"] == "tcp" else "not_checked"
+            port.update({"outcome": outcome, "detail": "no route"})
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert found["verdict"] == "no_route"
+    assert words in found["message"].lower()
+
+
+def test_udp_alone_is_filtered() -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["ports"][2]["outcome"] = "filtered"
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert found["verdict"] == "filtered"
+    assert "UDP 40001" in found["message"]
+
+
+def test_another_own_source_is_no_nat() -> None:
+    results = sound(2)
+    there(results, "n1", "n2").update({"source": "10.0.0.77", "seen": "10.0.0.77"})
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert found["verdict"] == "wrong_interface"
+    there(results, "n1", "n2").update({"source": "10.0.0.1", "seen": "203.0.113.9"})
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert found["verdict"] == "nat"
+    assert "203.0.113.9" in found["message"]
+
+
+def test_unequal_mtus_of_two_members() -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["path_mtu"] = {
+        "interface": 9000,
+        "peer_interface": 1500,
+        "to_peer": 1500,
+        "from_peer": 1500,
+        "signalled": 9000,
+    }
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert found["verdict"] == "mtu_black_hole"
+    assert "same one on all members" in found["remedy"]
+
+
+def test_a_transfer_that_stalls_without_a_known_mtu() -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["path_mtu"] = None
+    there(results, "n1", "n2")["sent"]["outcome"] = "stalled"
+    there(results, "n1", "n2")["finished"] = False
+    found = judge(results, members(2))
+    assert pair(found, "n1", "n2")["verdict"] == "mtu_black_hole"
+    assert found["lingering"] == ["n2"]
+
+
+def test_a_payload_that_changes_on_the_way() -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["sent"]["outcome"] = "corrupted"
+    assert pair(judge(results, members(2)), "n1", "n2")["verdict"] == "corrupted"
+
+
+def test_a_connection_that_breaks_is_not_checked() -> None:
+    results = sound(2)
+    there(results, "n1", "n2").update({"finished": False, "clock": None, "path_mtu": None, "sent": None})
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert (found["status"], found["verdict"]) == ("error", "not_checked")
+
+
+def test_two_clocks_that_differ_accuse_no_host() -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["clock"]["offset_s"] = 600.0
+    there(results, "n2", "n1")["clock"]["offset_s"] = -600.0
+    found = judge(results, members(2))
+    assert found["counts"] == {"clock_skew": 2}
+    assert "behind" in pair(found, "n2", "n1")["message"]
+    assert found["hosts"] == []
+    assert judge(results, members(2), max_clock_offset=601)["status"] == "pass"
+
+
+def test_a_module_that_failed_says_why() -> None:
+    results = sound(2)
+    results["listen"]["n2"] = {"changed": False, "failed": False, "msg": "n2: 10.0.0.2 cannot be listened on."}
+    results["probe"]["n2"] = {"changed": False, "skipped": True}
+    there(results, "n1", "n2")["ports"] = [
+        {"port": 22, "role": "named", "protocol": "tcp", "outcome": "refused", "detail": ""}
+    ]
+    found = judge(results, members(2))
+    assert pair(found, "n1", "n2")["message"] == (
+        "Not checked: n2 could not listen: 10.0.0.2 cannot be listened on. 10.0.0.2 is alive: it refuses a connection "
+        "to TCP 22."
+    )
+    assert [host["message"] for host in found["hosts"]] == ["N2 could not listen: 10.0.0.2 cannot be listened on."]
+
+
+def test_throughput_stands_with_its_pair() -> None:
+    results = sound(2)
+    results["throughput"] = {"n1": {"throughput": [{"machine": "n2", "gbps": 9.4, "method": "iperf3", "error": ""}]}}
+    found = judge(results, members(2))
+    assert pair(found, "n1", "n2")["bandwidth_gbps"] == 9.4
+    assert pair(found, "n2", "n1")["bandwidth_gbps"] is None
+
+
+def test_checks_have_the_common_shape() -> None:
+    results = sound(2)
+    results["probe"]["n1"]["probe"]["duplicate"] = {"checked": False, "reason": "eth0 does not speak ARP", "macs": []}
+    results["probe"]["n2"]["probe"]["hostname"].update({"loopback": True, "addresses": ["127.0.1.1"]})
+    checks = {(check["id"], check["host"]): check for check in judge(results, members(2))["checks"]}
+    assert all(
+        set(check) == {"id", "purpose", "host", "actual", "required", "unit", "status", "reason", "remedy"}
+        for check in checks.values()
+    )
+    assert checks["reachability.unique_address", "n1"]["status"] == "skipped"
+    assert checks["reachability.unique_address", "n2"]["status"] == "pass"
+    assert checks["reachability.own_name", "n2"]["status"] == "fail"
+    assert "127.0.1.1" in checks["reachability.own_name", "n2"]["reason"]
+
+
+outcome = st.sampled_from(
+    ["ok", "connected", "refused", "filtered", "no_route", "closed", "mute", "stranger", "not_checked"]
+)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_every_pair_gets_one_verdict_whatever_was_found(data: st.DataObject) -> None:
+    results = sound(3)
+    for machine in data.draw(st.sets(st.sampled_from(["n1", "n2", "n3"]))):
+        results["probe"][machine] = data.draw(
+            st.sampled_from([{}, {"skipped": True}, {"unreachable": True, "msg": "x"}])
+        )
+    for machine in data.draw(st.sets(st.sampled_from(["n1", "n2", "n3"]))):
+        results["listen"][machine] = data.draw(
+            st.sampled_from([{}, {"msg": "broken"}, {"unreachable": True, "msg": "x"}])
+        )
+    for probe in results["probe"].values():
+        for peer in probe.get("probe", {}).get("peers", []):
+            for port in peer["ports"]:
+                port["outcome"] = data.draw(outcome)
+            peer["macs"] = data.draw(
+                st.none() | st.lists(st.sampled_from([mac(1), mac(2), mac(3), mac(9)]), max_size=2)
+            )
+            peer["finished"] = data.draw(st.booleans())
+            if data.draw(st.booleans()):
+                peer.update({"source": None, "seen": None, "clock": None, "path_mtu": None, "sent": None})
+            if data.draw(st.booleans()):
+                peer["route"] = data.draw(
+                    st.sampled_from(
+                        [
+                            {"dev": None, "prefsrc": None, "gateway": None, "error": "no route"},
+                            {"dev": "docker0", "prefsrc": None, "gateway": None, "error": None},
+                        ]
+                    )
+                )
+    found = judge(results, members(3))
+    assert len(found["pairs"]) == 6
+    for item in found["pairs"]:
+        assert item["verdict"] in VERDICTS
+        assert (item["status"] == "pass") == (item["verdict"] == "ok")
+        assert item["message"].endswith(".")
+        # Whoever reads of a fault must read what to do.
+        assert bool(item["remedy"]) == (item["status"] in ("fail", "error"))
+    assert draw(found["pairs"])
+
+
+def fault(one: str, other: str, verdict: str) -> dict[str, Any]:
+    status = "pass" if verdict == "ok" else "fail"
+    return {"from": one, "to": other, "status": status, "verdict": verdict, "message": f"{verdict}.", "remedy": "Do."}
+
+
+def grid(number: int, bad: dict[tuple[str, str], str]) -> list[dict[str, Any]]:
+    names = [f"n{i}" for i in range(1, number + 1)]
+    return [fault(a, b, bad.get((a, b), "ok")) for a in names for b in names if a != b]
+
+
+class TestMatrix:
+    def test_three_members(self) -> None:
+        assert draw(grid(3, {("n1", "n2"): "filtered", ("n3", "n2"): "filtered"})) == "\n".join(
+            [
+                "from \\ to 1 2 3",
+                "1 n1        F ·",
+                "2 n2      ·   ·",
+                "3 n3      · F",
+                "",
+                "· reaches   F filtered (no answer)",
+                "",
+                "n1, n3 → n2: filtered (no answer). For example n1 → n2: filtered.",
+                "    Do.",
+            ]
+        )
+
+    def test_nothing(self) -> None:
+        assert draw([]) == "There is no pair of members."
+
+    def test_fifty_members_fit_a_terminal_and_a_dead_one_is_said_once(self) -> None:
+        names = [f"n{i}" for i in range(1, 51)]
+        text = draw(grid(50, {(name, "n7"): "no_answer" for name in names if name != "n7"}))
+        assert max(len(line) for line in text.split("\n")[:53]) <= 80
+        assert text.count("→ n7") == 2
+        assert "and 44 others → n7" in text
+
+    def test_hundreds_of_members_show_the_faulty_ones(self) -> None:
+        text = draw(grid(120, {("n5", "n9"): "nat"}))
+        assert "120 members; the 118 with the fewest faults are not drawn." in text
+        assert "5 n5        N\n" in text
+
+    def test_a_name_cannot_steer_the_terminal(self) -> None:
+        assert "\x1b" not in draw([fault("\x1b[2Jn1", "n2", "nat"), fault("n2", "\x1b[2Jn1", "ok")])
+
+    @settings(deadline=None)
+    @given(st.integers(2, 30), st.randoms(use_true_random=False))
+    def test_every_fault_is_in_words(self, number: int, chance: Any) -> None:
+        names = [f"n{i}" for i in range(1, number + 1)]
+        bad = {
+            (one, other): chance.choice(["nat", "refused", "filtered"])
+            for one in names
+            for other in names
+            if one != other and chance.random() < 0.1
+        }
+        text = draw(grid(number, bad))
+        words = text.rpartition("\n\n")[2] if bad else ""
+        assert all(f"{one}" in words and other in words for one, other in bad) or "others" in words

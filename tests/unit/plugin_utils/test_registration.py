@@ -1,0 +1,213 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How hosts become members, and what is refused before anything changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from ansible_collections.gpumesh.cluster.plugins.filter.enrolled_members import enrolled_members
+from ansible_collections.gpumesh.cluster.plugins.filter.plan_registration import plan_registration
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+
+
+def facts(*addresses: str, gpus: int = 2) -> dict[str, Any]:
+    """What interface_info returns on a host with these ADDRESS/MASK, each on an interface of its own."""
+    interfaces = []
+    for number, text in enumerate(addresses):
+        address, length = text.split("/")
+        interfaces.append(
+            {
+                "name": f"eth{number}",
+                "kind": "ethernet",
+                "physical": True,
+                "state": "up",
+                "mtu": 1500,
+                "mac": f"02:00:00:00:00:{number:02x}",
+                "speed_mbps": None,
+                "driver": None,
+                "pci_address": None,
+                "numa_node": None,
+                "master": None,
+                "members": [],
+                "rdma": None,
+                "addresses": [
+                    {
+                        "address": address,
+                        "prefix_length": int(length),
+                        "subnet": None,
+                        "family": "inet",
+                        "scope": "global",
+                        "secondary": False,
+                        "flags": [],
+                    }
+                ],
+            }
+        )
+    return {"interfaces": interfaces, "host": {"gpus": {"count": gpus}, "default_routes": []}}
+
+
+LAN = {"n1": facts("10.0.0.1/24"), "n2": facts("10.0.0.2/24"), "n3": facts("10.0.0.3/24")}
+RECORD = plan.commit(
+    plan.create(
+        "0" * 32,
+        "lab",
+        "10.0.0.0/24",
+        "n1",
+        {},
+        [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)],
+        STAMP,
+    ),
+    STAMP,
+)
+
+
+def decide(given: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    given = LAN if given is None else given
+    arguments: dict[str, Any] = {
+        "addresses": dict.fromkeys(given, ""),
+        "default_manager": next(iter(given)),
+        **more,
+    }
+    return plan_registration(given, "lab", **arguments)
+
+
+def test_a_new_cluster_of_all_hosts() -> None:
+    decided = decide(mesh={"port": 7}, sites={"n2": "b"}, endpoints={"n3": "192.0.2.3"})
+    assert decided == {
+        "refusal": "",
+        "exists": False,
+        "manager": "n1",
+        "subnet": "10.0.0.0/24",
+        "mesh": {"port": 7},
+        "members": [
+            {"machine": "n1", "gpus": 2, "address": "10.0.0.1", "interface": "eth0"},
+            {"machine": "n2", "gpus": 2, "address": "10.0.0.2", "interface": "eth0", "site": "b"},
+            {"machine": "n3", "gpus": 2, "address": "10.0.0.3", "interface": "eth0", "endpoint": "192.0.2.3"},
+        ],
+        "joining": ["n1", "n2", "n3"],
+        "enrolling": [],
+        "enrol_settings": {**plan.DEFAULT_MESH, "port": 7},
+    }
+
+
+def test_interfaces_are_chosen_as_discover_does() -> None:
+    two = {machine: facts(f"10.0.0.{n}/24", f"10.0.1.{n}/24") for n, machine in enumerate(("n1", "n2"), start=1)}
+    assert decide(two)["subnet"] == "10.0.0.0/24"
+    for patterns in ({"prefer": ["eth1"]}, {"exclude": ["eth0"]}):
+        decided = decide(two, interfaces=patterns)
+        assert (decided["subnet"], decided["members"][0]["interface"]) == ("10.0.1.0/24", "eth1")
+
+
+def test_a_cluster_that_is_there_takes_in_the_new_and_keeps_its_mesh() -> None:
+    decided = decide(record=RECORD, mesh={"port": 7})
+    assert (decided["exists"], decided["joining"], decided["mesh"]) == (True, ["n3"], {})
+
+
+def test_only_the_named_machines_join() -> None:
+    decided = decide(record=RECORD, machines=["n2"])
+    assert decided["joining"] == []
+    assert [member["machine"] for member in decided["members"]] == ["n1", "n2"]
+
+
+def test_a_run_that_is_limited_to_the_new_machine() -> None:
+    decided = decide({"n3": facts("192.168.7.7/24", "10.0.0.3/24")}, record=RECORD, default_manager="n1")
+    assert (decided["manager"], decided["subnet"], decided["joining"]) == ("n1", "10.0.0.0/24", ["n3"])
+    assert decided["members"][0]["interface"] == "eth1"
+
+
+def test_a_member_with_two_addresses_keeps_the_one_that_all_know() -> None:
+    two = {"n1": facts("10.0.0.200/24", "10.0.0.1/24"), "n2": LAN["n2"]}
+    decided = decide(two, record=RECORD)
+    assert (decided["members"][0]["address"], decided["members"][0]["interface"]) == ("10.0.0.1", "eth1")
+
+
+def test_machines_that_share_only_the_mesh() -> None:
+    apart = {"a": facts("8.8.4.4/24"), "b": facts("192.168.0.5/24"), "c": facts("192.168.0.5/24")}
+    decided = decide(
+        apart,
+        subnet="10.99.0.1/16",
+        addresses={"a": "8.8.4.4", "b": "8.8.8.8", "c": "8.8.8.8"},
+        endpoints={"c": "8.8.8.8:40123"},
+    )
+    assert decided["subnet"] == "10.99.0.0/16"
+    assert decided["members"] == [
+        # Its own public address is on its own interface; b is behind NAT, and c was given a forwarded port.
+        {"machine": "a", "gpus": 2, "endpoint": "8.8.4.4:51820"},
+        {"machine": "b", "gpus": 2},
+        {"machine": "c", "gpus": 2, "endpoint": "8.8.8.8:40123"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "said"),
+    [
+        (
+            {**LAN, "n2": {"unreachable": True, "msg": "Task failed: no route\nto host"}},
+            {"addresses": {"n1": "", "n2": "192.0.2.2", "n3": ""}},
+            "Nothing has been changed. n2 (192.0.2.2) does not answer: no route to host. Look with",
+        ),
+        (LAN, {"manager": "n9"}, "The manager 'n9' is not among the machines of the new cluster 'lab' (n1, n2, n3)"),
+        (LAN, {"machines": ["n2"]}, "The manager 'n1' is not among the machines of the new cluster 'lab' (n2)"),
+        (LAN, {"machines": ["n1", "n8"]}, "n8 is not among the hosts of this run (n1, n2, n3)"),
+        (LAN, {"join_only": True}, "There is no cluster 'lab' that a machine could join"),
+        (LAN, {"subnet": "10.1.0.0/24"}, "10.0.0.1 is not in 10.1.0.0/24"),
+        (LAN, {"subnet": "10.0.0.1"}, "10.0.0.1"),
+        ({"n1": facts("10.0.0.1/24"), "n2": facts("10.1.0.2/24")}, {}, "No subnet is shared by 2 of the 2 hosts"),
+        (LAN, {"record": RECORD, "manager": "n2"}, "is managed by n1, not by n2"),
+        (LAN, {"record": RECORD, "subnet": "10.1.0.0/24"}, "is on 10.0.0.0/24, not on 10.1.0.0/24"),
+        (LAN, {"mesh": {"subnet": "10.0.0.0/16"}}, "10.0.0.0/16 overlaps the subnet 10.0.0.0/24"),
+        (LAN, {"endpoints": {"n1": "h:1", "n2": "h:1"}}, "n1 and n2 have the same endpoint h:1"),
+        (
+            LAN,
+            {"held": {"n2": {"clusters": [{**RECORD, "name": "other"}], "damaged": []}}},
+            "n2 is in cluster 'other' on the same subnet 10.0.0.0/24",
+        ),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], more: dict[str, Any], said: str) -> None:
+    decided = decide(given, **more)
+    assert said in decided["refusal"]
+    assert list(decided) == ["refusal"]
+
+
+TAILNET = {"backend": "tailscale"}
+
+
+def test_machines_that_share_only_a_tailnet_are_enrolled_first() -> None:
+    decided = decide(subnet="100.64.0.0/10", mesh=TAILNET)
+    assert decided["refusal"] == ""
+    assert decided["enrolling"] == ["n1", "n2", "n3"]
+    assert decided["enrol_settings"] == plan.DEFAULT_TAILNET
+    addresses = {"n1": ["fd7a:115c:a1e0::1", "100.64.0.9"], "n2": ["100.64.0.1"], "n3": []}
+    members = enrolled_members(decided, None, addresses)
+    # In check mode a machine may not be in the tailnet yet.
+    assert [member["mesh"]["address"] for member in members] == ["100.64.0.9", "100.64.0.1", "100.64.0.2"]
+
+
+def test_with_a_network_of_their_own_nobody_has_to_be_enrolled() -> None:
+    decided = decide(mesh=TAILNET)
+    assert (decided["enrolling"], decided["subnet"]) == ([], "10.0.0.0/24")
+    assert enrolled_members(decided, None, {}) == decided["members"]
+
+
+def test_only_those_who_join_are_enrolled() -> None:
+    decided = decide(subnet="100.64.0.0/10", mesh=TAILNET)
+    members = enrolled_members(decided, None, {f"n{n}": [f"100.64.0.{n}"] for n in (1, 2, 3)})[:2]
+    record = plan.commit(plan.create("a" * 32, "lab", "100.64.0.0/10", "n1", TAILNET, members, STAMP), STAMP)
+    later = decide(record=record)
+    assert later["enrolling"] == ["n3"]
+    joining = enrolled_members(later, record, {"n3": ["100.64.0.3"]})
+    assert [member.get("mesh") for member in joining] == [None, None, {"address": "100.64.0.3"}]
+
+
+def test_an_address_of_another_range_is_refused() -> None:
+    decided = decide(subnet="100.64.0.0/10", mesh=TAILNET)
+    with pytest.raises(AnsibleFilterError, match=r"n1 has 10\.9\.0\.1"):
+        enrolled_members(decided, None, {"n1": ["10.9.0.1"]})

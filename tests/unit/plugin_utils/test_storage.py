@@ -1,0 +1,108 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Exports and mount units, from a record."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import storage
+
+VOLUME = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
+
+
+def record(*volumes: dict[str, Any], backend: str = "wireguard") -> model.Record:
+    """Two members with a mesh, and the given volumes."""
+    members = [
+        {
+            "machine": f"n{number}",
+            "address": f"192.168.1.{number}",
+            "interface": "eth0",
+            "site": "default",
+            "endpoint": None,
+            "joined_at": "2026-01-01T00:00:00Z",
+            "gpus": 0,
+            "mesh": {"address": f"10.99.0.{number}", "public_key": None} if backend != "none" else None,
+            "ssh_host_keys": [],
+            "ssh_public_key": None,
+        }
+        for number in (1, 2)
+    ]
+    mesh = {"backend": backend, "subnet": "10.99.0.0/16", "port": 51820, "interface": "gpumesh0", "mtu": None}
+    created = {"generation": 1, "at": "2026-01-01T00:00:00Z", "by": "root@n1", "change": "create", "detail": "made"}
+    return model.parse(
+        {
+            "schema_version": 1,
+            "id": "0" * 32,
+            "name": "lab",
+            "generation": 1,
+            "subnet": "192.168.1.0/24",
+            "manager": "n1",
+            "members": members,
+            "mesh": mesh,
+            "storage": {"volumes": list(volumes)},
+            "history": [created],
+        }
+    )
+
+
+def test_a_volume_is_exported_to_members_alone_with_root_squashed() -> None:
+    line = storage.exports(record(VOLUME), "n1")
+    assert line.startswith('"/srv/data" 10.99.0.2(rw,sync,no_subtree_check,root_squash,fsid=')
+    assert line.count("(") == 1
+    assert "*" not in line
+
+
+def test_a_member_that_serves_nothing_exports_nothing() -> None:
+    assert storage.exports(record(VOLUME), "n2") == ""
+
+
+def test_without_a_mesh_the_subnet_addresses_are_used() -> None:
+    assert "192.168.1.2(" in storage.exports(record(VOLUME, backend="none"), "n1")
+
+
+def test_a_mount_waits_for_the_mesh_and_for_no_one_else() -> None:
+    (mount,) = storage.mounts(record(VOLUME), "n2")
+    assert mount["unit"] == "mnt-data"
+    assert "What=10.99.0.1:/srv/data\n" in mount["mount"]
+    assert "wg-quick@gpumesh0.service" in mount["mount"]
+    assert "softerr" in mount["mount"]
+    assert "_netdev,nofail" in mount["mount"]
+    assert "WantedBy=multi-user.target" in mount["automount"]
+    # A circle with local-fs.target, which a boot breaks by leaving out a part of itself.
+    assert "After=" not in mount["automount"]
+
+
+def test_the_server_sees_its_volume_at_the_same_place() -> None:
+    (mount,) = storage.mounts(record(VOLUME), "n1")
+    assert "What=/srv/data\n" in mount["mount"]
+    assert "Options=bind\n" in mount["mount"]
+
+
+@pytest.mark.parametrize("path", ["/mnt/data", "/mnt/data-set", "/mnt//two/", "/", "/mnt/a b", "/.hidden", "/mnt/é"])
+def test_units_are_named_as_systemd_names_them(path: str) -> None:
+    if shutil.which("systemd-escape") is None:
+        pytest.skip("not checked: this machine has no systemd-escape")
+    told = subprocess.run(["systemd-escape", "--path", path], capture_output=True, text=True, check=True)
+    assert storage.unit_name(path) == told.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("extra", "word"),
+    [
+        ({"squash": False}, "squash"),
+        ({"recovery": "never"}, "never"),
+        ({"mount_point": "/srv/data"}, "own data"),
+    ],
+)
+def test_bad_volumes_are_refused_by_name(extra: dict[str, Any], word: str) -> None:
+    with pytest.raises(InputError, match="data") as caught:
+        storage.mounts(record({**VOLUME, **extra}), "n2")
+    assert word in str(caught.value)

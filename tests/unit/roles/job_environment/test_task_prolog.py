@@ -1,0 +1,476 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The program that sets a job's environment, on environments recorded from tasks of Slurm 24.11."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+HERE = Path(__file__).parent
+FILES = HERE.parents[3] / "roles" / "job_environment" / "files"
+PROGRAM = FILES / "task_prolog.py"
+MEMBERS = {"n1": "10.99.0.1", "n2": "10.99.0.2", "n3": "10.99.0.3"}
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("task_prolog", PROGRAM)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+prolog = load()
+
+
+def recorded(name: str) -> dict[str, str]:
+    loaded: dict[str, str] = json.loads((HERE / "fixtures" / f"{name}.json").read_text())
+    return loaded
+
+
+def show_mixed_job(job_id: str) -> str:
+    assert job_id.isdigit()
+    return (HERE / "fixtures" / "show_mixed_job.txt").read_text()
+
+
+def never_asked(job_id: str) -> str:
+    raise AssertionError(f"the controller was asked about {job_id}")
+
+
+def settings(**changed: Any) -> Any:
+    document = {
+        "members": MEMBERS,
+        "interface": "gpumesh0",
+        "port_range": [15000, 24999],
+        "reserved_ports": [],
+        "dialects": [],
+        "rdma": {"devices": [], "peers": []},
+        "variables": {},
+        **changed,
+    }
+    return prolog.Settings(json.dumps(document))
+
+
+def variables(name: str, batch: bool = False, ask: Any = never_asked, **changed: Any) -> dict[str, str]:
+    env = recorded(name)
+    world = prolog.read_world(env, MEMBERS, batch, ask)
+    result: dict[str, str] = prolog.all_variables(world, settings(**changed), "/run/h", prolog.users_own(env))
+    return result
+
+
+def picked(values: dict[str, str], *names: str) -> list[str | None]:
+    return [values.get(name) for name in names]
+
+
+# --- Slurm's notations
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[1-2,5],head", ["n1", "n2", "n5", "head"]),
+        ("gpu[08-11]-ib", ["gpu08-ib", "gpu09-ib", "gpu10-ib", "gpu11-ib"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("a-b-1,a-b-[2-3]", ["a-b-1", "a-b-2", "a-b-3"]),
+    ],
+)
+def test_host_lists_are_expanded(text: str, names: list[str]) -> None:
+    assert prolog.expand_hostlist(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "n[1-3", "n1,,n2", "n[a-b]", "n]1[", "n[]", "n[1-99999999]", "n[3-1]"])
+def test_what_is_no_host_list_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="host list|invalid literal"):
+        prolog.expand_hostlist(text)
+
+
+@given(st.text(alphabet="n0123-[],x", max_size=12))
+def test_any_text_is_a_host_list_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert all(prolog.expand_hostlist(text))
+
+
+def test_task_counts_are_expanded() -> None:
+    assert prolog.expand_counts("2(x3),1") == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [("gpu:fake:2(IDX:0-1)", 2), ("gpu:h100:2(IDX:0,3),gpu:a100:1(IDX:4)", 3), ("", 0), ("shard:4", 0), ("gpu:1", 1)],
+)
+def test_gpus_are_counted_in_a_gres(gres: str, count: int) -> None:
+    assert prolog.gpus_in_gres(gres) == count
+
+
+# --- Worlds
+
+
+def test_a_task_of_a_step_knows_its_place() -> None:
+    values = variables("step_of_3_nodes_rank_3")
+    assert picked(values, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") == ["3", "1", "6", "2"]
+    assert picked(values, "NODE_RANK", "NNODES", "GPUS_PER_NODE") == ["1", "3", "2"]
+    assert picked(values, "MASTER_ADDR", "MASTER_PORT") == ["10.99.0.1", "15005"]
+    assert picked(values, "GPUMESH_NODE_ADDR", "GPUMESH_HOSTFILE") == ["10.99.0.2", "/run/h"]
+    assert values["GPUMESH_NODE_IPS"] == "10.99.0.1,10.99.0.2,10.99.0.3"
+
+
+def test_a_step_on_part_of_the_job_has_its_own_master_and_port() -> None:
+    values = variables("step_on_the_last_node_alone")
+    assert picked(values, "RANK", "WORLD_SIZE", "NODE_RANK", "NNODES") == ["0", "1", "0", "1"]
+    assert values["MASTER_ADDR"] == "10.99.0.3"
+    assert values["MASTER_PORT"] != variables("step_of_3_nodes_rank_3")["MASTER_PORT"]
+
+
+def test_a_batch_script_of_several_tasks_describes_the_job_but_is_no_rank() -> None:
+    values = variables("batch_of_3_nodes", batch=True)
+    assert picked(values, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK") == ["10.99.0.1", "15005", "6", "0"]
+    assert not {"RANK", "LOCAL_RANK", "TF_CONFIG"} & set(values)
+
+
+def test_a_batch_script_and_its_first_step_agree_on_the_port() -> None:
+    assert (
+        variables("batch_of_3_nodes", batch=True)["MASTER_PORT"] == variables("step_of_3_nodes_rank_3")["MASTER_PORT"]
+    )
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_variables_of_an_outer_step_are_not_taken_for_a_batch_jobs_own(told: bool) -> None:
+    # A job of two nodes, submitted from a task of a step of three.
+    values = variables("batch_submitted_from_a_step", batch=told)
+    assert picked(values, "NNODES", "WORLD_SIZE", "RANK") == ["2", "2", None]
+
+
+def test_the_nodes_of_a_mixed_job_are_in_the_order_of_their_components_not_of_their_names() -> None:
+    values = variables("mixed_step_rank_0_on_the_last_name", ask=show_mixed_job)
+    assert values["GPUMESH_NODE_IPS"] == "10.99.0.3,10.99.0.1,10.99.0.2"
+    assert picked(values, "RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") == ["0", "0", "5", "1"]
+    assert values["MASTER_ADDR"] == "10.99.0.3"
+
+
+def test_the_gpus_of_another_component_are_asked_from_the_controller() -> None:
+    env = recorded("mixed_step_rank_0_on_the_last_name")
+    world = prolog.read_world(env, MEMBERS, False, show_mixed_job)
+    assert prolog.hostfile_text(world.nodes) == "10.99.0.3 slots=2\n10.99.0.1 slots=1\n10.99.0.2 slots=1\n"
+
+
+def test_the_batch_script_of_a_mixed_job_sees_all_its_components() -> None:
+    values = variables("batch_of_a_mixed_job", batch=True, ask=show_mixed_job)
+    assert picked(values, "NNODES", "WORLD_SIZE", "GPUS_PER_NODE") == ["3", "5", "2"]
+
+
+def test_components_inherited_from_another_job_are_not_this_jobs() -> None:
+    env = {**recorded("mixed_step_rank_4"), "SLURM_JOB_ID": "99"}
+    assert prolog.read_world(env, MEMBERS, False, never_asked).mixed is False
+
+
+def test_a_node_that_this_members_file_does_not_know_yet_is_called_by_its_name() -> None:
+    world = prolog.read_world(recorded("step_of_3_nodes_rank_3"), {"n1": "10.99.0.1"}, False, never_asked)
+    assert [node.address for node in world.nodes] == ["10.99.0.1", "n2", "n3"]
+
+
+def test_no_master_is_claimed_where_the_user_has_placed_the_ranks() -> None:
+    env = {**recorded("step_of_3_nodes_rank_3"), "SLURM_DISTRIBUTION": "arbitrary"}
+    world = prolog.read_world(env, MEMBERS, False, never_asked)
+    assert "MASTER_ADDR" not in prolog.core_variables(world, 1, "")
+
+
+def test_a_login_into_a_job_sees_the_job() -> None:
+    world = prolog.world_of_login("25", "n1", MEMBERS, show_mixed_job)
+    assert [(node.name, node.gpus, node.tasks, node.group) for node in world.nodes] == [
+        ("n3", 2, 1, 0),
+        ("n1", 1, 2, 1),
+        ("n2", 1, 2, 1),
+    ]
+    assert (world.node_rank, world.rank, world.mixed) == (1, None, True)
+
+
+# --- Variables
+
+
+def test_the_port_is_in_the_range_and_never_a_reserved_one() -> None:
+    for job in range(0, 30000, 7):
+        for step in (0, 1, 2):
+            assert 15000 <= prolog.master_port(job, step, 15000, 15010, [15003]) <= 15010
+            assert prolog.master_port(job, step, 15000, 15010, [15003]) != 15003
+
+
+def test_concurrent_steps_and_neighbouring_jobs_have_different_ports() -> None:
+    ports = {prolog.master_port(job, step, 15000, 24999) for job in range(500, 600) for step in range(10)}
+    assert len(ports) == 1000
+
+
+def test_a_range_without_a_free_port_is_an_error() -> None:
+    with pytest.raises(ValueError, match="reserved"):
+        prolog.master_port(1, 0, 5, 5, [5])
+
+
+def test_tensorflow_gets_one_worker_a_task() -> None:
+    config = json.loads(variables("step_of_3_nodes_rank_3")["TF_CONFIG"])
+    assert config == {
+        "cluster": {
+            "worker": [f"10.99.0.{node}:{port}" for node in (1, 2, 3) for port in (15005, 15006)],
+        },
+        "task": {"type": "worker", "index": 3},
+    }
+
+
+def test_the_libraries_use_the_clusters_interface() -> None:
+    values = variables("step_of_3_nodes_rank_3")
+    assert values["NCCL_SOCKET_IFNAME"] == "=gpumesh0"
+    plain = ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"]
+    plain += ["OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"]
+    assert picked(values, *plain) == ["gpumesh0"] * 5
+    assert not {"NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"} & set(values)
+
+
+def test_rdma_is_used_where_all_nodes_of_the_job_are_on_the_fabric() -> None:
+    rdma = {"devices": ["mlx5_0:1", "mlx5_1:1"], "peers": ["n1", "n2", "n3"]}
+    values = variables("step_of_3_nodes_rank_3", rdma=rdma)
+    assert values["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
+    assert values["UCX_NET_DEVICES"] == "mlx5_0:1,mlx5_1:1,gpumesh0"
+
+
+def test_rdma_is_switched_off_where_one_node_is_at_another_site() -> None:
+    values = variables("step_of_3_nodes_rank_3", rdma={"devices": ["mlx5_0:1"], "peers": ["n1", "n2"]})
+    assert values["NCCL_IB_DISABLE"] == "1" and "NCCL_IB_HCA" not in values
+
+
+def test_backendai() -> None:
+    values = variables("step_of_3_nodes_rank_3", dialects=["backendai"])
+    assert {name[18:]: value for name, value in values.items() if name.startswith("BACKENDAI_CLUSTER_")} == {
+        "SIZE": "3",
+        "HOSTS": "main1,sub1,sub2",
+        "REPLICAS": "main:1,sub:2",
+        "HOST": "sub1",
+        "IDX": "1",
+        "ROLE": "sub",
+        "LOCAL_RANK": "1",
+    }
+    assert values["WORLD_RANK"] == "3"
+
+
+def test_backendai_in_a_job_of_two_roles() -> None:
+    values = variables("mixed_step_rank_4", ask=show_mixed_job, dialects=["backendai"])
+    names = [f"BACKENDAI_CLUSTER_{name}" for name in ("HOSTS", "REPLICAS", "HOST", "IDX", "ROLE", "LOCAL_RANK")]
+    assert picked(values, *names) == ["main1,sub1,sub2", "main:1,sub:2", "sub2", "2", "sub", "2"]
+
+
+def test_dstack() -> None:
+    values = variables("step_of_3_nodes_rank_3", dialects=["dstack"])
+    assert {name[7:]: value for name, value in values.items() if name.startswith("DSTACK_")} == {
+        "NODES_IPS": "10.99.0.1\n10.99.0.2\n10.99.0.3",
+        "MASTER_NODE_IP": "10.99.0.1",
+        "NODE_RANK": "1",
+        "NODES_NUM": "3",
+        "GPUS_PER_NODE": "2",
+        "GPUS_NUM": "6",
+        "MPI_HOSTFILE": "/run/h",
+    }
+
+
+def test_dstack_adds_up_the_gpus_of_unlike_nodes() -> None:
+    values = variables("mixed_step_rank_0_on_the_last_name", ask=show_mixed_job, dialects=["dstack"])
+    assert picked(values, "DSTACK_GPUS_PER_NODE", "DSTACK_GPUS_NUM") == ["2", "4"]
+
+
+def test_skypilot() -> None:
+    values = variables("step_of_3_nodes_rank_3", dialects=["skypilot"])
+    assert {name[9:]: value for name, value in values.items() if name.startswith("SKYPILOT_")} == {
+        "NODE_IPS": "10.99.0.1\n10.99.0.2\n10.99.0.3",
+        "NODE_RANK": "1",
+        "NUM_NODES": "3",
+        "NUM_GPUS_PER_NODE": "2",
+    }
+
+
+def test_runpod() -> None:
+    values = variables("step_of_3_nodes_rank_3", dialects=["runpod"])
+    names = ("PRIMARY_ADDR", "PRIMARY_PORT", "NODE_ADDR", "NODE_RANK", "NUM_NODES", "NUM_TRAINERS", "WORLD_SIZE")
+    assert picked(values, *names) == ["10.99.0.1", "15005", "10.99.0.2", "1", "3", "2", "6"]
+
+
+def test_torchrun() -> None:
+    values = variables("step_of_3_nodes_rank_3", dialects=["torchrun"])
+    names = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_ADDR")
+    assert picked(values, *[f"PET_{name}" for name in names]) == ["3", "1", "2", "10.99.0.1", "15005", "10.99.0.2"]
+
+
+def test_no_dialect_speaks_unasked() -> None:
+    values = variables("step_of_3_nodes_rank_3")
+    foreign = ("BACKENDAI_", "DSTACK_", "SKYPILOT_", "PRIMARY_", "NUM_", "PET_", "WORLD_RANK", "NODE_ADDR")
+    assert not [name for name in values if name.startswith(foreign)]
+
+
+def test_every_dialect_is_known_to_the_program() -> None:
+    assert variables("step_of_3_nodes_rank_3", dialects=list(prolog.DIALECTS))
+
+
+# --- What the user sets wins
+
+
+def test_what_the_user_has_set_is_left_alone() -> None:
+    values, gone = prolog.changes({"MASTER_PORT": "29500"}, {"MASTER_PORT": "15005", "RANK": "0"})
+    assert "MASTER_PORT" not in values and values["RANK"] == "0" and gone == []
+
+
+def test_what_we_set_for_the_batch_script_is_renewed_in_its_steps() -> None:
+    outer, _gone = prolog.changes({}, {"NODE_RANK": "0", "NCCL_IB_DISABLE": "1"})
+    values, gone = prolog.changes(outer, {"NODE_RANK": "2"})
+    assert values["NODE_RANK"] == "2" and gone == ["NCCL_IB_DISABLE"]
+
+
+def test_what_the_user_changes_after_us_is_the_users() -> None:
+    outer, _gone = prolog.changes({}, {"MASTER_PORT": "15005"})
+    values, gone = prolog.changes({**outer, "MASTER_PORT": "7"}, {"MASTER_PORT": "15005"})
+    assert "MASTER_PORT" not in values and gone == []
+
+
+def test_what_the_user_takes_away_and_sets_again_is_the_users_in_deeper_steps_too() -> None:
+    outer, _gone = prolog.changes({}, {"MASTER_PORT": "15005"})
+    middle = {**outer, "MASTER_PORT": "7"}
+    middle.update(prolog.changes(middle, {"MASTER_PORT": "15005"})[0])
+    assert "MASTER_PORT" not in prolog.changes(middle, {"MASTER_PORT": "15005"})[0]
+
+
+def test_the_users_port_and_address_are_the_ones_in_every_dialect() -> None:
+    env = {**recorded("step_of_3_nodes_rank_3"), "MASTER_PORT": "29500", "MASTER_ADDR": "10.99.0.3"}
+    world = prolog.read_world(env, MEMBERS, False, never_asked)
+    values = prolog.all_variables(world, settings(dialects=["runpod", "dstack"]), "", prolog.users_own(env))
+    assert picked(values, "PRIMARY_PORT", "PRIMARY_ADDR", "DSTACK_MASTER_NODE_IP") == [
+        "29500",
+        "10.99.0.3",
+        "10.99.0.3",
+    ]
+
+
+def test_the_sites_variables_win_over_ours_and_lose_to_the_users() -> None:
+    values = variables("step_of_3_nodes_rank_3", variables={"NCCL_DEBUG": "WARN", "UCX_NET_DEVICES": "all"})
+    assert picked(values, "NCCL_DEBUG", "UCX_NET_DEVICES") == ["WARN", "all"]
+    assert "NCCL_DEBUG" not in prolog.changes({"NCCL_DEBUG": "INFO"}, values)[0]
+
+
+# --- What Slurm, bash and the file system get
+
+
+def test_a_value_of_several_lines_is_never_said_to_slurm() -> None:
+    assert prolog.prolog_lines({}, {"A": "1\n2", "B": "=x"}, ["C"]) == "unset C\nexport B==x\n"
+
+
+def test_an_inherited_value_of_several_lines_stays_where_it_is_right_and_goes_where_it_is_stale() -> None:
+    assert prolog.prolog_lines({"A": "1\n2"}, {"A": "1\n2"}, []) == ""
+    assert prolog.prolog_lines({"A": "8\n9"}, {"A": "1\n2"}, []) == "unset A\n"
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_the_shell_gets_every_value_as_it_is(value: str) -> None:
+    words = shlex.split(prolog.shell_lines({"A": value}, []))
+    assert words == ["export", f"A={value}"]
+
+
+def test_bash_sets_the_values_of_several_lines_and_leaves_the_users() -> None:
+    env = {
+        "BASH_ENV": str(FILES / "job_environment.bash"),
+        "GPUMESH_MULTILINE": "DSTACK_NODES_IPS,SKYPILOT_NODE_IPS",
+        "GPUMESH_NODE_IPS": "10.99.0.1,10.99.0.2",
+        "SKYPILOT_NODE_IPS": "mine",
+        "PATH": os.environ["PATH"],
+    }
+    script = 'printf "%s|%s" "$DSTACK_NODES_IPS" "$SKYPILOT_NODE_IPS"; export -p | grep -c gpumesh_name'
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "10.99.0.1\n10.99.0.2|mine0\n"
+
+
+def test_a_hostfile_is_made_once_and_made_anew_when_it_differs(tmp_path: Path) -> None:
+    path = prolog.write_hostfile(str(tmp_path), "1.hosts", "a slots=1\n")
+    before = os.stat(path).st_mtime_ns
+    assert prolog.write_hostfile(str(tmp_path), "1.hosts", "a slots=1\n") == path
+    assert os.stat(path).st_mtime_ns == before
+    # As after a requeue: the same length, other nodes.
+    prolog.write_hostfile(str(tmp_path), "1.hosts", "b slots=1\n")
+    assert Path(path).read_text() == "b slots=1\n" and os.listdir(tmp_path) == ["1.hosts"]
+
+
+def test_a_hostfile_never_follows_a_link_that_somebody_laid(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "1.hosts").symlink_to(victim)
+    prolog.write_hostfile(str(tmp_path), "1.hosts", "a slots=1\n")
+    assert victim.read_text() == "precious" and not (tmp_path / "1.hosts").is_symlink()
+
+
+def test_no_hostfile_where_there_is_no_folder() -> None:
+    assert prolog.write_hostfile("/nonexistent", "1.hosts", "a\n") == ""
+
+
+# --- The whole program
+
+
+def test_a_broken_environment_never_fails_the_job(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-IS", str(PROGRAM)], env={}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "the job environment is not set" in done.stderr
+
+
+def test_the_program_says_everything_in_lines_that_slurm_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in recorded("step_of_3_nodes_rank_3").items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "settings.json"
+    path.write_text(
+        json.dumps(
+            {
+                "members": MEMBERS,
+                "interface": "gpumesh0",
+                "port_range": [15000, 24999],
+                "reserved_ports": [],
+                "dialects": list(prolog.DIALECTS),
+                "rdma": {"devices": [], "peers": []},
+                "variables": {},
+            }
+        )
+    )
+    lines = prolog.run(login=False, settings_path=str(path), runtime=str(tmp_path)).splitlines()
+    assert all(line.startswith(("export ", "unset ")) for line in lines)
+    assert "export RANK=3" in lines and "export NCCL_SOCKET_IFNAME==gpumesh0" in lines
+    assert f"export GPUMESH_HOSTFILE={tmp_path}/5.0.hosts" in lines
+
+
+@pytest.mark.parametrize(
+    ("environment", "component", "number"),
+    [
+        # Slurm's epilog is told of the end of a component by its own id.
+        ("mixed_step_rank_4", 0, "SLURM_JOB_ID_PACK_GROUP_0"),
+        ("mixed_step_rank_4", 1, "SLURM_JOB_ID_PACK_GROUP_1"),
+        ("step_of_3_nodes_rank_3", 0, "SLURM_JOB_ID"),
+    ],
+)
+def test_each_component_is_known_by_its_own_id(environment: str, component: int, number: str) -> None:
+    env = recorded(environment)
+    assert prolog._job_id(env, component) == env[number]
+
+
+def test_the_epilog_takes_away_what_is_of_its_job_alone(tmp_path: Path) -> None:
+    text = (FILES / "job_epilog.sh").read_text().replace("/run/gpumesh/jobs", str(tmp_path))
+    for name in ("7.hosts", "7.0.hosts", "71.hosts", "6.0.hosts"):
+        (tmp_path / name).touch()
+    for number in ("7", "", "*", "../7"):
+        done = subprocess.run(["sh", "-c", text], env={"SLURM_JOB_ID": number}, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(os.listdir(tmp_path)) == ["6.0.hosts", "71.hosts"]

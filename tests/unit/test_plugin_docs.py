@@ -1,0 +1,89 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Each plugin is documented so that ansible-doc can show it, and examples name what exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFIX = "gpumesh.cluster."
+# Plugin types as ansible-doc calls them. An action is documented by the module of its name.
+TYPES = {"module": "modules", "filter": "filter", "callback": "callback", "inventory": "inventory"}
+PLUGINS = [
+    (kind, path.stem)
+    for kind, folder in TYPES.items()
+    for path in sorted((ROOT / "plugins" / folder).glob("*.py"))
+    if not path.name.startswith("_")
+]
+EXAMPLES_WANTED = {"module", "filter", "inventory"}
+RETURN_WANTED = {"module", "filter"}
+
+
+@pytest.fixture(scope="session")
+def documentation():
+    """What ansible-doc says, for all plugins of a type in one call: {type: {name: document}}."""
+    found = {}
+    for kind in TYPES:
+        names = [PREFIX + name for of, name in PLUGINS if of == kind]
+        if not names:
+            continue
+        command = [sys.executable, "-m", "ansible", "doc", "--json", "--type", kind, *names]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+        )
+        assert done.returncode == 0, done.stderr
+        found[kind] = json.loads(done.stdout)
+    return found
+
+
+def test_there_are_plugins():
+    assert PLUGINS
+
+
+@pytest.mark.parametrize(("kind", "name"), PLUGINS, ids=lambda value: value)
+def test_is_documented(documentation, kind, name):
+    document = documentation[kind].get(PREFIX + name)
+    assert document, f"ansible-doc cannot show {kind} {name}"
+    doc = document["doc"]
+    assert doc["short_description"]
+    assert doc["description"]
+    assert doc["author"]
+    assert doc.get("version_added") == "1.0.0"
+    if kind in RETURN_WANTED:
+        assert document["return"], "no RETURN"
+    if kind in EXAMPLES_WANTED:
+        assert document["examples"], "no EXAMPLES"
+
+
+@pytest.mark.parametrize(("kind", "name"), PLUGINS, ids=lambda value: value)
+def test_examples_are_yaml_and_name_what_exists(documentation, kind, name):
+    examples = documentation[kind][PREFIX + name]["examples"]
+    if kind not in EXAMPLES_WANTED:
+        return
+    assert yaml.safe_load(examples), "the examples say nothing"
+    known = {PREFIX + other for _kind, other in PLUGINS}
+    known |= {PREFIX + path.name for path in (ROOT / "roles").iterdir()}
+    known |= {PREFIX + path.stem for path in (ROOT / "playbooks").glob("*.yml")}
+    named = set(re.findall(r"\bgpumesh\.cluster\.\w+", examples))
+    assert named <= known, f"named in the examples, and there is none: {sorted(named - known)}"
+
+
+def test_every_module_is_in_the_action_group():
+    runtime = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text(encoding="utf-8"))
+    modules = sorted(name for kind, name in PLUGINS if kind == "module")
+    assert sorted(runtime["action_groups"]["all"]) == modules

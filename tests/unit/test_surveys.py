@@ -1,0 +1,167 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Each survey of playbooks/awx asks what the roles of its playbook read, in the same type, choices and default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFIX = "gpumesh.cluster."
+PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
+
+#: Roles whose options say what a cluster is like. An answer would win over the inventory, where they belong.
+LAYERS = {
+    "check",
+    "daemon",
+    "firewall",
+    "job_environment",
+    "mesh",
+    "munge",
+    "names",
+    "reachability",
+    "slurm",
+    "ssh_trust",
+    "storage",
+}
+#: Options of the other roles that no survey asks for, and why.
+NOT_ASKED = {
+    "a variable of each host": {"cluster_site", "cluster_endpoint"},
+    "AWX says who started the job": {"cluster_actor"},
+    "a file on the machine that runs Ansible, which is gone with the job": {"discover_facts_file"},
+    "patterns of the site's names": {"discover_prefer", "discover_exclude", "discover_include"},
+    "internal to the playbooks": {"cluster_adopted_record", "cluster_keep_record"},
+}
+#: Asked for by one playbook only: others take what the record says, or show it as people read it.
+OF_ONE = {"cluster_subnet": "create", "cluster_manager": "create", "cluster_output": "show"}
+#: What layers are asked to do, and not to be.
+TO_DO = {
+    "mesh": {"mesh_rotate_keys"},
+    "slurm": {"munge_rotate_key"},
+    "site": {"check_level"},
+    "check": {
+        "check_level",
+        "check_job_timeout",
+        "check_collectives",
+        "check_collective_timeout",
+        "check_min_busbw_gbps",
+    },
+}
+TYPES = {
+    "str": {"text"},
+    "path": {"text"},
+    "bool": {"multiplechoice"},
+    "int": {"integer"},
+    "float": {"float"},
+    "list": {"multiselect"},
+    "raw": {"text", "textarea"},
+}
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+SURVEYS: dict[str, list[dict[str, Any]]] = load(ROOT / "playbooks" / "awx" / "data" / "surveys.yml")[
+    "gpumesh_awx_surveys"
+]
+SETTINGS = load(ROOT / "playbooks" / "awx" / "data" / "settings.yml")
+QUESTIONS = [(playbook, question) for playbook, survey in SURVEYS.items() for question in survey]
+
+
+def calls(tasks: list[dict[str, Any]], folder: Path | None = None) -> Iterator[tuple[str, str]]:
+    """The entry points of our roles that a list of tasks calls, through files of tasks and blocks."""
+    for task in tasks:
+        for action in ("ansible.builtin.include_role", "ansible.builtin.import_role"):
+            if action in task:
+                yield task[action]["name"].removeprefix(PREFIX), task[action].get("tasks_from", "main")
+        for action in ("ansible.builtin.include_tasks", "ansible.builtin.import_tasks"):
+            if action in task and folder is not None and (folder / str(task[action])).exists():
+                yield from calls(load(folder / task[action]), folder)
+        for part in ("block", "rescue", "always"):
+            yield from calls(task.get(part, []), folder)
+
+
+@lru_cache(maxsize=None)
+def entry_points(playbook: str) -> frozenset[tuple[str, str]]:
+    """All that a playbook calls, directly, by a role, or by another playbook."""
+    found: set[tuple[str, str]] = set()
+    for play in load(ROOT / "playbooks" / f"{playbook}.yml"):
+        imported = play.get("ansible.builtin.import_playbook", "")
+        if imported:
+            found |= entry_points(imported.removeprefix(PREFIX).removesuffix(".yml"))
+        found |= {(role["role"].removeprefix(PREFIX), "main") for role in play.get("roles", [])}
+        found |= set(calls([*play.get("pre_tasks", []), *play.get("tasks", []), *play.get("post_tasks", [])]))
+    open_ones = list(found)
+    while open_ones:
+        role, entry = open_ones.pop()
+        folder = ROOT / "roles" / role / "tasks"
+        for call in calls(load(folder / f"{entry}.yml") or [], folder):
+            if "{{" not in "".join(call) and call not in found:
+                found.add(call)
+                open_ones.append(call)
+    return frozenset(found)
+
+
+def options(playbook: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for role, entry in sorted(entry_points(playbook)):
+        spec = load(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"].get(entry, {})
+        for name, option in (spec.get("options") or {}).items():
+            found.setdefault(name, option | {"role": role})
+    return found
+
+
+def test_each_playbook_has_a_survey() -> None:
+    assert sorted(SURVEYS) == PLAYBOOKS
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_all_that_differs_from_run_to_run_is_asked(playbook: str) -> None:
+    known = options(playbook)
+    asked = {question["variable"] for question in SURVEYS[playbook]}
+    left_out = set().union(*NOT_ASKED.values()) | {name for name, only in OF_ONE.items() if only != playbook}
+    wanted = {name for name, option in known.items() if option["role"] not in LAYERS} - left_out
+    assert TO_DO.get(playbook, set()) <= set(known)
+    wanted |= TO_DO.get(playbook, set())
+    assert asked == wanted
+
+
+@pytest.mark.parametrize(("playbook", "question"), QUESTIONS, ids=lambda value: str(value)[:60])
+def test_a_question_is_like_its_option(playbook: str, question: dict[str, Any]) -> None:
+    option = options(playbook)[question["variable"]]
+    kinds = {"multiplechoice"} if option["type"] == "str" and "choices" in option else TYPES[option["type"]]
+    assert question["type"] in kinds
+    assert len(question["question_description"]) <= 120
+    default = option.get("default", "")
+    if question["variable"] == "cluster_name":
+        assert question["default"] == "{{ gpumesh_awx_cluster_name }}"
+        assert SETTINGS["gpumesh_awx_cluster_name"] == default
+    elif option["type"] == "bool":
+        assert question["choices"] == ["true", "false"]
+        assert question["default"] == str(default).lower()
+    elif option["type"] == "list":
+        assert question["default"].splitlines() == default
+    else:
+        # AWX has a text where we have nothing: an empty list, too.
+        assert question["default"] == (default or ("" if question["type"] in ("text", "textarea") else default))
+        assert question.get("choices") == option.get("choices")
+
+
+def test_collectives_are_those_of_the_module() -> None:
+    text = (ROOT / "plugins" / "modules" / "collective_test.py").read_text(encoding="utf-8")
+    documentation = yaml.safe_load(text.split('DOCUMENTATION = r"""')[1].split('"""')[0])
+    question = next(one for one in SURVEYS["check"] if one["variable"] == "check_collectives")
+    assert question["choices"] == documentation["options"]["collective"]["choices"]
+
+
+def test_nothing_is_left_out_that_there_is_not() -> None:
+    known = {name for playbook in PLAYBOOKS for name in options(playbook)}
+    assert set().union(*NOT_ASKED.values(), OF_ONE) <= known
