@@ -22,12 +22,13 @@ FILE, DIRECTORY, BLOCK, ABSENT = "file", "directory", "block", "absent"
 #: What a line that contradicts a block begins with while the block is there.
 HIDDEN = "# gpumesh: "
 
-_NEW_MODES = {FILE: 0o644, BLOCK: 0o644, DIRECTORY: 0o755}
+_FRESH_MODES = {FILE: 0o644, BLOCK: 0o644, DIRECTORY: 0o755}
 
 
 class Wanted(NamedTuple):
     """One entry, checked. ``mode``, ``owner`` and ``group`` are None where what is there may stay.
 
+    ``new_mode`` is for what was not there; None for the usual one.
     ``marker`` has ``{mark}`` where BEGIN and END go. ``hide`` matches whole lines outside the block.
     """
 
@@ -40,6 +41,7 @@ class Wanted(NamedTuple):
     marker: str
     at_start: bool
     hide: str
+    new_mode: Optional[int] = None
 
 
 class Current(NamedTuple):
@@ -86,20 +88,26 @@ def _parse_entry(entry: Mapping[str, Any]) -> Wanted:
             "Write {mark} where BEGIN and END are to stand.",
             path=path,
         )
-    mode = entry.get("mode")
-    if mode is not None and not re.fullmatch("[0-7]{3,4}", str(mode)):
-        raise InputError(f"{path}: the mode '{mode}' is not octal.", "Write it as a string such as '0644'.", path=path)
     return Wanted(
         path=path,
         state=state,
         content=str(content or ""),
-        mode=None if mode is None else int(str(mode), 8),
+        mode=_parse_mode(path, entry.get("mode")),
         owner=entry.get("owner"),
         group=entry.get("group"),
         marker=marker,
         at_start=bool(entry.get("at_start")),
         hide=str(entry.get("hide") or ""),
+        new_mode=_parse_mode(path, entry.get("new_mode")),
     )
+
+
+def _parse_mode(path: str, mode: Any) -> Optional[int]:
+    if mode is None:
+        return None
+    if not re.fullmatch("[0-7]{3,4}", str(mode)):
+        raise InputError(f"{path}: the mode '{mode}' is not octal.", "Write it as a string such as '0644'.", path=path)
+    return int(str(mode), 8)
 
 
 def read(path: str) -> Current:
@@ -140,13 +148,17 @@ def plan(wanted: Wanted, current: Current, ids: Tuple[Optional[int], Optional[in
     else:
         text = with_block(current.text, wanted) if is_block else wanted.content
     fresh = current.kind == ABSENT
-    mode = wanted.mode if wanted.mode is not None else _NEW_MODES[wanted.state] if fresh else current.mode
+    mode = wanted.mode if wanted.mode is not None else _fresh_mode(wanted) if fresh else current.mode
     uid = ids[0] if ids[0] is not None else (os.geteuid() if fresh else current.uid)
     gid = ids[1] if ids[1] is not None else (os.getegid() if fresh else current.gid)
     same_text = text is None or text == current.text
     if not fresh and same_text and (mode, uid, gid) == (current.mode, current.uid, current.gid):
         return None
     return Step(wanted.path, current, _kind(wanted.state), None if same_text and not fresh else text, mode, uid, gid)
+
+
+def _fresh_mode(wanted: Wanted) -> int:
+    return wanted.new_mode if wanted.new_mode is not None else _FRESH_MODES[wanted.state]
 
 
 def _kind(state: str) -> str:

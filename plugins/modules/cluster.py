@@ -81,6 +81,7 @@ options:
         description:
           - All volumes of the cluster, each with C(name), C(server) (a member), C(path) and C(mount_point), and the
             options of the storage layer.
+          - One without C(server) and C(path) is a file system that is there already, and that others look after.
         type: list
         elements: dict
         required: true

@@ -47,6 +47,9 @@ options:
         description:
           - Permissions in octal. Without it, those of what is there stay; a new file gets V(0644), a new folder V(0755).
         type: str
+      new_mode:
+        description: Permissions in octal of one that was not there, where O(files[].mode) is not given.
+        type: str
       owner:
         description: Account that owns it. Without it, the owner stays; a new one belongs to the account of the task.
         type: str
@@ -105,6 +108,7 @@ _ENTRY = {
     "state": {"type": "str", "choices": ["file", "directory", "block", "absent"], "default": "file"},
     "content": {"type": "str"},
     "mode": {"type": "str"},
+    "new_mode": {"type": "str"},
     "owner": {"type": "str"},
     "group": {"type": "str"},
     "marker": {"type": "str"},

@@ -40,6 +40,16 @@ options:
     type: list
     elements: path
     default: []
+  external_mounts:
+    description: Folders on file systems that others have mounted. They have to take a file, too.
+    type: list
+    elements: path
+    default: []
+  read_only_mounts:
+    description: Those of O(mounts) and O(external_mounts) that have to be readable only.
+    type: list
+    elements: path
+    default: []
   cluster_address:
     description: The address that the host's own name has to stand for.
     type: str
@@ -156,6 +166,8 @@ _EXPECTED = (
     "gpus",
     "rdma_rate_gbps",
     "mounts",
+    "external_mounts",
+    "read_only_mounts",
     "cluster_address",
     "mesh_interface",
     "mesh_peers",
@@ -187,6 +199,8 @@ def main() -> None:
             "gpus": {"type": "int"},
             "rdma_rate_gbps": {"type": "float"},
             "mounts": {"type": "list", "elements": "path", "default": []},
+            "external_mounts": {"type": "list", "elements": "path", "default": []},
+            "read_only_mounts": {"type": "list", "elements": "path", "default": []},
             "cluster_address": {"type": "str"},
             "mesh_interface": {"type": "str"},
             "mesh_peers": {"type": "dict", "default": {}},

@@ -16,8 +16,9 @@ description:
     of volumes that the cluster no longer has.
   - A volume that somebody uses is not unmounted; the error names the processes and their users.
   - A volume whose handle the server no longer knows is unmounted, and mounted anew at its next use.
-  - Refuses a host whose kernel lacks NFS, and one without systemd. Where only programs are missing, it changes nothing and says which packages to
-    install before the next call.
+  - Refuses a host whose kernel lacks NFS, and one without systemd. Where only programs are missing, it changes nothing and
+    says which packages to install before the next call.
+  - Refuses a host that lacks a file system of O(external). These are looked at, and never mounted or unmounted.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -52,6 +53,27 @@ options:
         description: Text of the automount unit.
         type: str
         required: true
+  external:
+    description: What the filter P(gpumesh.cluster.storage_external#filter) makes of the cluster record.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      volume:
+        description: Name of the volume.
+        type: str
+        required: true
+      mount_point:
+        description: A folder on it, or where it is mounted.
+        type: path
+        required: true
+      filesystem:
+        description: The type that it has to be. By default any that is not the root file system.
+        type: str
+      read_only:
+        description: Whether it may be mounted read-only.
+        type: bool
+        default: false
   serves:
     description: Whether this host is the server of one of them.
     type: bool
@@ -103,7 +125,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command, holders
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts, volumes
 
 _PROC = "/proc"
 _SYSTEMD = "/run/systemd/system"
@@ -130,9 +152,9 @@ def refuse_without_kernel(params: Dict[str, Any], fetched: bool) -> None:
     with open(os.path.join(_PROC, "filesystems"), encoding="utf-8") as stream:
         missing = mounts.missing_in_kernel(command.run, stream.read(), params["serves"], fetched)
     if missing:
-        volumes = ", ".join(mount["volume"] for mount in params["mounts"])
+        names = ", ".join(mount["volume"] for mount in params["mounts"])
         raise HostStateError(
-            f"This kernel has no {' and no '.join(missing)}, which volume {volumes} needs (a container shares its host's "
+            f"This kernel has no {' and no '.join(missing)}, which volume {names} needs (a container shares its host's "
             "kernel).",
             "Load the module on the machine itself, choose another server, or set storage_backend=none.",
             missing=missing,
@@ -146,6 +168,7 @@ def work(module: AnsibleModule) -> Outcome:
         mounts.Units(each["unit"], each["mount_point"], {".mount": each["mount"], ".automount": each["automount"]})
         for each in params["mounts"]
     ]
+    volumes.refuse_missing(params["external"])
     fetched = any("\nType=nfs4\n" in each["mount"] for each in params["mounts"])
     refuse_without_kernel(params, fetched)
     if wanted and not os.path.isdir(_SYSTEMD):
@@ -173,6 +196,17 @@ def main() -> None:
         argument_spec={
             "cluster": text,
             "mounts": {"type": "list", "elements": "dict", "required": True, "options": {**mount, "automount": text}},
+            "external": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "volume": text,
+                    "mount_point": {"type": "path", "required": True},
+                    "filesystem": {"type": "str"},
+                    "read_only": {"type": "bool", "default": False},
+                },
+            },
             "serves": {"type": "bool", "default": False},
             "force": {"type": "bool", "default": False},
         },

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Shared volumes: what a server exports, and the systemd units by which a member mounts it. Pure functions of a record.
 
+A volume without server is external: a file system that is there already. It is looked at, and never touched.
+
 A mount of ours never holds up a boot or a login: it is made by an automount at first use, after the mesh is up, with
 time limits on both the kernel's requests and systemd's wait. At shutdown the order is the other way round, so that it
 is unmounted while its server can still be reached.
@@ -21,7 +23,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 _UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
 
 #: Options of a volume beyond name, server, path and mount_point, with their defaults.
-_OPTIONS: dict[str, object] = {"read_only": False, "root_squash": True, "recovery": "soft", "options": []}
+_OPTIONS: dict[str, object] = {
+    "read_only": False,
+    "root_squash": True,
+    "recovery": "soft",
+    "options": [],
+    "owner": None,
+    "group": None,
+    "mode": None,
+}
+
+#: The same of an external volume, beyond name and mount_point.
+_EXTERNAL_OPTIONS: dict[str, object] = {"read_only": False, "filesystem": None}
 
 #: Per way of recovery: what a process sees when the server is gone. ``soft``: an error after timeo x (retrans + 1)
 #: = 45 s for each request. ``hard``: it waits, however long. timeo is in tenths of a second; nfs(5).
@@ -39,6 +52,15 @@ class Mount(TypedDict):
     mount_point: str
     mount: str
     automount: str
+
+
+class External(TypedDict):
+    """A file system that is there already. ``filesystem`` is its type, None where any is right."""
+
+    volume: str
+    mount_point: str
+    filesystem: str | None
+    read_only: bool
 
 
 def unit_name(path: str) -> str:
@@ -79,6 +101,24 @@ def exports(record: model.Record, machine: str) -> str:
 def mounts(record: model.Record, machine: str) -> list[Mount]:
     """How ``machine`` mounts each volume. The server itself has it at the same place, by a bind mount."""
     return [_mount(record, machine, volume) for volume in _volumes(record)]
+
+
+def external(record: model.Record) -> list[External]:
+    """The volumes that are there already."""
+    volumes = [
+        _with_options(volume, {"name", "mount_point"}, _EXTERNAL_OPTIONS)
+        for volume in record["storage"]["volumes"]
+        if "server" not in volume
+    ]
+    return [
+        {
+            "volume": volume["name"],
+            "mount_point": volume["mount_point"],
+            "filesystem": volume["filesystem"],
+            "read_only": volume["read_only"],
+        }
+        for volume in volumes
+    ]
 
 
 def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
@@ -124,21 +164,27 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
 
 
 def _volumes(record: model.Record) -> list[dict[str, Any]]:
-    return [_normal(volume) for volume in record["storage"]["volumes"]]
+    return [_normal(volume) for volume in record["storage"]["volumes"] if "server" in volume]
+
+
+def _with_options(volume: dict[str, Any], keys: set[str], options: dict[str, object]) -> dict[str, Any]:
+    """The volume with every option. Refuses an option that there is not."""
+    known = keys | set(options)
+    unknown = sorted(set(volume) - known)
+    if unknown:
+        kind = "volume" if "server" in keys else "volume that is there already"
+        raise InputError(
+            f"Volume '{volume['name']}' has the unknown option {', '.join(unknown)}.",
+            f"The options of a {kind} are {', '.join(sorted(known))}.",
+            volume=volume["name"],
+        )
+    return {**options, **volume}
 
 
 def _normal(volume: dict[str, Any]) -> dict[str, Any]:
     """The volume with every option. Refuses an option that there is not, a bad value, or a mount onto its own data."""
     name = volume["name"]
-    known = {"name", "server", "path", "mount_point", *_OPTIONS}
-    unknown = sorted(set(volume) - known)
-    if unknown:
-        raise InputError(
-            f"Volume '{name}' has the unknown option {', '.join(unknown)}.",
-            f"The options of a volume are {', '.join(sorted(known))}.",
-            volume=name,
-        )
-    full = {**_OPTIONS, **volume}
+    full = _with_options(volume, {"name", "server", "path", "mount_point"}, _OPTIONS)
     if full["recovery"] not in _RECOVERY:
         raise InputError(
             f"Volume '{name}' has recovery '{full['recovery']}'.",

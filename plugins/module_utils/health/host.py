@@ -29,11 +29,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 _MIB = 1024 * 1024
 #: Seconds for a file on a mount: NFS answers in milliseconds or is in trouble.
 _MOUNT_TIMEOUT = 3.0
-#: Writes, syncs and removes a file. Run in a process of its own, since one that waits for a dead server cannot be
-#: killed and must not take the module with it.
-_WRITE_TEST = """
+#: Reads the folder, and unless told not to, writes, syncs and removes a file. Run in a process of its own, since one that
+#: waits for a dead server cannot be killed and must not take the module with it.
+_MOUNT_TEST = """
 import os, sys, tempfile
 try:
+    with os.scandir(sys.argv[1]) as entries:
+        next(entries, None)
+    if sys.argv[2] == "read":
+        sys.exit()
     handle, path = tempfile.mkstemp(prefix=".gpumesh-health-", dir=sys.argv[1])
 except PermissionError:
     # The server has answered: with root_squash, root of a member is nobody there.
@@ -155,13 +159,11 @@ def judge_disks(disks: Sequence[Disk], limit_percent: float) -> Judgement:
 # Mounts
 
 
-def try_mount(path: str) -> Optional[str]:
-    """Write to a mount; None when that worked, else why not."""
-    if not os.path.isdir(path):
-        return "there is no such folder"
+def try_mount(path: str, read_only: bool = False) -> Optional[str]:
+    """Read a mount and write to it; None when that worked, else why not."""
     # Not waited for once it is killed: a process that hangs in the kernel ends when the kernel lets it.
     process = command.Process(
-        [sys.executable, "-c", _WRITE_TEST, path],
+        [sys.executable, "-c", _MOUNT_TEST, path, "read" if read_only else "write"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -189,15 +191,25 @@ def parse_mounted(mountinfo: str) -> Dict[str, str]:
     return found
 
 
-def judge_mounts(attempts: Dict[str, Optional[str]], mounted: Dict[str, str]) -> Judgement:
-    """Each shared volume is really mounted and takes a file."""
+def kind_at(path: str, mounted: Mapping[str, str], external: bool) -> str:
+    """The type of the file system at ``path``; empty where it is only a folder of the host's own.
+
+    One of ours is a mount point itself, one that others mount may be a folder below one.
+    """
+    while external and path != "/" and path not in mounted:
+        path = os.path.dirname(path)
+    return mounted.get(path, "") if path != "/" else ""
+
+
+def judge_mounts(attempts: Dict[str, Optional[str]], kinds: Mapping[str, str]) -> Judgement:
+    """Each shared volume is really mounted and takes a file. ``kinds``: the file system at each path."""
     if not attempts:
         return skipped("The record has no volume that is mounted here.")
     troubles = []
     for path, trouble in attempts.items():
         if trouble:
             troubles.append(f"{path}: {trouble}")
-        elif mounted.get(path, "autofs") == "autofs":
+        elif kinds.get(path, "") in ("", "autofs"):
             troubles.append(f"{path}: nothing is mounted there")
     good = len(attempts) - len(troubles)
     if not troubles:
@@ -206,7 +218,8 @@ def judge_mounts(attempts: Dict[str, Optional[str]], mounted: Dict[str, str]) ->
         good,
         len(attempts),
         "; ".join(troubles) + ".",
-        "Look at the server of the volume, then run the storage playbook again.",
+        "Look at the server of the volume, then run the storage playbook again. One that others look after is theirs to "
+        "mount.",
         "mounts",
     )
 

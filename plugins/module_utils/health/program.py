@@ -70,13 +70,16 @@ class Action(NamedTuple):
 def expected_of(record: Record, settings: Settings) -> Expected:
     """What the record says of this node. Raises InputError for a machine that is no member."""
     member = member_of(record, settings.machine)
+    volumes = record["storage"]["volumes"]
     return Expected(
         gpus=member["gpus"],
         rdma_rate_gbps=settings.rdma_rate_gbps,
         # A volume's own server has the folder, not a mount of it.
         mounts=[
-            volume["mount_point"] for volume in record["storage"]["volumes"] if volume["server"] != settings.machine
+            volume["mount_point"] for volume in volumes if volume.get("server", settings.machine) != settings.machine
         ],
+        read_only_mounts=[volume["mount_point"] for volume in volumes if volume.get("read_only")],
+        external_mounts=[volume["mount_point"] for volume in volumes if "server" not in volume],
         cluster_address=cluster_address(record, member),
         max_disk_percent=settings.max_disk_percent,
     )

@@ -156,8 +156,14 @@ def _disks(context: Context) -> Judgement:
 
 
 def _mounts(context: Context) -> Judgement:
-    attempts = together({path: functools.partial(host.try_mount, path) for path in context.expected.mounts}, 8.0)
-    return host.judge_mounts(attempts, host.parse_mounted(context.tree.read("proc/self/mountinfo") or ""))
+    expected = context.expected
+    paths = [*expected.mounts, *expected.external_mounts]
+    attempts = together(
+        {path: functools.partial(host.try_mount, path, path in expected.read_only_mounts) for path in paths}, 8.0
+    )
+    mounted = host.parse_mounted(context.tree.read("proc/self/mountinfo") or "")
+    kinds = {path: host.kind_at(path, mounted, path in expected.external_mounts) for path in paths}
+    return host.judge_mounts(attempts, kinds)
 
 
 def _clock(context: Context) -> Judgement:
@@ -232,7 +238,7 @@ CHECKS = (
     Check("health.memlock", "Jobs can pin memory without limit", _memlock),
     Check("health.swap", "Little or no swap in use", _swap),
     Check("health.disk", "Room on every local file system", _disks),
-    Check("storage.mounts", "Shared volumes take a file", _mounts),
+    Check("storage.mounts", "Shared volumes are mounted and take a file", _mounts),
     Check("clock.synchronised", "The clock is kept right", _clock),
     Check("health.name", "The own name stands for the cluster address", _name),
     Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),

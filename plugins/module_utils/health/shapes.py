@@ -41,11 +41,17 @@ class Judgement(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the host is meant to be. None means that nobody said so."""
+    """What the host is meant to be. None means that nobody said so.
+
+    ``mounts`` are mount points. ``external_mounts`` are those of others, or folders below one. ``read_only_mounts`` are
+    those of both that nobody writes to.
+    """
 
     gpus: Optional[int] = None
     rdma_rate_gbps: Optional[float] = None
     mounts: Sequence[str] = ()
+    read_only_mounts: Sequence[str] = ()
+    external_mounts: Sequence[str] = ()
     cluster_address: Optional[str] = None
     hostname: Optional[str] = None
     mesh_interface: Optional[str] = None

@@ -59,7 +59,10 @@ class Mesh(TypedDict):
 
 
 class Storage(TypedDict):
-    """Volumes: name, server, path, mount_point, and whatever options the storage layer defines."""
+    """Volumes: name, mount_point, and whatever options the storage layer defines.
+
+    With server and path, the member that has the data and where. Without both, a file system that others look after.
+    """
 
     volumes: List[Dict[str, Any]]
 
@@ -197,10 +200,11 @@ def _storage(fields: _Fields) -> Storage:
     for item in fields.objects("volumes"):
         volume: Dict[str, Any] = {
             "name": item.checked("name", values.volume_name),
-            "server": item.checked("server", values.machine_name),
-            "path": item.checked("path", values.absolute_path),
-            "mount_point": item.checked("mount_point", values.absolute_path),
         }
+        if {"server", "path"} & set(item.names()):
+            volume["server"] = item.checked("server", values.machine_name)
+            volume["path"] = item.checked("path", values.absolute_path)
+        volume["mount_point"] = item.checked("mount_point", values.absolute_path)
         # The storage layer's own options; it checks them itself. Only JSON can be in them.
         volume.update({key: item.any(key) for key in item.names() if key not in _VOLUME_KEYS})
         volumes.append(volume)

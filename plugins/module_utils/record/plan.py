@@ -171,7 +171,7 @@ def remove(record: Record, machines: Sequence[str], new_manager: Optional[str] =
             )
         handed = hand_over(record, new_manager)
     new = copy.deepcopy(handed.record)
-    held = [volume for volume in new["storage"]["volumes"] if volume["server"] in leaving]
+    held = [volume for volume in new["storage"]["volumes"] if volume.get("server") in leaving]
     if held and not force:
         listed = "; ".join(f"'{volume['name']}' in {volume['server']}:{volume['path']}" for volume in held)
         raise InputError(
@@ -249,25 +249,33 @@ def set_mesh(record: Record, mesh: Mapping[str, Any]) -> Draft:
 
 
 def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
-    """Make these the volumes of the cluster. Each server is a member; names and mount points are distinct."""
+    """Make these the volumes of the cluster. Each server is a member; names and mount points are distinct.
+
+    A volume without server and path is a file system that is there already, and that others look after.
+    """
     machines = {member["machine"] for member in record["members"]}
     wanted: List[Dict[str, Any]] = []
     for volume in volumes:
-        missing = [key for key in ("name", "server", "path", "mount_point") if not isinstance(volume.get(key), str)]
+        # Whoever fills in a form leaves fields empty.
+        normal = {key: copy.deepcopy(value) for key, value in volume.items() if value is not None}
+        served = {"server", "path"} & set(normal)
+        keys = ("name", *(("server", "path") if served else ()), "mount_point")
+        missing = [key for key in keys if not isinstance(normal.get(key), str)]
         if missing:
             raise InputError(
                 f"A storage volume has no {' and no '.join(missing)}: {dict(volume)}.",
-                "Give each volume name, server, path and mount_point.",
+                "Give each volume name, server, path and mount_point; name and mount_point alone where the file system "
+                "is there already.",
             )
-        normal = dict(copy.deepcopy(dict(volume)))
-        normal["name"] = _value(values.volume_name, volume["name"])
-        normal["path"] = _value(values.absolute_path, volume["path"])
-        normal["mount_point"] = _value(values.absolute_path, volume["mount_point"])
-        if volume["server"] not in machines:
+        normal["name"] = _value(values.volume_name, normal["name"])
+        normal["mount_point"] = _value(values.absolute_path, normal["mount_point"])
+        if served:
+            normal["path"] = _value(values.absolute_path, normal["path"])
+        if served and normal["server"] not in machines:
             raise InputError(
-                f"The server '{volume['server']}' of volume '{volume['name']}' is not a member of '{record['name']}'.",
+                f"The server '{normal['server']}' of volume '{normal['name']}' is not a member of '{record['name']}'.",
                 f"Name one of its members: {', '.join(sorted(machines))}.",
-                volume=volume["name"],
+                volume=normal["name"],
             )
         wanted.append(normal)
     for key in ("name", "mount_point"):

@@ -111,7 +111,8 @@ def _layers(record: Mapping[str, Any], checks: Sequence[Check]) -> list[dict[str
         "mesh": "none: the members talk over their subnet"
         if backend == "none"
         else f"{backend}, {mesh.get('subnet')}, MTU {mesh.get('mtu')}",
-        "storage": ", ".join(f"{v['name']} on {v['server']}" for v in volumes) or "no volume",
+        "storage": ", ".join(f"{v['name']} on {v['server']}" if "server" in v else v["name"] for v in volumes)
+        or "no volume",
         "slurm": f"controller on {record.get('manager')}",
     }
     layers = []
@@ -167,6 +168,7 @@ def assemble(
     pairs: Sequence[Pair] = (),
     collectives: Sequence[Mapping[str, Any]] = (),
     jobs: Sequence[Mapping[str, Any]] = (),
+    volumes: Sequence[Mapping[str, Any]] = (),
     previous: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """One verdict document. ``answered`` are the machines that the run could talk to over SSH."""
@@ -183,6 +185,7 @@ def assemble(
         "reachability": {"pairs": [dict(pair) for pair in pairs]},
         "collectives": [dict(result) for result in collectives],
         "jobs": [dict(job) for job in jobs],
+        "volumes": [dict(volume) for volume in volumes],
         "history": _history(previous, record["id"]),
     }
 

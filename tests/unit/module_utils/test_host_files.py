@@ -50,6 +50,15 @@ def test_files_and_folders_come_with_their_modes(tmp_path: Path):
     assert (tmp_path / "d" / "f").read_text() == "one\n"
 
 
+def test_a_folder_that_is_there_keeps_its_mode_where_only_a_new_one_has_one(tmp_path: Path):
+    entry = {"path": str(tmp_path / "d"), "state": "directory", "new_mode": "1777"}
+    settle([entry])
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o1777
+    (tmp_path / "d").chmod(0o750)
+    assert settle([entry]) == []
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o750
+
+
 def test_a_block_goes_into_a_file_of_others_and_out_again(tmp_path: Path):
     path = tmp_path / "hosts"
     path.write_text("127.0.0.1 localhost\n127.0.1.1 n1\nlast line without an end")

@@ -106,3 +106,15 @@ def test_bad_volumes_are_refused_by_name(extra: dict[str, Any], word: str) -> No
     with pytest.raises(InputError, match="data") as caught:
         storage.mounts(record({**VOLUME, **extra}), "n2")
     assert word in str(caught.value)
+
+
+def test_a_volume_without_a_server_is_neither_exported_nor_mounted() -> None:
+    external = {"name": "lustre", "mount_point": "/lustre", "filesystem": "lustre"}
+    both = record(VOLUME, external)
+    assert [mount["volume"] for mount in storage.mounts(both, "n2")] == ["data"]
+    assert "lustre" not in storage.exports(both, "n1")
+    assert storage.external(both) == [
+        {"volume": "lustre", "mount_point": "/lustre", "filesystem": "lustre", "read_only": False}
+    ]
+    with pytest.raises(InputError, match="unknown option root_squash"):
+        storage.external(record({**external, "root_squash": True}))

@@ -73,16 +73,25 @@ def test_the_fullest_disk_is_named_by_space_or_inodes() -> None:
 def test_mounts_must_be_mounted_and_take_a_file(tmp_path: Path) -> None:
     assert host.try_mount(str(tmp_path)) is None
     assert list(tmp_path.iterdir()) == []
-    assert host.try_mount(str(tmp_path / "none")) == "there is no such folder"
+    assert "No such file" in str(host.try_mount(str(tmp_path / "none")))
     mounted = host.parse_mounted(
         "36 35 0:32 / /mnt/a\\040b rw shared:1 - nfs4 n1:/x rw\n37 1 0:3 / /mnt/c rw - autofs x rw\n"
     )
     assert mounted == {"/mnt/a b": "nfs4", "/mnt/c": "autofs"}
     assert host.judge_mounts({"/mnt/a b": None}, mounted).status == "pass"
+    assert host.kind_at("/mnt/a b/deep", mounted, external=True) == "nfs4"
+    assert host.kind_at("/mnt/a b/deep", mounted, external=False) == ""
+    assert host.kind_at("/mnt/d", {"/": "ext4", **mounted}, external=True) == ""
     assert host.judge_mounts({"/mnt/c": None}, mounted).status == "fail"
     assert host.judge_mounts({"/mnt/d": None}, mounted).status == "fail"
     assert "no answer" in host.judge_mounts({"/mnt/a b": "no answer within 3 s"}, mounted).reason
     assert host.judge_mounts({}, {}).status == "skipped"
+
+
+def test_a_mount_that_is_meant_to_be_read_only_need_not_take_a_file() -> None:
+    # Of the kernel's own, /proc takes no file, whoever asks.
+    assert host.try_mount("/proc", read_only=True) is None
+    assert host.try_mount("/proc") is not None
 
 
 def test_clock_in_a_container_is_not_ours_to_judge() -> None:

@@ -194,7 +194,11 @@ def test_a_host_without_a_record_is_not_judged(host: Host) -> None:
 
 
 def test_the_record_says_what_the_node_is_meant_to_be() -> None:
-    volumes = [{"mount_point": "/mnt/a", "server": "n1"}, {"mount_point": "/mnt/b", "server": "n2"}]
+    volumes = [
+        {"mount_point": "/mnt/a", "server": "n1"},
+        {"mount_point": "/mnt/b", "server": "n2"},
+        {"mount_point": "/mnt/c", "read_only": True},
+    ]
     member = {"machine": "n1", "address": "10.77.0.11", "gpus": 8, "mesh": {"address": "10.99.0.1"}}
     record: Any = {
         "name": "lab",
@@ -205,6 +209,7 @@ def test_the_record_says_what_the_node_is_meant_to_be() -> None:
     settings = program.Settings("lab", "n1", "", program.DRAIN_ON, 95)
     expected = program.expected_of(record, settings)
     assert (expected.gpus, list(expected.mounts), expected.cluster_address) == (8, ["/mnt/b"], "10.99.0.1")
+    assert (expected.external_mounts, expected.read_only_mounts) == (["/mnt/c"], ["/mnt/c"])
     assert "health.gpu_count" in program.chosen(record, settings)
     member["gpus"] = 0
     assert "health.gpu_count" not in program.chosen(record, settings)

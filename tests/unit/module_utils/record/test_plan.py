@@ -259,6 +259,8 @@ class TestMeshAndStorage:
             ([{"name": "data", "server": "n9", "path": "/a", "mount_point": "/b"}], "'n9' of volume 'data' is not a"),
             ([{"name": "data", "server": "n1", "path": "a", "mount_point": "/b"}], "'a' is no absolute path"),
             ([{"name": "data", "server": "n1"}], "no path and no mount_point"),
+            ([{"name": "data", "path": "/a", "mount_point": "/b"}], "no server"),
+            ([{"name": "data"}], "no mount_point"),
             (
                 [{"name": n, "server": "n1", "path": "/a", "mount_point": "/b"} for n in ("x", "y")],
                 "the mount_point '/b'",
@@ -268,6 +270,14 @@ class TestMeshAndStorage:
     def test_storage_that_is_refused(self, volumes: list[dict[str, Any]], message: str) -> None:
         with pytest.raises(InputError, match=message):
             plan.set_storage(made(), volumes)
+
+    def test_a_volume_without_a_server_belongs_to_no_member(self) -> None:
+        volume = {"name": "data", "server": None, "path": None, "mount_point": "/mnt//data/", "filesystem": "lustre"}
+        record = plan.set_storage(made(), [volume]).record
+        kept = [{"name": "data", "mount_point": "/mnt/data", "filesystem": "lustre"}]
+        assert record["storage"]["volumes"] == kept
+        assert model.parse(record)["storage"]["volumes"] == kept
+        assert plan.remove(record, ["n2"]).record["storage"]["volumes"] == kept
 
 
 NUMBERS = st.integers(1, 9)

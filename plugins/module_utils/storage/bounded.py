@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Work on a file system whose server may be dead: in a process of its own, for a limited time.
+
+What waits for such a server in the kernel cannot always be killed. It is left behind, with nothing of the caller's open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+
+
+class VolumeError(HostStateError):
+    """A volume does not do what it is asked. The message says what, without the volume's name."""
+
+
+def bounded(work: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
+    """What ``work`` returns, which is JSON. Raises VolumeError when it fails or is not done in time."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        _work(work, writer)
+    os.close(writer)
+    try:
+        answer = _read_all(reader, time.monotonic() + seconds)
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        # Not waited for: in the kernel it may be out of a signal's reach.
+        os.waitpid(child, os.WNOHANG)
+    if answer is None:
+        raise VolumeError(f"no answer within {seconds:g} s")
+    told = json.loads(answer or b'{"trouble": "the process that looked at it died"}')
+    if "trouble" in told:
+        raise VolumeError(told["trouble"])
+    value: Dict[str, Any] = told["value"]
+    return value
+
+
+def _work(work: Callable[[], Dict[str, Any]], writer: int) -> None:
+    """In the child. From here on nothing may return into the caller's code or run its exit handlers."""
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        # Whoever waits for the end of the module's output does not wait for a process that hangs.
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        told: Dict[str, Any] = {}
+        try:
+            told = {"value": work()}
+        except OSError as failure:
+            told = {"trouble": f"{failure.strerror}{f': {failure.filename}' if failure.filename else ''}"}
+        except HostStateError as failure:
+            told = {"trouble": failure.message}
+        os.write(writer, json.dumps(told).encode())
+    finally:
+        os._exit(0)
+
+
+def _read_all(reader: int, deadline: float) -> Optional[bytes]:
+    """Everything until the other end is closed; None when that does not happen in time."""
+    parts: List[bytes] = []
+    while True:
+        ready, _writable, _broken = select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))
+        if not ready:
+            return None
+        part = os.read(reader, 1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)

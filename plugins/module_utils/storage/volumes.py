@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is mounted at a path, and whether a file system that others look after is there and is the right one."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError, bounded
+
+#: A file system that is well answers in milliseconds.
+_SECONDS = 10.0
+#: What mounts something else at first use, and is no file system yet.
+AUTOMOUNT = "autofs"
+
+
+class Mounted(NamedTuple):
+    """One line of /proc/self/mountinfo."""
+
+    point: str
+    filesystem: str
+    source: str
+    read_only: bool
+
+
+def parse_mountinfo(text: str) -> List[Mounted]:
+    """Every mount, the later ones over the earlier ones; proc(5)."""
+    found = []
+    for line in text.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields, more = left.split(), right.split()
+        if separator and len(fields) >= 6 and len(more) >= 2:
+            options = [*fields[5].split(","), *(more[2].split(",") if len(more) > 2 else [])]
+            found.append(Mounted(_unescaped(fields[4]), more[0], _unescaped(more[1]), "ro" in options))
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)
+
+
+def mount_of(mounted: Sequence[Mounted], path: str) -> Mounted:
+    """The mount that ``path`` is on. Raises VolumeError where the list has not even a root."""
+    holding = [mount for mount in mounted if mount.point in ("/", path) or path.startswith(mount.point + "/")]
+    if not holding:
+        raise VolumeError("nothing is mounted")
+    # Of several on one point the last is the one that is seen.
+    return max(enumerate(holding), key=lambda entry: (len(entry[1].point), entry[0]))[1]
+
+
+def locate(path: str) -> Dict[str, Any]:
+    """What is mounted at ``path``. May wait for a dead server: see ``bounded``."""
+    # To look into it mounts what an automount has still to mount.
+    with os.scandir(path) as entries:
+        next(entries, None)
+    real = os.path.realpath(path)
+    if real != path:
+        # The checks compare paths with mount points, some of them without a look at the file system.
+        raise VolumeError(f"it is a link, give {real} as its mount_point")
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
+        mount = mount_of(parse_mountinfo(stream.read()), path)
+    if mount.filesystem == AUTOMOUNT:
+        raise VolumeError("nothing is mounted there")
+    return mount._asdict()
+
+
+def trouble_of(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> str:
+    """Why a file system is not the one that the volume has to be; empty where it is. ``mount`` is of ``locate``."""
+    wanted = volume.get("filesystem")
+    if wanted and mount["filesystem"] != wanted:
+        return f"it is {mount['filesystem']} from {mount['source']}, and {wanted} is required"
+    if not wanted and mount["point"] == "/":
+        return "nothing is mounted there: it is a folder of the host's own root file system"
+    if mount["read_only"] and not volume.get("read_only"):
+        return "it is mounted read-only, and the volume is not declared read_only"
+    return ""
+
+
+def refuse_missing(volumes: Sequence[Mapping[str, Any]]) -> None:
+    """Raises HostStateError that names every external volume that is not there or not the right one."""
+    troubles = []
+    for volume in volumes:
+        path = volume["mount_point"]
+        try:
+            trouble = trouble_of(volume, bounded(functools.partial(locate, path), _SECONDS))
+        except VolumeError as failure:
+            trouble = failure.message
+        if trouble:
+            troubles.append(f"volume {volume['volume']} at {path}: {trouble}")
+    if troubles:
+        raise HostStateError(
+            f"A file system that is to be there already is not: {'; '.join(troubles)}.",
+            "Mount it on this host as its own instructions say, or correct storage_volumes: this collection never mounts "
+            "a volume that has no server.",
+            troubles=troubles,
+        )
