@@ -41,6 +41,9 @@ options:
       health:
         description: The result of M(gpumesh.cluster.node_health) by machine.
         type: dict
+      volumes:
+        description: The results of M(gpumesh.cluster.volume_probe) by phase and machine.
+        type: dict
       slurm:
         description: The result of C(sinfo -h -N -o '%N|%T|%o|%E') on the manager.
         type: dict
@@ -70,6 +73,13 @@ options:
         than a fifth of the median of those like it, where there are six or more.
     type: float
     default: 0
+  volume_limits:
+    description:
+      - What every volume has to do on every member. C(write_mbps) and C(read_mbps) in 10^6 bytes a second, C(files_per_second)
+        for small files, and C(max_used_percent). With V(0), or not given, there is no such limit; for C(max_used_percent)
+        it is V(95).
+    type: dict
+    default: {}
   previous:
     description:
       - The verdict of the run before, to compare with, as a mapping or as JSON text.
@@ -108,6 +118,7 @@ def verdict(
     level: str = "quick",
     max_clock_offset: float = 5,
     min_bandwidth_gbps: float = 0,
+    volume_limits: dict[str, Any] | None = None,
     previous: Any = None,
 ) -> dict[str, Any]:
     """See DOCUMENTATION."""
@@ -118,6 +129,7 @@ def verdict(
         level=level,
         max_clock_offset=float(max_clock_offset),
         min_bandwidth_gbps=float(min_bandwidth_gbps),
+        volume_limits={name: float(limit) for name, limit in (volume_limits or {}).items()},
         previous=previous,
     )
 

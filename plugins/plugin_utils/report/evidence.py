@@ -13,12 +13,14 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import MARK
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
     Check,
     Pair,
     Verdict,
     assemble,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import Limits, volume_checks
 
 #: Slurm states, without their flags, in which a node takes jobs or is at work.
 _WORKING_STATES = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
@@ -28,31 +30,6 @@ _SHARE_OF_MEDIAN = 0.2
 _ENOUGH_LINKS = 6
 #: sinfo's output that ``slurm_checks`` reads, one line a node and partition.
 SINFO_FORMAT = "%N|%T|%o|%E"
-
-
-def check(
-    name: str,
-    purpose: str,
-    host: str | None,
-    status: str,
-    actual: Any = None,
-    required: Any = None,
-    unit: str = "",
-    reason: str = "",
-    remedy: str = "",
-) -> Check:
-    """One check in the common shape."""
-    return {
-        "id": name,
-        "purpose": purpose,
-        "host": host,
-        "actual": actual,
-        "required": required,
-        "unit": unit,
-        "status": status,
-        "reason": reason,
-        "remedy": remedy,
-    }
 
 
 def member_checks(machines: Sequence[str], asked: Sequence[str], answered: Sequence[str]) -> list[Check]:
@@ -498,6 +475,7 @@ def judge(
     level: str = "quick",
     max_clock_offset: float = 5.0,
     min_bandwidth_gbps: float = 0.0,
+    volume_limits: Mapping[str, float] | None = None,
     previous: Any = None,
 ) -> Verdict:
     """The verdict on a cluster from all that a run has found."""
@@ -510,6 +488,7 @@ def judge(
     gates = bandwidth_gates(record, pairs, min_bandwidth_gbps)
     pairs = mark_slow(record, pairs, gates)
     job_results, jobs = job_checks(record, evidence.get("job"))
+    volume_results, volumes = volume_checks(record, evidence.get("volumes"), Limits(**(volume_limits or {})), level)
     checks = [
         *member_checks(machines, asked, answered),
         *reachability_checks(machines, pairs),
@@ -517,6 +496,7 @@ def judge(
         *bandwidth_checks(record, pairs, gates, min_bandwidth_gbps, asked, level),
         *clock_checks(machines, pairs, max_clock_offset),
         *health_checks(machines, answered, evidence.get("health")),
+        *volume_results,
         *slurm_checks(record, evidence.get("slurm")),
         *job_results,
         *collective_checks(evidence.get("collectives"), level),
@@ -530,6 +510,7 @@ def judge(
         pairs=pairs,
         collectives=[_shown(result) for result in evidence.get("collectives") or [] if "collective" in result],
         jobs=jobs,
+        volumes=volumes,
         previous=earlier(previous),
     )
 

@@ -36,6 +36,20 @@ def render(verdict: Mapping[str, Any]) -> str:
     cluster = {"cluster": verdict["cluster"]["name"]}
     when = datetime.strptime(verdict["generated_at"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     pairs = verdict["reachability"]["pairs"]
+    volumes = verdict.get("volumes", [])
+
+    def room(key: str) -> list[Sample]:
+        return [
+            ({**cluster, "volume": volume["name"]}, float(volume[key])) for volume in volumes if volume[key] is not None
+        ]
+
+    def speed(key: str, factor: float) -> list[Sample]:
+        return [
+            ({**cluster, "volume": volume["name"], "host": member["machine"]}, member[key] * factor)
+            for volume in volumes
+            for member in volume["members"]
+            if member[key] is not None
+        ]
 
     def measured(key: str, factor: float) -> list[Sample]:
         return [
@@ -90,5 +104,10 @@ def render(verdict: Mapping[str, Any]) -> str:
                 if result["busbw_gbps"] is not None
             ],
         ),
+        *_metric("gpumesh_volume_size_bytes", "Size of the volume.", room("total_bytes")),
+        *_metric("gpumesh_volume_free_bytes", "What is left on the volume for users.", room("free_bytes")),
+        *_metric("gpumesh_volume_write_bytes_per_second", "Synced, while all write.", speed("write_mbps", 1e6)),
+        *_metric("gpumesh_volume_read_bytes_per_second", "While all members read.", speed("read_mbps", 1e6)),
+        *_metric("gpumesh_volume_files_per_second", "Small files made and removed.", speed("files_per_second", 1.0)),
     ]
     return "\n".join(lines) + "\n"

@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import (
     findings,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import table
 
 _NAMED_HOSTS = 6
 
@@ -48,6 +49,8 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
     if broken:
         lines += ["", "Pairs that do not reach each other:"]
         lines += [f"  {pair['from']} → {pair['to']}: {_printable(pair['verdict'])}" for pair in broken]
+    if verdict.get("volumes"):
+        lines += ["", table(verdict["volumes"], len(verdict["cluster"]["members"]), width)]
     for status, sign in (("fail", "✕"), ("error", "!")):
         for finding in findings(verdict["checks"], (status,)):
             lines += ["", f"{sign} {_hosts(finding['hosts'])}: {finding['purpose']} ({finding['id']})"]

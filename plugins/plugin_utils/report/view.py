@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
     headline,
     summarise,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import rows
 
 WORDS = {"pass": "Passed", "fail": "Failed", "error": "Not checked", "skipped": "Skipped"}
 _LINK_WORDS = {
@@ -213,6 +214,7 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "broken": [pair for pair in verdict["reachability"]["pairs"] if pair["status"] == "fail"],
         "curves": figures.curves(verdict["collectives"]),
         "health": health(machines, checks),
+        "volumes": rows(verdict.get("volumes", []), len(machines)),
         "bars": figures.history_bars(verdict["history"], summarise(document)),
         "runs": [
             {**run, "moment": moment(run["generated_at"])} for run in [*verdict["history"], summarise(document)][::-1]

@@ -1,0 +1,52 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A process that keeps a member's lock on a volume while the others try to get it, and ends whatever happens."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import probe
+
+#: Seconds for the process to answer: it takes the lock first, which asks the volume's server.
+_ANSWER_SECONDS = 15.0
+
+
+def start(mount_point: str, run: str, machine: str, volume: str, lifetime: int) -> str:
+    """Take the lock and keep it; empty, or why that did not work. Raises HostStateError when nobody can tell in time."""
+    control = detach.control_socket(_purpose(volume, machine), run)
+    try:
+        detach.detach(lambda: _keep(control, mount_point, run, machine), lifetime, [control.fileno()])
+    finally:
+        # The process has its own copy.
+        control.close()
+    return _ask(volume, run, machine, "state")
+
+
+def release(volume: str, run: str, machine: str) -> str:
+    """Let the lock go; empty, or why it was not held."""
+    return _ask(volume, run, machine, "release")
+
+
+def _ask(volume: str, run: str, machine: str, question: str) -> str:
+    answer = detach.ask(_purpose(volume, machine), run, question, _ANSWER_SECONDS)
+    return "the process that held it is gone" if answer is None else str(answer["trouble"])
+
+
+def _keep(control: socket.socket, mount_point: str, run: str, machine: str) -> None:
+    trouble = probe.hold(mount_point, run, machine)
+    question = ""
+    while question != "release":
+        connection, _address = control.accept()
+        with connection:
+            if detach.may_ask(connection):
+                question = connection.recv(64).decode("ascii", "replace").strip()
+                connection.sendall(json.dumps({"trouble": trouble}).encode())
+
+
+def _purpose(volume: str, machine: str) -> str:
+    # Members may be containers that share their host's network, and with it the names of sockets.
+    return f"lock of {machine} on {volume}"

@@ -1,0 +1,35 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The shape that every check of a verdict has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check
+
+
+def check(
+    name: str,
+    purpose: str,
+    host: str | None,
+    status: str,
+    actual: Any = None,
+    required: Any = None,
+    unit: str = "",
+    reason: str = "",
+    remedy: str = "",
+) -> Check:
+    """One check in the common shape."""
+    return {
+        "id": name,
+        "purpose": purpose,
+        "host": host,
+        "actual": actual,
+        "required": required,
+        "unit": unit,
+        "status": status,
+        "reason": reason,
+        "remedy": remedy,
+    }

@@ -1,0 +1,367 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From what volume_probe found on each member to checks, to the volumes of a verdict, and to a table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import probe
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.volumes import trouble_of
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, worst
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
+
+PHASES = ("write", "compare", "release", "take")
+
+#: What is measured: the check, its key in a result, the phase that has it, its unit and what it is for.
+_RATES = (
+    ("storage.write", "write_mbps", "MB/s", "Volumes are written to fast enough"),
+    ("storage.read", "read_mbps", "MB/s", "Volumes are read fast enough"),
+    ("storage.files", "files_per_second", "files/s", "Volumes take small files fast enough"),
+)
+_SHARED = ("storage.shared", "Volumes are the same file systems on every member")
+_LOCKS = ("storage.locks", "A lock on a volume keeps the other members out")
+_SPACE = ("storage.space", "Room on every volume")
+
+_RATE_REMEDY = (
+    "All members were measured at the same time, and share what the server and its link can do: compare with "
+    "reachability.bandwidth, look at the server's disks (iostat -x 1), and at the mount options of the volume."
+)
+_LOCK_REMEDY = (
+    "Mount it so that locks reach the other members: NFS without nolock and local_lock, Lustre with the option flock, "
+    "BeeGFS with tuneUseGlobalFileLocks. Until then no two members may write one file or database there."
+)
+
+
+class Limits(NamedTuple):
+    """What volumes have to do. 0: no such requirement."""
+
+    write_mbps: float = 0.0
+    read_mbps: float = 0.0
+    files_per_second: float = 0.0
+    max_used_percent: float = 95.0
+
+
+class Finding(NamedTuple):
+    """What one volume has shown on one member, under one check."""
+
+    status: str
+    words: str = ""
+    remedy: str = ""
+    value: float | None = None
+
+
+class Found:
+    """The results of all phases: by phase, machine and volume. ``ring``: the members that took part, in their order."""
+
+    def __init__(self, record: Record, evidence: Mapping[str, Any]) -> None:
+        self.volumes = record["storage"]["volumes"]
+        self.evidence = evidence
+        self.ring = list(evidence.get("members") or [])
+
+    def _results(self, phase: str, machine: str) -> Mapping[str, Any]:
+        result = (self.evidence.get(phase) or {}).get(machine) or {}
+        return result.get("volumes") or {}
+
+    def of(self, phase: str, machine: str, volume: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One result; where there is none, what kept it from being made is its trouble."""
+        found = self._results(phase, machine).get(volume["name"])
+        if found is not None:
+            return dict(found)
+        said = str(((self.evidence.get(phase) or {}).get(machine) or {}).get("msg") or "no result").rstrip(".")
+        return {"trouble": f"volume_probe on {machine} failed: {said}"}
+
+    def wrote(self, machine: str, volume: Mapping[str, Any]) -> bool:
+        """Whether the member's files are on the volume."""
+        found = self.of("write", machine, volume)
+        return not found["trouble"] and found.get("uid") is not None
+
+    def unproven(self, machine: str, volume: Mapping[str, Any]) -> Finding | None:
+        """Why nothing that needs files can be said; None where it can."""
+        found = self.of("write", machine, volume)
+        if volume.get("read_only"):
+            return Finding("skipped", f"{volume['name']} is read-only, so no member leaves a file there.")
+        if found["trouble"]:
+            return Finding("error", f"{volume['name']} could not be looked at: {found['trouble']}.", _remedy(volume))
+        if found.get("uid") is None:
+            return Finding("skipped", f"{volume['name']} could not be written to: {found['refusal']}.")
+        if len(self.ring) < 2:
+            return Finding("skipped", "No other member was looked at.")
+        return None
+
+
+def _remedy(volume: Mapping[str, Any]) -> str:
+    if "server" in volume:
+        return f"Look at {volume['server']}, which serves it, then run the storage playbook again."
+    return "Mount it as its own instructions say: it is not ours to mount."
+
+
+def volume_checks(
+    record: Record, evidence: Mapping[str, Any] | None, limits: Limits, level: str
+) -> tuple[list[Check], list[dict[str, Any]]]:
+    """The checks, and the volumes as the verdict lists them."""
+    titles = [_SHARED, _LOCKS, _SPACE, *((name, purpose) for name, _key, _unit, purpose in _RATES)]
+    if not record["storage"]["volumes"] or evidence is None:
+        reason = "The record has no volume." if evidence is not None else "The volumes were left out of this run."
+        reason = reason if record["storage"]["volumes"] else "The record has no volume."
+        return [check(name, purpose, None, "skipped", reason=reason) for name, purpose in titles], []
+    found = Found(record, evidence)
+    checks = [_space(found, limits.max_used_percent)]
+    for machine in found.ring:
+        checks.append(_over_volumes(_SHARED, machine, found, _shared))
+        checks.append(_over_volumes(_LOCKS, machine, found, _locks))
+        for rate, least in zip(_RATES, limits[:3], strict=True):
+            if level != "quick":
+                checks.append(_rate(rate, machine, found, least))
+    if level == "quick":
+        reason = "Volumes are measured at level full and burn."
+        checks += [check(name, purpose, None, "skipped", reason=reason) for name, _key, _unit, purpose in _RATES]
+    return checks, [_shown(found, volume) for volume in found.volumes]
+
+
+def _over_volumes(
+    title: tuple[str, str],
+    machine: str,
+    found: Found,
+    judge: Callable[[Found, str, Mapping[str, Any]], Finding],
+) -> Check:
+    """One check of a member: all its volumes."""
+    findings = [judge(found, machine, volume) for volume in found.volumes]
+    status = worst([finding.status for finding in findings])
+    judged = [finding for finding in findings if finding.status != "skipped"]
+    telling = [finding for finding in findings if finding.status == status and finding.words]
+    return check(
+        *title,
+        machine,
+        status,
+        None if status == "skipped" else sum(1 for finding in judged if finding.status == "pass"),
+        None if status == "skipped" else len(judged),
+        "" if status == "skipped" else "volumes",
+        " ".join(dict.fromkeys(finding.words for finding in telling)) if status != "pass" else "",
+        " ".join(dict.fromkeys(finding.remedy for finding in telling if finding.remedy))
+        if status in ("fail", "error")
+        else "",
+    )
+
+
+def _shared(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
+    written = found.of("write", machine, volume)
+    name = volume["name"]
+    if "server" not in volume and not written["trouble"]:
+        trouble = trouble_of(volume, written)
+        if trouble:
+            return Finding("fail", f"{name} at {volume['mount_point']}: {trouble}.", _remedy(volume))
+    unproven = found.unproven(machine, volume)
+    if unproven is not None:
+        return unproven
+    compared = found.of("compare", machine, volume)
+    if compared["trouble"]:
+        return Finding("error", f"{name} could not be compared: {compared['trouble']}.", _remedy(volume))
+    unseen = [other for other in compared["unseen"] if found.wrote(other, volume)]
+    if unseen:
+        words = (
+            f"{machine} does not see what {', '.join(unseen)} wrote to {name} at {volume['mount_point']}: it has "
+            f"{written['source']} ({written['filesystem']}) there."
+        )
+        return Finding("fail", words, f"Have every member mount the same file system there. {_remedy(volume)}")
+    return Finding("pass")
+
+
+def _locks(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
+    unproven = found.unproven(machine, volume)
+    if unproven is not None:
+        return unproven
+    name = volume["name"]
+    holder = probe.neighbour_of(machine, found.ring)
+    if holder is None or not found.wrote(holder, volume):
+        return Finding("skipped", f"{holder} holds no lock on {name}.")
+    compared, taken = found.of("compare", machine, volume), found.of("take", machine, volume)
+    if compared.get("lock") is None and holder in compared.get("unseen", []):
+        return Finding("skipped", f"{name} is not the same file system on {holder}.")
+    held = found.of("write", holder, volume)["held"] or found.of("release", holder, volume).get("held")
+    trouble = compared["trouble"] or taken["trouble"] or (held and f"{holder} could not keep its lock: {held}")
+    if trouble:
+        return Finding("error", f"The locks of {name} could not be tried: {trouble}.", _remedy(volume))
+    if compared["lock"] == probe.GRANTED:
+        return Finding("fail", f"{machine} got a lock on {name} while {holder} held it.", _LOCK_REMEDY)
+    if compared["lock"] != probe.BUSY:
+        return Finding("fail", f"{name} has no locks on {machine}: {compared['lock']}.", _LOCK_REMEDY)
+    if taken["lock"] != probe.GRANTED:
+        words = f"{holder} has let its lock on {name} go, and {machine} still does not get it: {taken['lock']}."
+        return Finding("fail", words, "Look at the server's locks (/proc/locks there) and its log.")
+    return Finding("pass")
+
+
+def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: float) -> Check:
+    """One measurement of a member: its slowest volume."""
+    name, _key, unit, purpose = rate
+    findings = [_rate_of(rate, machine, found, volume, least) for volume in found.volumes]
+    status = worst([finding.status for finding in findings])
+    telling = [finding for finding in findings if finding.status == status]
+    values = [finding.value for finding in telling if finding.value is not None]
+    return check(
+        name,
+        purpose,
+        machine,
+        status,
+        min(values) if values else None,
+        f"≥ {least:g}" if least and status != "skipped" else None,
+        unit if values else "",
+        " ".join(dict.fromkeys(finding.words for finding in telling)) if status != "pass" else "",
+        " ".join(dict.fromkeys(finding.remedy for finding in telling if finding.remedy)),
+    )
+
+
+def _rate_of(
+    rate: tuple[str, str, str, str], machine: str, found: Found, volume: Mapping[str, Any], least: float
+) -> Finding:
+    _name, key, unit, _purpose = rate
+    phase = "compare" if key == "read_mbps" else "write"
+    unproven = found.unproven(machine, volume)
+    if unproven is not None and (phase == "compare" or not found.wrote(machine, volume)):
+        return unproven
+    result = found.of(phase, machine, volume)
+    value = result.get(key)
+    refusal = found.of("write", machine, volume)["refusal"]
+    if value is None and refusal:
+        remedy = "Make room, or measure with less: check_volume_size_mib."
+        return Finding("error", f"{volume['name']} was not measured: {refusal}.", remedy)
+    if value is None:
+        # Its neighbour in the ring has left nothing to read, and says so itself.
+        trouble = result["trouble"]
+        if not trouble:
+            return Finding("skipped", f"{volume['name']} had nothing to read on {machine}.")
+        return Finding("error", f"{volume['name']} was not measured: {trouble}.", _remedy(volume))
+    if least and value < least:
+        words = f"{volume['name']} does {value:g} {unit} on {machine}, and {least:g} are required."
+        return Finding("fail", words, _RATE_REMEDY, value)
+    return Finding("pass", value=value)
+
+
+def _space(found: Found, limit: float) -> Check:
+    """The fullest volume, as the member sees it that has the least room: quotas differ."""
+    seen = [
+        (found.of("write", machine, volume).get("used_percent"), volume, machine)
+        for volume in found.volumes
+        for machine in found.ring
+    ]
+    known = [(used, volume, machine) for used, volume, machine in seen if used is not None]
+    if not known:
+        return check(*_SPACE, None, "skipped", reason="No volume could be looked at.")
+    used, volume, machine = max(known, key=lambda one: float(one[0]))
+    good = used <= limit
+    return check(
+        *_SPACE,
+        None,
+        "pass" if good else "fail",
+        used,
+        f"≤ {limit:g}",
+        "%",
+        "" if good else f"{volume['name']} at {volume['mount_point']} is {used:g} % full, as {machine} sees it.",
+        "" if good else f"Make room: du -xh --max-depth=2 {volume['mount_point']} | sort -h shows what takes it.",
+    )
+
+
+def _shown(found: Found, volume: Mapping[str, Any]) -> dict[str, Any]:
+    members = []
+    for machine in found.ring:
+        written, compared = found.of("write", machine, volume), found.of("compare", machine, volume)
+        members.append(
+            {
+                "machine": machine,
+                "mounted": not written["trouble"],
+                "trouble": written["trouble"],
+                "write_mbps": written.get("write_mbps"),
+                "read_mbps": compared.get("read_mbps"),
+                "files_per_second": written.get("files_per_second"),
+                "shared": _shared(found, machine, volume).status,
+                "locks": _locks(found, machine, volume).status,
+            }
+        )
+    return {**described(volume), **state({m: found.of("write", m, volume) for m in found.ring}), "members": members}
+
+
+def described(volume: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record says of a volume, with null where it has no server."""
+    return {
+        "name": volume["name"],
+        "server": volume.get("server"),
+        "path": volume.get("path"),
+        "mount_point": volume["mount_point"],
+    }
+
+
+def state(looked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Where a volume is mounted and how much room it has, from what each member has seen."""
+    seen = {machine: result for machine, result in looked.items() if not result.get("trouble") and "point" in result}
+    room = min(seen.values(), key=lambda result: int(result["free_bytes"]), default={})
+    return {
+        "filesystem": room.get("filesystem"),
+        "total_bytes": room.get("total_bytes"),
+        "free_bytes": room.get("free_bytes"),
+        "mounted_on": list(seen),
+    }
+
+
+def in_bytes(value: int | None) -> str:
+    """As people write it; empty for nothing."""
+    if value is None:
+        return ""
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount /= 1024
+        units.pop(0)
+    return f"{amount:.3g} {units[0]}" if amount < 1000 else f"{amount:.0f} {units[0]}"
+
+
+def _span(volume: Mapping[str, Any], key: str) -> str:
+    """The slowest and the fastest member; one number where they are alike."""
+    values = [float(member[key]) for member in volume.get("members", []) if member.get(key) is not None]
+    if not values:
+        return ""
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    low, high = (f"{float(text):g}" for text in (low, high))
+    return low if low == high else f"{low} – {high}"
+
+
+def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, str]]:
+    """The volumes as texts, for a table on a terminal or a page."""
+    return [
+        {
+            "volume": volume["name"],
+            "server": f"{volume['server']}:{volume['path']}" if volume["server"] else "external",
+            "mount_point": volume["mount_point"],
+            "filesystem": volume["filesystem"] or "",
+            "free": in_bytes(volume["free_bytes"]),
+            "total": in_bytes(volume["total_bytes"]),
+            "mounted_on": "every member"
+            if len(volume["mounted_on"]) == members
+            else ", ".join(volume["mounted_on"]) or "none",
+            "write": _span(volume, "write_mbps"),
+            "read": _span(volume, "read_mbps"),
+            "files": _span(volume, "files_per_second"),
+        }
+        for volume in volumes
+    ]
+
+
+def table(volumes: Sequence[Mapping[str, Any]], members: int, width: int = 0) -> str:
+    """The same, drawn. Columns in which nothing is known take no room."""
+    drawn = rows(volumes, members)
+    columns: list[dict[str, str]] = [
+        {"key": "volume"},
+        {"key": "server"},
+        {"key": "mount_point", "title": "mount point"},
+        {"key": "free", "align": "right"},
+        {"key": "total", "align": "right"},
+        {"key": "mounted_on", "title": "mounted on"},
+        {"key": "write", "title": "write MB/s", "align": "right"},
+        {"key": "read", "title": "read MB/s", "align": "right"},
+        {"key": "files", "title": "files/s", "align": "right"},
+    ]
+    shown = [column for column in columns if any(row[column["key"]] for row in drawn)]
+    return render(drawn, shown, width=width)

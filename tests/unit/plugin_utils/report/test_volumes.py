@@ -1,0 +1,164 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From what volume_probe found to checks and to what the reports show of volumes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import volumes
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
+
+MACHINES = ["n1", "n2", "n3"]
+GIB = 1 << 30
+
+
+def record(**options: Any) -> Any:
+    made = samples.record(3)
+    made["storage"]["volumes"] = [{"name": "shared", "mount_point": "/mnt/shared", **options}]
+    return made
+
+
+def healthy() -> dict[str, Any]:
+    written = {
+        "trouble": "",
+        "filesystem": "lustre",
+        "source": "mgs:/data",
+        "point": "/mnt/shared",
+        "read_only": False,
+        "total_bytes": 1000 * GIB,
+        "free_bytes": 600 * GIB,
+        "used_percent": 40.0,
+        "uid": 0,
+        "refusal": "",
+        "held": "",
+        "write_mbps": 900.0,
+        "files_per_second": 300.0,
+    }
+    phases = {
+        "write": written,
+        "compare": {"trouble": "", "unseen": [], "read_mbps": 1200.0, "lock": "busy"},
+        "release": {"trouble": "", "held": ""},
+        "take": {"trouble": "", "lock": "granted"},
+    }
+    found: dict[str, Any] = {"members": MACHINES}
+    for phase, value in phases.items():
+        found[phase] = {machine: {"volumes": {"shared": copy.deepcopy(value)}} for machine in MACHINES}
+    return found
+
+
+def with_change(phase: str, machine: str, **values: Any) -> dict[str, Any]:
+    found = healthy()
+    found[phase][machine]["volumes"]["shared"].update(values)
+    return found
+
+
+def judged(found: Any, level: str = "full", declared: Any = None, **limits: float) -> dict[str, dict[str, Any]]:
+    checks, _shown = volumes.volume_checks(declared or record(), found, volumes.Limits(**limits), level)
+    return {f"{check['id']}@{check['host']}": check for check in checks}
+
+
+def bad(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: check["reason"] for name, check in checks.items() if check["status"] in ("fail", "error")}
+
+
+def test_a_good_volume_passes_every_check() -> None:
+    checks = judged(healthy())
+    assert bad(checks) == {}
+    assert {check["status"] for check in checks.values()} == {"pass"}
+    assert checks["storage.write@n2"]["actual"] == 900.0
+    assert len(checks) == 1 + 5 * len(MACHINES)
+
+
+def test_at_level_quick_nothing_is_measured() -> None:
+    checks = judged(healthy(), level="quick")
+    assert [checks[f"{name}@None"]["status"] for name in ("storage.write", "storage.read", "storage.files")] == [
+        "skipped"
+    ] * 3
+    assert checks["storage.locks@n1"]["status"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("change", "declared", "name", "words"),
+    [
+        (("compare", "n2", {"unseen": ["n3"]}), {}, "storage.shared@n2", "n2 does not see what n3 wrote to shared"),
+        (("compare", "n2", {"lock": "granted"}), {}, "storage.locks@n2", "got a lock on shared while n3 held it"),
+        (("compare", "n3", {"lock": "Function not implemented"}), {}, "storage.locks@n3", "no locks on n3: Function"),
+        (("take", "n1", {"lock": "busy"}), {}, "storage.locks@n1", "n2 has let its lock on shared go, and n1 still"),
+        (("write", "n1", {"filesystem": "ext4"}), {"filesystem": "lustre"}, "storage.shared@n1", "lustre is required"),
+        (("write", "n1", {"read_only": True}), {}, "storage.shared@n1", "mounted read-only"),
+        (("write", "n1", {"used_percent": 97.5}), {}, "storage.space@None", "97.5 % full, as n1 sees it"),
+    ],
+)
+def test_each_fault_is_named(change: tuple[str, str, Any], declared: Any, name: str, words: str) -> None:
+    phase, machine, values = change
+    found = bad(judged(with_change(phase, machine, **values), declared=record(**declared)))
+    assert list(found) == [name]
+    assert words in found[name]
+    assert judged(with_change(phase, machine, **values), declared=record(**declared))[name]["remedy"]
+
+
+def test_a_slow_volume_is_named_with_what_is_required() -> None:
+    checks = judged(with_change("write", "n3", write_mbps=80.0), write_mbps=100, read_mbps=100, files_per_second=10)
+    assert bad(checks) == {"storage.write@n3": "shared does 80 MB/s on n3, and 100 are required."}
+    assert checks["storage.write@n3"]["required"] == "≥ 100"
+
+
+def test_what_could_not_be_looked_at_is_no_pass() -> None:
+    found = healthy()
+    found["write"]["n2"] = {"volumes": {"shared": {"trouble": "no answer within 10 s"}}}
+    for phase in ("compare", "release", "take"):
+        found[phase]["n2"] = {"msg": "broken."}
+    found["compare"]["n1"]["volumes"]["shared"].update(unseen=["n2"], lock=None, read_mbps=None)
+    checks = judged(found)
+    assert "no answer within 10 s" in bad(checks)["storage.shared@n2"]
+    # n1 is not to blame for it, and says why its own lock could not be tried.
+    assert checks["storage.shared@n1"]["status"] == "pass"
+    assert checks["storage.locks@n1"]["status"] == "skipped"
+    assert set(bad(checks)) == {f"storage.{name}@n2" for name in ("shared", "locks", "write", "read", "files")}
+
+
+def test_a_full_volume_is_not_measured_and_says_so() -> None:
+    found = with_change("write", "n1", write_mbps=None, files_per_second=None, refusal="it is too full")
+    assert bad(judged(found))["storage.write@n1"] == "shared was not measured: it is too full."
+
+
+def test_where_nobody_may_write_nothing_is_claimed() -> None:
+    found = with_change("write", "n1", uid=None, refusal="root may not", write_mbps=None, files_per_second=None)
+    found["compare"]["n3"]["volumes"]["shared"].update(unseen=["n1"], lock=None, read_mbps=None)
+    checks = judged(found)
+    assert bad(checks) == {}
+    assert checks["storage.shared@n1"]["reason"] == "shared could not be written to: root may not."
+    assert judged(healthy(), declared=record(read_only=True))["storage.locks@n1"]["status"] == "skipped"
+
+
+def test_what_was_left_out_is_skipped() -> None:
+    assert {check["status"] for check in judged(None).values()} == {"skipped"}
+    declared = samples.record(3)
+    declared["storage"]["volumes"] = []
+    assert {check["reason"] for check in judged(None, declared=declared).values()} == {"The record has no volume."}
+
+
+def test_the_table_shows_room_and_speed() -> None:
+    found = with_change("write", "n2", write_mbps=450.0, free_bytes=599 * GIB)
+    _checks, shown = volumes.volume_checks(record(), found, volumes.Limits(), "full")
+    (row,) = volumes.rows(shown, 3)
+    assert (row["server"], row["mounted_on"], row["write"], row["read"]) == (
+        "external",
+        "every member",
+        "450 – 900",
+        "1200",
+    )
+    assert (row["free"], row["total"]) == ("599 GiB", "1000 GiB")
+    drawn = volumes.table(shown, 3, 200)
+    assert "450 – 900" in drawn
+    assert "/mnt/shared" in drawn
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, ""), (512, "512 B"), (3 << 40, "3 TiB"), (1023 << 20, "1023 MiB")])
+def test_sizes_in_words(value: int | None, text: str) -> None:
+    assert volumes.in_bytes(value) == text
