@@ -12,7 +12,7 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Brings the records that the hosts hold together, and says of each member whether its copy is current.
-positional: at, states
+positional: at, states, verdict
 options:
   _input:
     description: The result of M(gpumesh.cluster.cluster_info) of each host, by inventory hostname.
@@ -25,10 +25,15 @@ options:
   states:
     description:
       - What each layer found on each machine when it compared it with the record, by inventory hostname and layer.
-      - Known are C(mesh), with the result of M(gpumesh.cluster.wireguard) in check mode, and C(host), with that of
-        M(gpumesh.cluster.layer_info).
+      - Known are C(mesh), with the result of M(gpumesh.cluster.wireguard) in check mode, C(host), with that of
+        M(gpumesh.cluster.layer_info), and C(volumes), with what M(gpumesh.cluster.volume_probe) has looked at.
     type: dict
     default: {}
+  verdict:
+    description:
+      - The verdict of the last check, as a mapping or as JSON text. What it measured is shown with the volumes of its
+        cluster. One that is empty or damaged is none.
+    type: raw
 """
 
 EXAMPLES = r"""
@@ -44,6 +49,9 @@ _value:
   description:
     - Each cluster with C(name), C(id), C(subnet), C(generation), C(manager), C(manager_address), C(nodes), C(gpus),
       C(machines), C(mesh), C(volumes), C(changed_at), C(members) and C(problems).
+    - Each volume as the record has it, with its C(state). That is C(filesystem), C(total_bytes), C(free_bytes), the
+      members that it is C(mounted_on) and, of the last check, C(measured_at) and C(members) with their C(write_mbps),
+      C(read_mbps) and C(files_per_second).
     - Each member with C(machine), C(rank), C(manager), C(address) in the cluster, C(own_address), C(interface),
       C(site), C(gpus), C(layers), the state of its C(copy), when it was C(last_seen), and its C(drift).
   type: list
@@ -55,14 +63,18 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.evidence import earlier
 
 
 @as_filter
 def cluster_overview(
-    results: Mapping[str, Mapping[str, Any]], at: str, states: Mapping[str, Mapping[str, Any]] | None = None
+    results: Mapping[str, Mapping[str, Any]],
+    at: str,
+    states: Mapping[str, Mapping[str, Any]] | None = None,
+    verdict: Any = None,
 ) -> list[dict[str, Any]]:
     """See DOCUMENTATION."""
-    return overview(results, at, states)
+    return overview(results, at, states, earlier(verdict))
 
 
 class FilterModule:

@@ -18,25 +18,34 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import (
     find,
     read_answers,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import volumes
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
 
 
 def overview(
-    results: Mapping[str, Mapping[str, Any]], at: str, states: Mapping[str, Mapping[str, Any]] | None = None
+    results: Mapping[str, Mapping[str, Any]],
+    at: str,
+    states: Mapping[str, Mapping[str, Any]] | None = None,
+    verdict: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """The clusters by name, from each host's result of cluster_info, asked at the time ``at``.
 
-    ``states``: what each layer found when it compared a machine with the record, by machine and layer. Each cluster: name, id, subnet, generation,
-    manager, manager_address, nodes, gpus, machines, mesh, volumes, changed_at, members and problems. Each member:
-    machine, rank, manager, address, own_address, interface, site, gpus, layers, copy, last_seen and drift.
+    ``states``: what each layer found when it compared a machine with the record, by machine and layer. ``verdict``: that
+    of the last check of one of the clusters. Each cluster: name, id, subnet, generation, manager, manager_address, nodes,
+    gpus, machines, mesh, volumes, changed_at, members and problems. Each member: machine, rank, manager, address,
+    own_address, interface, site, gpus, layers, copy, last_seen and drift.
     """
     answers = read_answers(results)
     names = {record["name"] for answer in answers.values() for record in answer.records}
-    return [_cluster(name, answers, at, states or {}) for name in sorted(names)]
+    return [_cluster(name, answers, at, states or {}, verdict) for name in sorted(names)]
 
 
 def _cluster(
-    name: str, answers: Mapping[str, Answer], at: str, states: Mapping[str, Mapping[str, Any]]
+    name: str,
+    answers: Mapping[str, Answer],
+    at: str,
+    states: Mapping[str, Mapping[str, Any]],
+    verdict: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     problems: list[str] = []
     try:
@@ -59,11 +68,32 @@ def _cluster(
         "gpus": sum(member["gpus"] for member in members),
         "machines": [member["machine"] for member in members],
         "mesh": record["mesh"],
-        "volumes": record["storage"]["volumes"],
+        "volumes": [_volume(volume, record, states, verdict) for volume in record["storage"]["volumes"]],
         "changed_at": record["history"][-1]["at"],
         "members": members,
         "problems": [*problems, *found.remarks, *_strangers(record, answers)],
     }
+
+
+def _volume(
+    volume: Mapping[str, Any],
+    record: Record,
+    states: Mapping[str, Mapping[str, Any]],
+    verdict: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """A volume as the record has it, what its members see of it, and what the last check has measured."""
+    machines = {member["machine"] for member in record["members"]}
+    looked = {
+        machine: layers["volumes"][volume["name"]]
+        for machine, layers in states.items()
+        if machine in machines and volume["name"] in layers.get("volumes", {})
+    }
+    measured: dict[str, Any] = {"measured_at": None, "members": []}
+    if verdict is not None and verdict.get("cluster", {}).get("id") == record["id"]:
+        for known in verdict.get("volumes", []):
+            if (known["name"], known["mount_point"]) == (volume["name"], volume["mount_point"]):
+                measured = {"measured_at": verdict["generated_at"], "members": known["members"]}
+    return {**volume, "state": {**volumes.state(looked), **measured}}
 
 
 def _member(
@@ -172,5 +202,10 @@ def _section(cluster: Mapping[str, Any], width: int) -> str:
     if any(member["drift"] for member in members):
         columns.append({"key": "drift"})
     lines = [head, render(rows, columns, width=width)]
+    if cluster["volumes"]:
+        shown = [{**volumes.described(volume), **volume["state"]} for volume in cluster["volumes"]]
+        lines.append(volumes.table(shown, len(members), width))
+        measured = sorted({volume["measured_at"] for volume in shown if volume["measured_at"]})
+        lines += [f"Speeds are of the check of {measured[-1]}."] if measured else []
     lines += [f"! {problem}" for problem in cluster["problems"]]
     return "\n".join(lines)

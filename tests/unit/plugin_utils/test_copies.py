@@ -210,6 +210,39 @@ class TestOverview:
         ]
         assert "would add n2" in page([cluster], {}, width=0)
 
+    def test_volumes_with_their_room_their_mounts_and_what_the_last_check_measured(self) -> None:
+        declared = [
+            {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/data"},
+            {"name": "lustre", "mount_point": "/lustre"},
+        ]
+        record = plan.commit(plan.set_storage(NEW, declared), plan.Stamp(AT, "alice"))
+        seen = {"trouble": "", "point": "/data", "filesystem": "nfs4", "total_bytes": 4 << 40, "free_bytes": 1 << 40}
+        states: dict[str, Any] = {
+            "n1": {"volumes": {"data": seen, "lustre": {"trouble": "no answer within 10 s"}}},
+            "n2": {"volumes": {"data": {**seen, "free_bytes": 1 << 39}}},
+        }
+        rates = {"machine": "n1", "write_mbps": 90.0, "read_mbps": 110.0, "files_per_second": 700.0}
+        verdict = {
+            "generated_at": "2026-11-19T08:00:00Z",
+            "cluster": {"id": record["id"]},
+            "volumes": [{"name": "data", "mount_point": "/data", "members": [rates]}],
+        }
+        (cluster,) = overview({"n1": holding(record)}, AT, states, verdict)
+        data, lustre = (volume["state"] for volume in cluster["volumes"])
+        assert (data["mounted_on"], data["free_bytes"], data["measured_at"]) == (
+            ["n1", "n2"],
+            1 << 39,
+            "2026-11-19T08:00:00Z",
+        )
+        assert (lustre["mounted_on"], lustre["free_bytes"], lustre["measured_at"]) == ([], None, None)
+        text = page([cluster], {}, width=0)
+        for words in ("n1:/srv/data", "external", "512 GiB", "4 TiB", "n1, n2", "110", "check of 2026-11-19T08:00:00Z"):
+            assert words in text
+        # That of another cluster of the same name says nothing of this one.
+        verdict["cluster"] = {"id": "other"}
+        (cluster,) = overview({"n1": holding(record)}, AT, states, verdict)
+        assert cluster["volumes"][0]["state"]["measured_at"] is None
+
     def test_the_page_names_who_is_silent(self) -> None:
         clusters = overview({"n1": holding(NEW)}, AT)
         text = page(clusters, {"n7": "no route to host"})
