@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import string
 import uuid
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -28,6 +29,7 @@ _OPTIONS: dict[str, object] = {
     "root_squash": True,
     "recovery": "soft",
     "options": [],
+    "link": None,
     "owner": None,
     "group": None,
     "mode": None,
@@ -40,8 +42,21 @@ _EXTERNAL_OPTIONS: dict[str, object] = {"read_only": False, "filesystem": None}
 #: = 45 s for each request. ``hard``: it waits, however long. timeo is in tenths of a second; nfs(5).
 _RECOVERY = {"soft": ["softerr", "timeo=150", "retrans=2"], "hard": ["hard", "timeo=600", "retrans=2"]}
 
-#: nfs(5): several connections fill a fast link, and the largest transfer that servers grant is 1 MiB.
-_TRANSFER = ["nconnect=4", "rsize=1048576", "wsize=1048576"]
+#: What suits a link, by its kind; nfs(5). One TCP connection keeps one processor of each end busy and one queue of a
+#: card, so that a faster link takes more of them, up to the kernel's 16. The largest request that servers grant is 1 MiB.
+#: Where packets go through a program (Tailscale, wireguard-go), that program is what is busy: more connections only queue
+#: in it, and large requests hold up the small ones of ls and of other members.
+_TRANSFER = {
+    "fast": ["nconnect=8", "rsize=1048576", "wsize=1048576"],
+    "lan": ["nconnect=4", "rsize=1048576", "wsize=1048576"],
+    "tunnel": ["nconnect=4", "rsize=1048576", "wsize=1048576"],
+    "userspace": ["nconnect=2", "rsize=262144", "wsize=262144"],
+}
+#: The kind of link, where a volume does not say, by the mesh that it goes over.
+_LINK_OF_MESH = {"none": "lan", "wireguard": "tunnel", "tailscale": "userspace"}
+
+#: Mount options that stand for the same setting; every other one is what is before its '='.
+_SETTINGS = {"soft": "hard", "softerr": "hard", "rw": "ro", "nfsvers": "vers"}
 
 
 class Mount(TypedDict):
@@ -133,8 +148,9 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
         server = derive.cluster_address(record, derive.member_of(record, volume["server"]))
         host = f"[{server}]" if ":" in server else server
         what, kind = f"{host}:{volume['path']}", "nfs4"
-        options = ["vers=4.2", "_netdev", "nofail", *_RECOVERY[volume["recovery"]], *_TRANSFER]
-        options += [*(["ro"] if volume["read_only"] else []), *volume["options"]]
+        link = volume["link"] or _LINK_OF_MESH[record["mesh"]["backend"]]
+        ours = ["vers=4.2", "_netdev", "nofail", *_RECOVERY[volume["recovery"]], *_TRANSFER[link]]
+        options = _overridden([*ours, *(["ro"] if volume["read_only"] else [])], volume["options"])
         after = ["network-online.target"]
         if record["mesh"]["backend"] == "wireguard":
             after.append(f"wg-quick@{record['mesh']['interface']}.service")
@@ -163,6 +179,17 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
     }
 
 
+def _overridden(ours: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Our mount options without those of which the user has set the same thing, then the user's."""
+    settings = {_setting(option) for option in given}
+    return [*(option for option in ours if _setting(option) not in settings), *given]
+
+
+def _setting(option: str) -> str:
+    name = option.partition("=")[0]
+    return _SETTINGS.get(name, name)
+
+
 def _volumes(record: model.Record) -> list[dict[str, Any]]:
     return [_normal(volume) for volume in record["storage"]["volumes"] if "server" in volume]
 
@@ -189,6 +216,12 @@ def _normal(volume: dict[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"Volume '{name}' has recovery '{full['recovery']}'.",
             "Give soft (an error when the server is gone) or hard (wait for it).",
+            volume=name,
+        )
+    if full["link"] is not None and full["link"] not in _TRANSFER:
+        raise InputError(
+            f"Volume '{name}' has link '{full['link']}'.",
+            f"Give {', '.join(_TRANSFER)}, or leave it out: the mesh then says what suits.",
             volume=name,
         )
     if full["path"].rstrip("/") == full["mount_point"].rstrip("/"):

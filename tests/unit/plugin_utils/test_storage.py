@@ -99,6 +99,7 @@ def test_units_are_named_as_systemd_names_them(path: str) -> None:
     [
         ({"squash": False}, "squash"),
         ({"recovery": "never"}, "never"),
+        ({"link": "carrier pigeon"}, "carrier pigeon"),
         ({"mount_point": "/srv/data"}, "own data"),
     ],
 )
@@ -118,3 +119,34 @@ def test_a_volume_without_a_server_is_neither_exported_nor_mounted() -> None:
     ]
     with pytest.raises(InputError, match="unknown option root_squash"):
         storage.external(record({**external, "root_squash": True}))
+
+
+def options_of(volume: dict[str, Any], backend: str = "wireguard") -> list[str]:
+    (mount,) = storage.mounts(record(volume, backend=backend), "n2")
+    (line,) = [line for line in mount["mount"].splitlines() if line.startswith("Options=")]
+    return line.removeprefix("Options=").split(",")
+
+
+@pytest.mark.parametrize(
+    ("volume", "backend", "transfer"),
+    [
+        ({}, "wireguard", ["nconnect=4", "rsize=1048576", "wsize=1048576"]),
+        ({}, "none", ["nconnect=4", "rsize=1048576", "wsize=1048576"]),
+        ({}, "tailscale", ["nconnect=2", "rsize=262144", "wsize=262144"]),
+        ({"link": "fast"}, "none", ["nconnect=8", "rsize=1048576", "wsize=1048576"]),
+        ({"link": "userspace"}, "wireguard", ["nconnect=2", "rsize=262144", "wsize=262144"]),
+    ],
+)
+def test_the_link_decides_how_much_is_asked_for_at_once(
+    volume: dict[str, Any], backend: str, transfer: list[str]
+) -> None:
+    assert set(transfer) <= set(options_of({**VOLUME, **volume}, backend))
+
+
+def test_what_the_options_give_wins_and_stands_once() -> None:
+    given = ["nconnect=16", "hard", "rw", "nfsvers=4.1", "noatime"]
+    options = options_of({**VOLUME, "read_only": True, "options": given})
+    assert options[-len(given) :] == given
+    for name in ("vers=4.2", "softerr", "nconnect=4", "ro"):
+        assert name not in options
+    assert {"_netdev", "rsize=1048576", "timeo=150"} <= set(options)
