@@ -38,9 +38,12 @@ _OPTIONS: dict[str, object] = {
 #: The same of an external volume, beyond name and mount_point.
 _EXTERNAL_OPTIONS: dict[str, object] = {"read_only": False, "filesystem": None}
 
-#: Per way of recovery: what a process sees when the server is gone. ``soft``: an error after timeo x (retrans + 1)
-#: = 45 s for each request. ``hard``: it waits, however long. timeo is in tenths of a second; nfs(5).
-_RECOVERY = {"soft": ["softerr", "timeo=150", "retrans=2"], "hard": ["hard", "timeo=600", "retrans=2"]}
+#: Per way of recovery: what a process sees when the server is gone. ``hard``: it waits, however long. ``soft``: an error.
+#: A server that is merely slow is waited for as long as its connection lives. The kernel takes that for dead after 180 s
+#: at most, whatever the options say; from then on each request fails after its second timeout, 15 s. Not softerr: that has
+#: softreval with it, by which ``ls`` waits for each of its requests, minutes in all, and then shows what was there before.
+#: timeo is in tenths of a second; nfs(5).
+_RECOVERY = {"soft": ["soft", "timeo=50", "retrans=1"], "hard": ["hard", "timeo=600", "retrans=2"]}
 
 #: What suits a link, by its kind; nfs(5). One TCP connection keeps one processor of each end busy and one queue of a
 #: card, so that a faster link takes more of them, up to the kernel's 16. The largest request that servers grant is 1 MiB.
@@ -149,7 +152,9 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
         host = f"[{server}]" if ":" in server else server
         what, kind = f"{host}:{volume['path']}", "nfs4"
         link = volume["link"] or _LINK_OF_MESH[record["mesh"]["backend"]]
-        ours = ["vers=4.2", "_netdev", "nofail", *_RECOVERY[volume["recovery"]], *_TRANSFER[link]]
+        # Not nofail: systemd would not order the mount before remote-fs.target, and at shutdown logins and jobs, which come
+        # after that, would still write when it is unmounted. No boot waits for it, since none starts it.
+        ours = ["vers=4.2", "_netdev", *_RECOVERY[volume["recovery"]], *_TRANSFER[link]]
         options = _overridden([*ours, *(["ro"] if volume["read_only"] else [])], volume["options"])
         after = ["network-online.target"]
         if record["mesh"]["backend"] == "wireguard":

@@ -73,8 +73,12 @@ def test_a_mount_waits_for_the_mesh_and_for_no_one_else() -> None:
     assert mount["unit"] == "mnt-data"
     assert "What=10.99.0.1:/srv/data\n" in mount["mount"]
     assert "wg-quick@gpumesh0.service" in mount["mount"]
-    assert "softerr" in mount["mount"]
-    assert "_netdev,nofail" in mount["mount"]
+    assert ",soft,timeo=50,retrans=1," in mount["mount"]
+    assert "softreval" not in mount["mount"]
+    assert "softerr" not in mount["mount"]
+    # By these systemd has logins and jobs end before it is unmounted.
+    assert ",_netdev," in mount["mount"]
+    assert "nofail" not in mount["mount"]
     assert "WantedBy=multi-user.target" in mount["automount"]
     # A circle with local-fs.target, which a boot breaks by leaving out a part of itself.
     assert "After=" not in mount["automount"]
@@ -147,6 +151,6 @@ def test_what_the_options_give_wins_and_stands_once() -> None:
     given = ["nconnect=16", "hard", "rw", "nfsvers=4.1", "noatime"]
     options = options_of({**VOLUME, "read_only": True, "options": given})
     assert options[-len(given) :] == given
-    for name in ("vers=4.2", "softerr", "nconnect=4", "ro"):
+    for name in ("vers=4.2", "soft", "nconnect=4", "ro"):
         assert name not in options
-    assert {"_netdev", "rsize=1048576", "timeo=150"} <= set(options)
+    assert {"_netdev", "rsize=1048576", "timeo=50"} <= set(options)
