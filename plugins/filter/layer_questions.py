@@ -35,6 +35,11 @@ options:
     description: Whether volumes are exported and mounted.
     type: bool
     default: true
+  volume_server:
+    description: The program that serves this member's volumes.
+    type: str
+    choices: [kernel, ganesha]
+    default: kernel
   accounting:
     description: Whether the manager runs slurmdbd.
     type: bool
@@ -69,9 +74,10 @@ def layer_questions(
     ssh_port: int = 22,
     serves_volumes: bool = True,
     accounting: bool = True,
+    volume_server: str = "kernel",
 ) -> dict[str, list[dict[str, Any]]]:
     """See DOCUMENTATION."""
-    return drift.questions(model.parse(record), machine, ssh_users, ssh_port, serves_volumes, accounting)
+    return drift.questions(model.parse(record), machine, ssh_users, ssh_port, serves_volumes, accounting, volume_server)
 
 
 class FilterModule:

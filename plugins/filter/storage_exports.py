@@ -11,9 +11,10 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Makes the content of an C(exports) file from the cluster record, with the volumes that the machine serves.
+  - Makes the content of an C(exports) file, or of a part of C(ganesha.conf), from the cluster record, with the volumes that
+    the machine serves.
   - Each volume is exported to the cluster addresses of the other members, and to nobody else.
-positional: machine
+positional: machine, server
 options:
   _input:
     description: The cluster record.
@@ -23,6 +24,11 @@ options:
     description: The member that serves.
     type: str
     required: true
+  server:
+    description: The program that serves.
+    type: str
+    choices: [kernel, ganesha]
+    default: kernel
 """
 
 EXAMPLES = r"""
@@ -35,7 +41,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Lines of exports(5); empty where the machine serves no volume.
+  description: Lines of exports(5), or blocks for nfs-ganesha; empty where the machine serves no volume.
   type: str
 """
 
@@ -48,9 +54,9 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import a
 
 
 @as_filter
-def storage_exports(record: object, machine: str) -> str:
+def storage_exports(record: object, machine: str, server: str = "kernel") -> str:
     """See DOCUMENTATION."""
-    return storage.exports(model.parse(record), machine)
+    return storage.exports(model.parse(record), machine, server)
 
 
 class FilterModule:

@@ -14,7 +14,9 @@ import pwd
 import re
 import socket
 import struct
-from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 
 #: Links of a process that hold a mount: see proc(5).
 _LINKS = ("cwd", "root", "exe")
@@ -63,6 +65,18 @@ def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
             if any(path == point or path.startswith(point.rstrip("/") + "/") for path in held)
         ]
     return found
+
+
+def refuse_in_use(users: Sequence[VolumeUser], force: bool) -> None:
+    """Raises HostStateError that names those who use volumes which are to be unmounted."""
+    if not users or force:
+        return
+    words = "; ".join(f"{user.command} of {user.user} (process {user.pid}) uses {user.mount_point}" for user in users)
+    raise HostStateError(
+        f"A volume is in use, so it is not unmounted: {words}.",
+        "Wait for them, or end them (scancel, kill), and run the playbook again.",
+        users=[user._asdict() for user in users],
+    )
 
 
 def logins(proc: str, addresses: Iterable[str]) -> List[Login]:

@@ -32,6 +32,10 @@ options:
       digest: {description: SHA-256 of the text without the white space around it., type: str}
       contains: {description: A text that has to be in it., type: str}
       starts: {description: "What the lines begin with, one by one.", type: list, elements: str}
+      systemd:
+        description: It is compared only where systemd is the service manager.
+        type: bool
+        default: false
   services:
     description: Units that have to run, now and at boot. They are not compared where systemd is not the service manager.
     type: list
@@ -100,6 +104,7 @@ def main() -> None:
         "digest": text,
         "contains": text,
         "starts": {"type": "list", "elements": "str"},
+        "systemd": {"type": "bool", "default": False},
     }
     module = AnsibleModule(
         argument_spec={

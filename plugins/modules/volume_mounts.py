@@ -14,9 +14,11 @@ author:
 description:
   - Has the units of systemd by which this host mounts the volumes of a cluster, started and enabled, and takes away those
     of volumes that the cluster no longer has.
+  - On a host without systemd, as in a container, the volumes stand in C(/etc/fstab) and are mounted at once. After a
+    restart of the container they are mounted by the next run, or by C(mount) and the mount point.
   - A volume that somebody uses is not unmounted; the error names the processes and their users.
   - A volume whose handle the server no longer knows is unmounted, and mounted anew at its next use.
-  - Refuses a host whose kernel lacks NFS, and one without systemd. Where only programs are missing, it changes nothing and
+  - Refuses a host whose kernel lacks NFS, and a container that may not mount. Where only programs are missing, it changes nothing and
     says which packages to install before the next call.
   - Refuses a host that lacks a file system of O(external). These are looked at, and never mounted or unmounted.
 extends_documentation_fragment:
@@ -78,6 +80,11 @@ options:
     description: Whether this host is the server of one of them.
     type: bool
     default: false
+  server:
+    description: The program that serves. V(ganesha) needs nothing of the kernel.
+    type: str
+    choices: [kernel, ganesha]
+    default: kernel
   force:
     description: Unmount what is in use, too. Its users keep what they have open until they close it.
     type: bool
@@ -98,7 +105,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 missing:
-  description: What has to be installed first, of V(server) and V(client). Nothing else has been done then.
+  description: What has to be installed first, of V(kernel), V(ganesha) and V(client). Nothing else has been done then.
   type: list
   elements: str
   returned: success
@@ -110,7 +117,7 @@ healed:
   returned: success
   sample: [/data]
 removed:
-  description: Units, without suffix, of volumes that the cluster no longer has.
+  description: Units, without suffix, of volumes that the cluster no longer has; without systemd, their mount points.
   type: list
   elements: str
   returned: success
@@ -122,24 +129,29 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import command, holders
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, holders
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts, volumes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab, mounts, volumes
 
 _PROC = "/proc"
 _SYSTEMD = "/run/systemd/system"
 
 
+def read(path: str) -> str:
+    """A file of /proc."""
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        return stream.read()
+
+
 def look(params: Dict[str, Any], wanted: List[mounts.Units]) -> mounts.Host:
     """What this host has."""
-    files = mounts.parse_ours(mounts.read_units(), params["cluster"])
-    points = {mounts.mount_point_of(text) for text in files.values()} | {units.mount_point for units in wanted}
-    with open(os.path.join(_PROC, "self/mounts"), encoding="utf-8", errors="replace") as stream:
-        mounted = holders.mounted(stream.read(), sorted(points))
-    known = [units.name for units in wanted if units.name + ".automount" in files]
+    ours = mounts.parse_ours(mounts.read_units(), params["cluster"])
+    points = {mounts.mount_point_of(text) for text in ours.values()} | {units.mount_point for units in wanted}
+    mounted = holders.mounted(read(os.path.join(_PROC, "self/mounts")), sorted(points))
+    known = [units.name for units in wanted if units.name + ".automount" in ours]
     return mounts.Host(
-        files,
+        ours,
         mounted,
         mounts.stale(command.run, mounted),
         mounts.idle_automounts(command.run, known),
@@ -149,16 +161,33 @@ def look(params: Dict[str, Any], wanted: List[mounts.Units]) -> mounts.Host:
 
 def refuse_without_kernel(params: Dict[str, Any], fetched: bool) -> None:
     """A container has its host's kernel, and no module can be loaded from there."""
-    with open(os.path.join(_PROC, "filesystems"), encoding="utf-8") as stream:
-        missing = mounts.missing_in_kernel(command.run, stream.read(), params["serves"], fetched)
+    served = params["serves"] and params["server"] == "kernel"
+    missing = mounts.missing_in_kernel(command.run, read(os.path.join(_PROC, "filesystems")), served, fetched)
     if missing:
         names = ", ".join(mount["volume"] for mount in params["mounts"])
         raise HostStateError(
             f"This kernel has no {' and no '.join(missing)}, which volume {names} needs (a container shares its host's "
             "kernel).",
-            "Load the module on the machine itself, choose another server, or set storage_backend=none.",
+            "Load the module on the machine itself, choose another server, or set storage_backend=none. To serve alone, "
+            "storage_server=ganesha needs nothing of the kernel.",
             missing=missing,
         )
+
+
+def work_without_systemd(params: Dict[str, Any], check_mode: bool) -> Outcome:
+    """The same by lines of fstab."""
+    wanted = dict(fstab.line_of(each["mount"]) for each in params["mounts"])
+    lines = fstab.parse(files.read_text(fstab.PATH) or "", params["cluster"])
+    mounted = holders.mounted(read(os.path.join(_PROC, "self/mounts")), sorted({*wanted, *lines}))
+    users = holders.volume_users(_PROC, mounted)
+    host = fstab.Host(lines, mounted, mounts.stale(command.run, mounted), users)
+    plan = fstab.make_plan(wanted, host, params["force"])
+    if plan.changed and not check_mode:
+        fstab.apply(command.run, plan, wanted, params["cluster"])
+    healed = [point for point in plan.unmount if point in host.stale and point in wanted]
+    removed = sorted(set(lines) - set(wanted))
+    values = {"missing": [], "healed": healed, "removed": removed}
+    return Outcome(plan.changed, values, *fstab.as_diff(plan, wanted, host))
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -171,14 +200,14 @@ def work(module: AnsibleModule) -> Outcome:
     volumes.refuse_missing(params["external"])
     fetched = any("\nType=nfs4\n" in each["mount"] for each in params["mounts"])
     refuse_without_kernel(params, fetched)
-    if wanted and not os.path.isdir(_SYSTEMD):
-        raise HostStateError(
-            "This host has no systemd, which mounts the volumes at first use and unmounts them in the right order.",
-            "Leave the host out of the cluster's volumes with storage_backend=none.",
-        )
-    missing = mounts.missing_programs(params["serves"], fetched)
+    systemd = os.path.isdir(_SYSTEMD)
+    if wanted and not systemd:
+        fstab.refuse_without_right(read(os.path.join(_PROC, "self/status")))
+    missing = mounts.missing_programs(params["server"] if params["serves"] else None, fetched)
     if missing:
         return Outcome(False, {"missing": missing, "healed": [], "removed": []})
+    if not systemd:
+        return work_without_systemd(params, module.check_mode)
     host = look(params, wanted)
     plan = mounts.make_plan(wanted, host, params["force"])
     if plan.changed and not module.check_mode:
@@ -208,6 +237,7 @@ def main() -> None:
                 },
             },
             "serves": {"type": "bool", "default": False},
+            "server": {"type": "str", "choices": ["kernel", "ganesha"], "default": "kernel"},
             "force": {"type": "bool", "default": False},
         },
         supports_check_mode=True,

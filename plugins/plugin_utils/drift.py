@@ -22,6 +22,7 @@ def questions(
     ssh_port: int = ssh_trust.STANDARD_PORT,
     serves_volumes: bool = True,
     accounting: bool = True,
+    volume_server: str = "kernel",
 ) -> dict[str, list[dict[str, Any]]]:
     """The parameters of the module layer_info for one member. The tunnel is compared by the module wireguard."""
     manager = derive.member_of(record, record["manager"])
@@ -29,7 +30,7 @@ def questions(
     manages = machine == record["manager"]
     daemons = ["slurmd", *(["slurmctld"] if manages else []), *(["slurmdbd"] if manages and accounting else [])]
     units = [("munge", "munge"), *(("slurm", name) for name in daemons)]
-    volumes = _storage(record, machine) if serves_volumes else []
+    volumes = _storage(record, machine, volume_server) if serves_volumes else []
     return {
         "files": [
             *_names(record),
@@ -80,15 +81,17 @@ def _jobs(record: model.Record) -> list[dict[str, Any]]:
     ]
 
 
-def _storage(record: model.Record, machine: str) -> list[dict[str, Any]]:
-    found = []
+def _storage(record: model.Record, machine: str, server: str) -> list[dict[str, Any]]:
+    found: list[tuple[str, str, bool]] = []
     for mount in storage.mounts(record, machine):
         unit = f"/etc/systemd/system/{mount['unit']}"
-        found += [(f"{unit}.mount", mount["mount"]), (f"{unit}.automount", mount["automount"])]
-    exports = storage.exports(record, machine)
+        found += [(f"{unit}.mount", mount["mount"], True), (f"{unit}.automount", mount["automount"], True)]
+    exports = storage.exports(record, machine, server)
     if exports:
-        found.append((f"/etc/exports.d/gpumesh-{record['name']}.exports", exports))
-    return [{"layer": "storage", "path": path, "digest": digest(text)} for path, text in found]
+        found.append((storage.exports_path(record, server), exports, False))
+    return [
+        {"layer": "storage", "path": path, "digest": digest(text), "systemd": systemd} for path, text, systemd in found
+    ]
 
 
 def drift(record: model.Record, machine: str, states: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

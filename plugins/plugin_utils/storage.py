@@ -23,6 +23,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 #: What systemd leaves as it is in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
 _UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
 
+#: ganesha numbers its exports from 1, in 16 bits.
+_EXPORT_IDS = 65534
+
 #: Options of a volume beyond name, server, path and mount_point, with their defaults.
 _OPTIONS: dict[str, object] = {
     "read_only": False,
@@ -90,17 +93,32 @@ def unit_name(path: str) -> str:
     return "\\x2e" + escaped[1:] if escaped.startswith(".") else escaped
 
 
-def exports(record: model.Record, machine: str) -> str:
-    """The exports(5) file of one server: each of its volumes to the other members' cluster addresses, nobody else.
+def exports_path(record: model.Record, server: str = "kernel") -> str:
+    """The file for ``exports``: ours alone, beside those of others."""
+    return {
+        "kernel": f"/etc/exports.d/gpumesh-{record['name']}.exports",
+        "ganesha": f"/etc/ganesha/gpumesh-{record['name']}.conf",
+    }[server]
 
-    Empty where the machine serves nothing. The file system's id is derived from the cluster and the volume, so that
-    handles stay good when the same data moves to another disk.
+
+def exports(record: model.Record, machine: str, server: str = "kernel") -> str:
+    """What one server exports: each of its volumes to the other members' cluster addresses, nobody else.
+
+    For the kernel's server a file of exports(5), for ``ganesha`` a part of ganesha.conf. Empty where the machine serves
+    nothing.
     """
-    lines = []
     clients = [derive.cluster_address(record, member) for member in record["members"] if member["machine"] != machine]
-    for volume in _volumes(record):
-        if volume["server"] != machine:
-            continue
+    served = [volume for volume in _volumes(record) if volume["server"] == machine]
+    if not clients or not served:
+        return ""
+    return _ganesha(record, served, clients) if server == "ganesha" else _exports(record, served, clients)
+
+
+def _exports(record: model.Record, served: Sequence[dict[str, Any]], clients: Sequence[str]) -> str:
+    """The file system's id is derived from the cluster and the volume, so that handles stay good when the same data moves
+    to another disk, and so that what has no id of its own (another server's export) can be exported."""
+    lines = []
+    for volume in served:
         identity = uuid.uuid5(uuid.UUID(record["id"]), volume["name"])
         options = ",".join(
             [
@@ -111,9 +129,32 @@ def exports(record: model.Record, machine: str) -> str:
                 f"fsid={identity}",
             ]
         )
-        if clients:
-            lines.append(f'"{volume["path"]}" ' + " ".join(f"{client}({options})" for client in clients) + "\n")
+        lines.append(f'"{volume["path"]}" ' + " ".join(f"{client}({options})" for client in clients) + "\n")
     return "".join(lines)
+
+
+def _ganesha(record: model.Record, served: Sequence[dict[str, Any]], clients: Sequence[str]) -> str:
+    """See ganesha-config(8), ganesha-core-config(8), ganesha-export-config(8). A container may not mark a process as one
+    that the kernel's memory depends on, which is what the last of the core's lines lets go."""
+    core = (
+        "NFS_CORE_PARAM {\n  Protocols = 4;\n  Enable_NLM = false;\n  Enable_RQUOTA = false;\n"
+        "  allow_set_io_flusher_fail = true;\n}\n"
+    )
+    blocks = []
+    taken: set[int] = set()
+    for volume in sorted(served, key=lambda one: str(one["name"])):
+        number = int(uuid.uuid5(uuid.UUID(record["id"]), volume["name"])) % _EXPORT_IDS + 1
+        while number in taken:
+            number = number % _EXPORT_IDS + 1
+        taken.add(number)
+        access = "RO" if volume["read_only"] else "RW"
+        squash = "Root_Squash" if volume["root_squash"] else "No_Root_Squash"
+        blocks.append(
+            f'EXPORT {{\n  Export_Id = {number};\n  Path = "{volume["path"]}";\n  Pseudo = "{volume["path"]}";\n'
+            "  Protocols = 4;\n  Transports = TCP;\n  SecType = sys;\n  Access_Type = None;\n  FSAL { Name = VFS; }\n"
+            f"  CLIENT {{ Clients = {', '.join(clients)}; Access_Type = {access}; Squash = {squash}; }}\n}}\n"
+        )
+    return core + "".join(blocks)
 
 
 def mounts(record: model.Record, machine: str) -> list[Mount]:

@@ -16,8 +16,8 @@ import sys
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser, refuse_in_use
 
 UNIT_FOLDER = "/etc/systemd/system"
 _SUFFIXES = (".mount", ".automount")
@@ -89,15 +89,7 @@ def make_plan(wanted: Sequence[Units], host: Host, force: bool = False) -> Plan:
     replaced = [units.name for units in differing if units.name in there]
     ending = {there[name] for name in (*gone, *replaced)}
     users = [user for user in host.users if user.mount_point in ending and user.mount_point not in host.stale]
-    if users and not force:
-        words = "; ".join(
-            f"{user.command} of {user.user} (process {user.pid}) uses {user.mount_point}" for user in users
-        )
-        raise HostStateError(
-            f"A volume is in use, so it is not unmounted: {words}.",
-            "Wait for them, or end them (scancel, kill), and run the playbook again.",
-            users=[user._asdict() for user in users],
-        )
+    refuse_in_use(users, force)
     starting = [units.name for units in wanted if units in differing or units.name in host.idle]
     stale = [units.name for units in wanted if units.mount_point in host.stale and units.name not in replaced]
     return Plan([*gone, *replaced], gone, differing, starting, stale)
@@ -165,9 +157,13 @@ def stale(run: Runner, mount_points: Iterable[str]) -> List[str]:
     return [path for path in mount_points if _error(run, path) == errno.ESTALE]
 
 
-def missing_programs(served: bool, fetched: bool) -> List[str]:
-    """What has to be installed: ``server`` and ``client``."""
-    wanted = {"server": ("exportfs", served), "client": ("mount.nfs4", fetched)}
+def missing_programs(server: Optional[str], fetched: bool) -> List[str]:
+    """What has to be installed: the server's ``kernel`` or ``ganesha``, and ``client``."""
+    wanted = {
+        "kernel": ("exportfs", server == "kernel"),
+        "ganesha": ("ganesha.nfsd", server == "ganesha"),
+        "client": ("mount.nfs4", fetched),
+    }
     return [part for part, (program, needed) in wanted.items() if needed and find(program) is None]
 
 

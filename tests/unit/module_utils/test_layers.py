@@ -75,3 +75,12 @@ def test_a_layer_without_anything_is_not_set_up(tmp_path: Path) -> None:
         {"layer": "three", "path": str(tmp_path / "there")},
     ]
     assert layers.compare(run, files, []) == {"one": "not set up", "two": f"{tmp_path / 'none'} is missing"}
+
+
+def test_units_are_not_missed_where_there_is_no_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "find", lambda _program: None)
+    files = [
+        {"layer": "storage", "path": str(tmp_path / name), "systemd": name == "unit"} for name in ("unit", "other")
+    ]
+    assert layers.compare(run, files[:1], []) == {}
+    assert list(layers.compare(run, files, [])) == ["storage"]

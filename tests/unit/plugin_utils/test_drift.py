@@ -50,6 +50,8 @@ def test_volumes_are_expected_where_they_are_served() -> None:
     assert server - client == {"/etc/exports.d/gpumesh-lab.exports"}
     assert client == {"/etc/systemd/system/mnt-data.mount", "/etc/systemd/system/mnt-data.automount"}
     assert "storage" not in by_layer(layer_questions(record, "n1", serves_volumes=False))
+    program = by_layer(layer_questions(record, "n1", volume_server="ganesha"))["storage"]
+    assert program - client == {"/etc/ganesha/gpumesh-lab.conf"}
 
 
 def test_a_key_that_is_not_the_managers() -> None:

@@ -154,3 +154,17 @@ def test_what_the_options_give_wins_and_stands_once() -> None:
     for name in ("vers=4.2", "soft", "nconnect=4", "ro"):
         assert name not in options
     assert {"_netdev", "rsize=1048576", "timeo=50"} <= set(options)
+
+
+def test_ganesha_exports_to_members_alone_with_root_squashed() -> None:
+    other = {"name": "more", "server": "n1", "path": "/srv/more", "mount_point": "/mnt/more"}
+    text = storage.exports(record(VOLUME, {**other, "read_only": True, "root_squash": False}), "n1", "ganesha")
+    data, more = text.split("EXPORT {")[1:]
+    assert 'Path = "/srv/data";' in data
+    assert "Access_Type = None;" in data
+    assert "CLIENT { Clients = 10.99.0.2; Access_Type = RW; Squash = Root_Squash; }" in data
+    assert "CLIENT { Clients = 10.99.0.2; Access_Type = RO; Squash = No_Root_Squash; }" in more
+    # A number that a volume keeps whatever comes beside it.
+    alone = storage.exports(record(VOLUME), "n1", "ganesha")
+    assert alone.split("EXPORT {")[1] == data
+    assert storage.exports(record(VOLUME), "n2", "ganesha") == ""

@@ -1,0 +1,112 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Volumes on a host without systemd: lines of /etc/fstab, and mounts that each run of the playbook sees to.
+
+The lines say ``noauto``: what starts such a container must not wait for a server, and the mesh is not up by then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import List, Mapping, NamedTuple, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser, refuse_in_use
+
+PATH = "/etc/fstab"
+#: Of capabilities(7); without it, nothing can be mounted.
+_CAP_SYS_ADMIN = 21
+_MOUNT_SECONDS = 100
+#: What systemd makes of a unit's options and mount(8) does not know.
+_OF_SYSTEMD = ("nofail", "noauto")
+
+
+class Host(NamedTuple):
+    """``lines`` by mount point, as they stand in our block; the others as in ``mounts.Host``."""
+
+    lines: Mapping[str, str]
+    mounted: Sequence[str]
+    stale: Sequence[str]
+    users: Sequence[VolumeUser]
+
+
+class Plan(NamedTuple):
+    """Mount points to unmount, whether the block is written, and mount points to mount."""
+
+    unmount: List[str]
+    write: bool
+    mount: List[str]
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to do."""
+        return any(self)
+
+
+def line_of(unit: str) -> Tuple[str, str]:
+    """The mount point and the line of fstab(5) that a mount unit's text stands for."""
+    values = dict.fromkeys(("What", "Where", "Type", "Options"), "")
+    values.update(re.findall(r"(?m)^(What|Where|Type|Options)=(.*)$", unit))
+    options = [option for option in values["Options"].split(",") if option not in _OF_SYSTEMD]
+    text = f"{values['What']} {values['Where']} {values['Type']} {','.join([*options, 'noauto'])} 0 0"
+    return values["Where"], text
+
+
+def marker(cluster: str) -> str:
+    """What is around our lines."""
+    return f"# {{mark}} volumes of gpumesh cluster {cluster}"
+
+
+def parse(text: str, cluster: str) -> Mapping[str, str]:
+    """Our lines by mount point, from the whole file."""
+    lines = (host_files.block_in(text, marker(cluster)) or "").splitlines()
+    return {line.split()[1]: line for line in lines if len(line.split()) > 1}
+
+
+def make_plan(wanted: Mapping[str, str], host: Host, force: bool = False) -> Plan:
+    """What to do, or a HostStateError that names who uses a volume that has to be unmounted."""
+    ending = [point for point, line in host.lines.items() if wanted.get(point) != line]
+    refuse_in_use(
+        [user for user in host.users if user.mount_point in ending and user.mount_point not in host.stale], force
+    )
+    unmount = [point for point in host.mounted if point in ending or point in host.stale]
+    missing = [point for point in wanted if point not in host.mounted or point in unmount]
+    return Plan(unmount, dict(wanted) != dict(host.lines), missing)
+
+
+def refuse_without_right(status: str) -> None:
+    """``status`` is /proc/self/status. A container may have the kernel's NFS, and not the right to mount."""
+    found = re.search(r"(?m)^CapEff:\s*([0-9a-f]+)$", status)
+    if found and not int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1:
+        raise HostStateError(
+            "This container may not mount anything: it lacks CAP_SYS_ADMIN.",
+            "Start it with that capability, have its provider mount the volume and declare it without a server, or leave "
+            "the host out with storage_backend=none.",
+        )
+
+
+def apply(run: Runner, plan: Plan, wanted: Mapping[str, str], cluster: str, path: str = PATH) -> None:
+    """Carry it out."""
+    for point in plan.unmount:
+        # Lazy: one that is stale, or was given up by force, is in use.
+        run(["umount", "--lazy", point], timeout=_MOUNT_SECONDS)
+    if plan.write:
+        content = "".join(f"{line}\n" for line in wanted.values())
+        entry = {"path": path, "marker": marker(cluster), "content": content, "state": "block" if content else "absent"}
+        for one in host_files.parse([entry]):
+            step = host_files.plan(one, host_files.read(path), host_files.owner_ids(one))
+            if step is not None:
+                host_files.apply(step)
+    for point in plan.mount:
+        os.makedirs(point, exist_ok=True)
+        run(["mount", point], timeout=_MOUNT_SECONDS)
+
+
+def as_diff(plan: Plan, wanted: Mapping[str, str], host: Host) -> Tuple[str, str]:
+    """The lines before and after, and what is mounted."""
+    before = "".join(f"{line}\n" for line in host.lines.values()) + "".join(f"# not mounted: {p}\n" for p in plan.mount)
+    return before, "".join(f"{line}\n" for line in wanted.values())
