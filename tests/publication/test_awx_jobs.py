@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Jobs as AWX starts them, by ansible-runner, on hosts that are network namespaces with sshd.
 
-Only what writes nothing but the record: the namespaces share this machine's files, and each has its own /var/lib/gpumesh.
-All playbooks run in the scenario `awx`, on hosts of their own.
+The project is a clone of this repository. Only what writes nothing but the record: the namespaces share this machine's
+files, and each has its own /var/lib/gpumesh. All playbooks run in the scenario `awx`, on hosts of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from awx_jobs import Node
 
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, Network, network
-from ansible_collections.gpumesh.cluster.tests.publication.archive import Installed, checkout
+from ansible_collections.gpumesh.cluster.tests.publication.archive import Installed
 
 RECORDS = Path("/var/lib/gpumesh")
 #: What a host does first: it gets records of its own.
@@ -39,8 +39,6 @@ def with_own_records(net: Network) -> None:
 @pytest.fixture(scope="module")
 def node(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("jobs")
-    if not (installed.folder / "project").exists():
-        checkout(installed.folder / "project")
     made = not RECORDS.exists()
     RECORDS.mkdir(mode=0o755, exist_ok=True)
     with network() as net:

@@ -1,13 +1,14 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook that sets up a controller, with the real modules against a controller that keeps what they make."""
+"""The playbook that sets up a controller, from the archive, with the real modules.
+
+Their controller is one that keeps what they make.
+"""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
 from ansible_collections.gpumesh.cluster.tests.publication.controller import Controller, running
 
-ROOT = Path(__file__).resolve().parents[2]
 AWX = ROOT / "playbooks" / "awx"
 
 
@@ -29,21 +30,15 @@ class Outcome(NamedTuple):
     changes_of_again: list[str]
 
 
-def apply(address: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_FORCE_COLOR": "0",
-        "ANSIBLE_HOME": str(folder),
-        "CONTROLLER_HOST": address,
-        "CONTROLLER_OAUTH_TOKEN": "a token",
-    }
-    argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "gpumesh.cluster.awx.setup"]
-    return subprocess.run([*argv, *options], env=environment, capture_output=True, text=True, check=False, timeout=600)
+def apply(installed: Installed, address: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """From the installed archive, with no other copy in sight."""
+    own = {"CONTROLLER_HOST": address, "CONTROLLER_OAUTH_TOKEN": "a token"}
+    there = installed._replace(environment={**installed.environment, **own})
+    return there.run("ansible-playbook", "-i", "localhost,", "gpumesh.cluster.awx.setup", *options, timeout=600)
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     """Two runs with everything that the settings can name."""
     folder = tmp_path_factory.mktemp("setup")
     mine = folder / "mine.yml"
@@ -67,10 +62,10 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
         }.items():
             for name in names:
                 controller.add(kind, {"name": name, "organization": organization})
-        first = apply(address, folder, "-e", f"@{mine}")
+        first = apply(installed, address, "-e", f"@{mine}")
         changes_of_first = [*controller.changes]
         controller.changes.clear()
-        again = apply(address, folder, "-e", f"@{mine}")
+        again = apply(installed, address, "-e", f"@{mine}")
         yield Outcome(controller, first, again, changes_of_first, controller.changes)
 
 
@@ -180,16 +175,16 @@ def test_a_workflow_asks_what_its_templates_take(outcome: Outcome) -> None:
         assert asked <= taken, workflow["name"]
 
 
-def test_the_settings_work_as_they_are(tmp_path: Path) -> None:
+def test_the_settings_work_as_they_are(installed: Installed) -> None:
     with running() as (controller, address):
         controller.add("organizations", {"name": "Default"})
-        done = apply(address, tmp_path)
+        done = apply(installed, address)
         assert done.returncode == 0, done.stdout + done.stderr
         assert len(controller.objects["job_templates"]) == len(data("templates")["controller_templates"])
 
 
-def test_the_other_collection_can_be_named(tmp_path: Path) -> None:
+def test_the_other_collection_can_be_named(installed: Installed) -> None:
     """Where there is no such collection, Ansible says which one it looked for."""
-    done = apply("http://127.0.0.1:9", tmp_path, "-e", "gpumesh_awx_collection=ansible.controller")
+    done = apply(installed, "http://127.0.0.1:9", "-e", "gpumesh_awx_collection=ansible.controller")
     assert done.returncode != 0
     assert "ansible.controller.project" in done.stdout + done.stderr

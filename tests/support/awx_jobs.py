@@ -1,21 +1,25 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Starts a job as AWX does: a private data directory, and ansible-runner on it."""
+"""Starts a job as AWX does: a private data directory, and ansible-runner on it.
+
+What it needs of the collection, surveys and types of credentials, is read from the installed archive.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import yaml
+from jinja2.sandbox import SandboxedEnvironment
 
-from ansible_collections.gpumesh.cluster.tests.publication.archive import BIN, ROOT, Installed
+from ansible_collections.gpumesh.cluster.tests.publication.archive import BIN, Installed, checkout
 
 
 class Unsafe(str):
@@ -31,14 +35,41 @@ class Dumper(yaml.SafeDumper):
 Dumper.add_representer(Unsafe, lambda dumper, text: dumper.represent_scalar("!unsafe", str(text)))
 
 
-class Job(NamedTuple):
-    """A job that has ended. ``artifacts`` is what set_stats gave, ``folder`` has all that was recorded."""
+class DataLoader(yaml.SafeLoader):
+    """Reads the data of playbooks/awx, whose `!unsafe` is for Ansible."""
 
+
+DataLoader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
+
+
+class Credential(NamedTuple):
+    """One of a type of the collection, with what a person has typed."""
+
+    kind: str
+    inputs: dict[str, str]
+
+
+class Injected(NamedTuple):
+    """What the injectors of a credential add to a job."""
+
+    extra_vars: dict[str, str]
+    environment: dict[str, str]
+
+
+class Job(NamedTuple):
+    """A job that has ended.
+
+    ``artifacts`` is what set_stats gave, ``folder`` has all that was recorded, ``sources`` are the files of the playbook
+    and of all tasks that ran.
+    """
+
+    playbook: str
     status: str
     stats: dict[str, dict[str, int]]
     artifacts: dict[str, Any]
     stdout: str
     folder: Path
+    sources: frozenset[Path]
 
     @property
     def changed(self) -> dict[str, int]:
@@ -49,23 +80,38 @@ class Node:
     """What AWX has: the project, the inventory, the key of the machines' credential."""
 
     def __init__(
-        self, installed: Installed, inventory: dict[str, Any], key: str, folder: Path, prefix: Sequence[str] = ()
+        self,
+        installed: Installed,
+        inventory: dict[str, Any],
+        key: str,
+        folder: Path,
+        prefix: Sequence[str] = (),
+        by_name: bool = False,
     ) -> None:
-        """``key`` is the private key of the machine credential, ``prefix`` what starts a job's process elsewhere."""
+        """``key`` is the private key of the machine credential, ``prefix`` what starts a job's process elsewhere.
+
+        The project is a clone of this repository, and a playbook one of its files. ``by_name``: it is empty, and a
+        playbook is that of the installed collection.
+        """
         self.installed = installed
         self.folder = folder
         self.key = key
         self.prefix = prefix
+        self.by_name = by_name
         self.inventory = inventory
-        self.jobs = 0
+        self.jobs: list[Job] = []
+
+    def data(self, name: str) -> Any:
+        """A file of playbooks/awx/data."""
+        path = self.installed.collection / "playbooks" / "awx" / "data" / f"{name}.yml"
+        return yaml.load(path.read_text(encoding="utf-8"), DataLoader)
 
     def answers(self, playbook: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The survey's defaults and what was answered, in the types that AWX hands on."""
-        data = ROOT / "playbooks" / "awx" / "data"
-        survey = yaml.safe_load((data / "surveys.yml").read_text())["gpumesh_awx_surveys"][playbook]
-        settings = yaml.safe_load((data / "settings.yml").read_text())
-        extra: dict[str, Any] = {}
-        for question in survey:
+        """What the template sets, the survey's defaults and what was answered, in the types that AWX hands on."""
+        templates = {one["name"]: one for one in self.data("templates")["controller_templates"]}
+        extra: dict[str, Any] = dict(templates[f"gpumesh {playbook}"].get("extra_vars", {}))
+        settings = self.data("settings")
+        for question in self.data("surveys")["gpumesh_awx_surveys"][playbook]:
             answer = given.get(question["variable"], question["default"])
             if answer == "{{ gpumesh_awx_cluster_name }}":
                 answer = settings["gpumesh_awx_cluster_name"]
@@ -74,30 +120,62 @@ class Node:
             extra[question["variable"]] = answer
         unasked = set(given) - set(extra)
         assert not unasked, f"AWX would drop {unasked}: the survey of {playbook} does not ask"
-        return {name: mark(value) for name, value in extra.items()}
+        return extra
+
+    def inject(self, credential: Credential, folder: Path) -> Injected:
+        """Write the files of the credential into ``folder``, and fill in what its type injects."""
+        types = {one["name"]: one for one in self.data("credential_types")["controller_credential_types"]}
+        kind = types[credential.kind]
+        assert set(kind["inputs"]["required"]) <= set(credential.inputs)
+        assert set(credential.inputs) <= {field["id"] for field in kind["inputs"]["fields"]}
+        environment = SandboxedEnvironment()
+        paths = SimpleNamespace()
+        values = {**credential.inputs, "tower": SimpleNamespace(filename=paths)}
+        for name, template in kind["injectors"].get("file", {}).items():
+            path = folder / name.removeprefix("template.")
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_text(environment.from_string(template, values).render())
+            setattr(paths, path.name, str(path))
+
+        def filled(part: str) -> dict[str, str]:
+            templates = kind["injectors"].get(part, {})
+            return {name: environment.from_string(template, values).render() for name, template in templates.items()}
+
+        return Injected(filled("extra_vars"), filled("env"))
 
     def run(
-        self, playbook: str, limit: str = "", check: bool = False, secret: str = "", only: str = "", **given: Any
+        self,
+        playbook: str,
+        limit: str = "",
+        check: bool = False,
+        credential: Credential | None = None,
+        only: Sequence[str] = (),
+        **given: Any,
     ) -> Job:
-        """``secret`` is a munge key, injected as its credential type says; ``only`` is the host of a slice."""
-        self.jobs += 1
-        folder = self.folder / f"job{self.jobs}-{playbook}"
-        shutil.copytree(self.installed.folder / "project", folder / "project")
-        extra = self.answers(playbook, given)
-        extra |= {"awx_job_id": self.jobs, "awx_user_name": "jane"}
-        if secret:
-            key = folder / "secrets" / "munge_key"
-            key.parent.mkdir(mode=0o700)
-            key.write_text(secret)
-            extra["munge_key_file"] = str(key)
+        """``only`` are the hosts of a slice, ``given`` the answers that are not the defaults of the survey."""
+        folder = self.folder / f"job{len(self.jobs) + 1}-{playbook}"
+        project = folder / "project"
+        if self.by_name:
+            project.mkdir(parents=True)
+        else:
+            checkout(project)
+        extra = {**self.answers(playbook, given), "awx_job_id": len(self.jobs) + 1, "awx_user_name": "jane"}
+        environment = self.environment()
+        if credential is not None:
+            injected = self.inject(credential, folder / "secrets")
+            extra |= injected.extra_vars
+            environment |= injected.environment
         (folder / "env").mkdir(mode=0o700)
-        (folder / "env" / "extravars").write_text("---\n" + yaml.dump(extra, Dumper=Dumper))
+        marked = {name: mark(value) for name, value in extra.items()}
+        (folder / "env" / "extravars").write_text("---\n" + yaml.dump(marked, Dumper=Dumper))
         (folder / "inventory").mkdir()
         (folder / "inventory" / "hosts.json").write_text(json.dumps(self.slice(only)))
-        (folder / "env" / "envvars").write_text(yaml.safe_dump(self.environment()))
+        (folder / "env" / "envvars").write_text(yaml.safe_dump(environment))
         (folder / "env" / "ssh_key").write_text(self.key)
         (folder / "env" / "settings").write_text(yaml.safe_dump({"job_timeout": 1500}))
-        options = ["--ident", "job", "--playbook", f"playbooks/{playbook}.yml", "--quiet"]
+        named = f"gpumesh.cluster.{playbook}" if self.by_name else f"playbooks/{playbook}.yml"
+        options = ["--ident", "job", "--playbook", named, "--quiet"]
         options += ["--inventory", str(folder / "inventory" / "hosts.json")]
         options += ["--limit", limit] if limit else []
         options += ["--cmdline", "--check --diff"] if check else []
@@ -107,31 +185,35 @@ class Node:
             capture_output=True,
             timeout=1800,
         )
-        return ended(folder)
+        self.jobs.append(ended(playbook, folder))
+        return self.jobs[-1]
 
     def environment(self) -> dict[str, str]:
         """What a job of AWX sets, and where its collections are."""
         own = {key: value for key, value in self.installed.environment.items() if key.startswith("ANSIBLE_")}
         return {**own, "PATH": f"{BIN}:{os.environ['PATH']}"}
 
-    def slice(self, only: str) -> dict[str, Any]:
+    def slice(self, only: Sequence[str]) -> dict[str, Any]:
         """The inventory as a slice of a job has it: the hosts of the others are not in it."""
         group = self.inventory["all"]["children"]["cluster"]
-        hosts = {name: variables for name, variables in group["hosts"].items() if only in ("", name)}
+        hosts = {name: variables for name, variables in group["hosts"].items() if not only or name in only}
         return {"all": {**self.inventory["all"], "children": {"cluster": {"hosts": hosts}}}}
 
 
-def ended(folder: Path) -> Job:
+def ended(playbook: str, folder: Path) -> Job:
     """What ansible-runner has recorded."""
     recorded = folder / "artifacts" / "job"
     events = [json.loads(path.read_text()) for path in (recorded / "job_events").glob("[0-9]*.json")]
     stats = next((event["event_data"] for event in events if event["event"] == "playbook_on_stats"), {})
+    tasks = [event.get("event_data", {}).get("task_path") for event in events]
     return Job(
+        playbook=playbook,
         status=(recorded / "status").read_text(),
         stats=stats,
         artifacts=stats.get("artifact_data", {}),
         stdout=(recorded / "stdout").read_text(),
         folder=folder,
+        sources=frozenset(Path(task.rpartition(":")[0]) for task in tasks if task),
     )
 
 

@@ -3,7 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Every playbook as a job of AWX, on hosts: answers as texts, credentials by injectors, limits, slices, check mode.
 
-The jobs run in the order of the file, as the life of a cluster is.
+The collection is that of its archive, installed as the sync of a project does, and the project has no file: each playbook
+runs by its full name, and nothing of the checkout is used. The jobs run in the order of the file, as the life of a
+cluster is.
 """
 
 from __future__ import annotations
@@ -14,29 +16,27 @@ from pathlib import Path
 
 import pytest
 import yaml
-from awx_jobs import Node
+from awx_jobs import Credential, Node
 from lab_hosts import Lab
 
-from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, checkout, install
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, install
 
-LAB = ROOT / ".lab" / "molecule-awx" / "hosts.yml"
+LAB = ROOT / ".lab" / "molecule-awx"
 #: As `openssl rand -base64 96` prints it.
 SECRET = "GIx1bWVzaCBtdW5nZSBrZXkgb2YgYSBjcmVkZW50aWFsIHRoYXQgbXVzdCBub3QgYmUgaW4gYW55IHJlY29yZA=="
+MUNGE = Credential("gpumesh munge key", {"munge_key": SECRET})
 PAIR = "a1,a2"
 
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """The collection is installed, as the sync of a project does; the project's playbooks are files."""
     folder = tmp_path_factory.mktemp("awx")
-    installed = install(folder)
-    checkout(installed.folder / "project")
-    written = yaml.safe_load(LAB.read_text())["lab"]
+    written = yaml.safe_load((LAB / "hosts.yml").read_text())["lab"]
     # The machine credential is a key in an agent, and not a file.
     variables = {name: value for name, value in written["vars"].items() if name != "ansible_ssh_private_key_file"}
     variables["ansible_ssh_common_args"] = variables["ansible_ssh_common_args"].replace("-o IdentitiesOnly=yes", "")
     inventory = {"all": {"vars": variables, "children": {"cluster": written["children"]["cluster"]}}}
-    return Node(installed, inventory, (LAB.parent / "id_ed25519").read_text(), folder / "jobs")
+    return Node(install(folder), inventory, (LAB / "id_ed25519").read_text(), folder / "jobs", by_name=True)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def test_create(node: Node, lab: Lab) -> None:
 
 
 def test_site_with_a_munge_key_of_a_credential(node: Node, lab: Lab) -> None:
-    job = node.run("site", limit=PAIR, secret=SECRET)
+    job = node.run("site", limit=PAIR, credential=MUNGE)
     assert job.status == "successful", job.stdout
     assert job.artifacts["gpumesh_cluster"] == "gpumesh"
     assert job.artifacts["gpumesh_status"] == "pass"
@@ -99,7 +99,7 @@ def test_show(node: Node) -> None:
 @pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm"])
 def test_a_layer_with_a_limit(node: Node, playbook: str) -> None:
     """The manager is not in the job."""
-    job = node.run(playbook, limit="a2", **({"secret": SECRET} if playbook == "slurm" else {}))
+    job = node.run(playbook, limit="a2", credential=MUNGE if playbook == "slurm" else None)
     assert job.status == "successful", job.stdout
     assert job.changed == {}
 
@@ -114,7 +114,7 @@ def test_check_answers_with_numbers_and_lists(node: Node) -> None:
 
 
 def test_join(node: Node, lab: Lab) -> None:
-    job = node.run("join", cluster_machines="a3\n", secret=SECRET)
+    job = node.run("join", cluster_machines="a3\n", credential=MUNGE)
     assert job.status == "successful", job.stdout
     for host in ("a1", "a2", "a3"):
         assert [member["machine"] for member in record(lab, host)["members"]] == ["a1", "a2", "a3"]
@@ -134,16 +134,16 @@ def test_a_slice_strips_nobody(node: Node, lab: Lab) -> None:
         assert "a1" in job.stdout
 
 
-def test_the_inventory_of_the_records(node: Node) -> None:
-    """As a source of AWX, with the credential of the type `gpumesh manager`."""
-    key = LAB.parent / "id_ed25519"
-    environment = {
-        "GPUMESH_MANAGER": "root@10.77.90.11",
-        "ANSIBLE_PRIVATE_KEY_FILE": str(key),
-        "ANSIBLE_SSH_COMMON_ARGS": f"-o UserKnownHostsFile={LAB.parent / 'known_hosts'} -o StrictHostKeyChecking=yes",
+def test_the_inventory_of_the_records(node: Node, tmp_path: Path) -> None:
+    """As a source of AWX, with a credential."""
+    inputs = {
+        "manager": "root@10.77.90.11",
+        "private_key": (LAB / "id_ed25519").read_text(),
+        "known_hosts": (LAB / "known_hosts").read_text(),
     }
+    injected = node.inject(Credential("gpumesh manager", inputs), tmp_path)
+    there = node.installed._replace(environment={**node.installed.environment, **injected.environment})
     source = node.installed.collection / "playbooks" / "awx" / "inventory" / "gpumesh.clusters.yml"
-    there = node.installed._replace(environment={**node.installed.environment, **environment})
     done = there.run("ansible-inventory", "-i", str(source), "--list")
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
@@ -152,7 +152,7 @@ def test_the_inventory_of_the_records(node: Node) -> None:
 
 
 def test_remove(node: Node, lab: Lab) -> None:
-    job = node.run("remove", cluster_machine="a3", cluster_drain_timeout=0, secret=SECRET)
+    job = node.run("remove", cluster_machine="a3", cluster_drain_timeout=0, credential=MUNGE)
     assert job.status == "successful", job.stdout
     assert [member["machine"] for member in record(lab, "a1")["members"]] == ["a1", "a2"]
     assert lab.run("a3", "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
@@ -163,6 +163,17 @@ def test_delete(node: Node, lab: Lab) -> None:
     assert job.status == "successful", job.stdout
     for host in ("a1", "a2"):
         assert lab.run(host, "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
+
+
+def test_every_playbook_ran_from_the_archive(node: Node) -> None:
+    """By its full name, with the roles and playbooks of the installed collection, and no other copy can be found."""
+    assert {job.playbook for job in node.jobs} == {path.stem for path in (ROOT / "playbooks").glob("*.yml")}
+    for job in node.jobs:
+        assert not list((job.folder / "project").iterdir())
+        assert job.sources
+        assert {path for path in job.sources if not path.is_relative_to(node.installed.collection)} == set()
+    found = node.installed.run("ansible-galaxy", "collection", "list", "gpumesh.cluster", "--format", "json")
+    assert list(json.loads(found.stdout)) == [str(node.installed.collection.parents[1])]
 
 
 def test_no_job_recorded_a_secret(node: Node) -> None:
