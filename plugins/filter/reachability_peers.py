@@ -34,7 +34,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The peers, each with C(machine), C(address) and C(ports).
+  description: The peers, each with C(machine), C(address), C(ports) and C(rdma).
   type: list
   elements: dict
 """

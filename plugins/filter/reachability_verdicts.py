@@ -51,13 +51,15 @@ _value:
     - C(status), the worst of all, one of C(pass), C(fail), C(error) and C(skipped); C(summary) in words; C(counts), the
       number of pairs by verdict.
     - C(pairs), each with C(from), C(to), C(status), C(verdict), C(message), C(remedy), C(rtt_ms), C(path_mtu) (bytes),
-      C(offset_s) (the clock of C(to) less that of C(from)) and C(bandwidth_gbps) (10^9 bits a second); what was not
-      measured is V(none).
+      C(offset_s) (the clock of C(to) less that of C(from)), C(bandwidth_gbps) (10^9 bits a second), and by RDMA
+      C(rdma_gbps) and C(rdma_latency_us) (microseconds one way); what was not measured is V(none). C(rdma_error) says
+      why RDMA between two that have it was not.
     - C(verdict) is one of C(ok), C(refused), C(filtered), C(no_route), C(no_answer), C(wrong_interface), C(wrong_host),
       C(nat), C(mtu_black_hole), C(corrupted), C(asymmetric), C(name_is_loopback), C(clock_skew), C(duplicate_address)
       and C(not_checked).
     - C(hosts), what is wrong with single members, each with C(host), C(status), C(verdict), C(message) and C(remedy).
     - C(checks), the same in the form of all checks of this collection.
+    - C(rdma), by machine the RDMA port by which it was measured, or the C(reason) why it has none.
     - C(lingering), the machines whose listener may still be there, so that it should be stopped.
   type: dict
 """

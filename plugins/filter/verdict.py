@@ -80,6 +80,18 @@ options:
         it is V(95).
     type: dict
     default: {}
+  min_rdma_gbps:
+    description:
+      - What RDMA between two members has to carry, in 10^9 bits a second. With V(0) four fifths of the slower port's
+        rate; what the kernel does without such a card is not judged.
+    type: float
+    default: 0
+  max_rdma_latency_us:
+    description:
+      - How many microseconds RDMA may take from one member to another. With V(0) a link fails that takes more than five
+        times the median, where there are six or more.
+    type: float
+    default: 0
   previous:
     description:
       - The verdict of the run before, to compare with, as a mapping or as JSON text.
@@ -108,6 +120,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import a
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.evidence import (
     judge,
 )
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.rdma import Limits
 
 
 @as_filter
@@ -119,6 +132,8 @@ def verdict(
     max_clock_offset: float = 5,
     min_bandwidth_gbps: float = 0,
     volume_limits: dict[str, Any] | None = None,
+    min_rdma_gbps: float = 0,
+    max_rdma_latency_us: float = 0,
     previous: Any = None,
 ) -> dict[str, Any]:
     """See DOCUMENTATION."""
@@ -130,6 +145,7 @@ def verdict(
         max_clock_offset=float(max_clock_offset),
         min_bandwidth_gbps=float(min_bandwidth_gbps),
         volume_limits={name: float(limit) for name, limit in (volume_limits or {}).items()},
+        rdma_limits=Limits(float(min_rdma_gbps), float(max_rdma_latency_us)),
         previous=previous,
     )
 

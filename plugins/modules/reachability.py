@@ -119,6 +119,10 @@ options:
             type: str
             required: true
             choices: [listening, service, forbidden, unknown]
+      rdma:
+        description: Whether RV(rdma) of its phase V(listen) names a device.
+        type: bool
+        default: false
   timeout:
     description: Seconds to wait for an answer. All peers are asked at once, so silent ones cost this time once.
     type: float
@@ -132,7 +136,9 @@ options:
     type: bool
     default: true
   throughput_seconds:
-    description: How long each measurement takes.
+    description:
+      - How long each measurement takes. Where two hosts have RDMA, each direction takes twice as long once more, and
+        four seconds.
     type: int
     default: 3
 """
@@ -189,6 +195,13 @@ ports:
         - C(listening) where the listener has it, C(service) where something else listens there, C(forbidden) where this
           user may not open it.
       type: str
+rdma:
+  description:
+    - The RDMA port by which this host takes part, C(device), C(port), C(gid_index) and C(rate_gbps). That behind
+      O(interface), else the fastest that is active.
+    - Where there is none, or no perftest, C(device) is empty and C(reason) says why.
+  returned: phase is V(listen)
+  type: dict
 probe:
   description:
     - What this host found out. C(interface) (name, mtu, mac), C(own_macs), C(duplicate) (checked, reason, macs of others
@@ -208,7 +221,10 @@ longest:
   returned: phase is V(throughput)
   type: int
 throughput:
-  description: For each peer C(machine), C(gbps) (10^9 bits a second to it), C(method) and C(error).
+  description:
+    - For each peer C(machine), C(gbps) (10^9 bits a second to it), C(method) and C(error).
+    - C(rdma) has what C(ib_write_bw) and C(ib_write_lat) measured where both ends have RDMA, C(gbps) and C(latency_us)
+      (microseconds one way), and C(error).
   returned: phase is V(collect)
   type: list
   elements: dict
@@ -232,7 +248,13 @@ def read_peers(given: List[Dict[str, Any]], named: List[int]) -> List[Peer]:
     """Those without a listener get the named ports, which a service may have."""
     unknown: List[Port] = [{"port": port, "role": "named", "protocol": "tcp", "state": "unknown"} for port in named]
     return [
-        {"machine": peer["machine"], "address": peer["address"], "ports": peer["ports"] or unknown} for peer in given
+        {
+            "machine": peer["machine"],
+            "address": peer["address"],
+            "ports": peer["ports"] or unknown,
+            "rdma": peer["rdma"],
+        }
+        for peer in given
     ]
 
 
@@ -250,7 +272,7 @@ def work(params: Dict[str, Any]) -> Outcome:
         wanted = phases.Wanted(
             named, parse_range(params["ephemeral_range"]), params["sample_count"], params["lifetime"]
         )
-        return Outcome(False, {"ports": phases.listen(own, run, token, wanted, params["visitors"])})
+        return Outcome(False, phases.listen(own, run, token, wanted, params["visitors"])._asdict())
     if phase == "throughput":
         return Outcome(
             False, {"longest": phases.start_throughput(own, run, token, peers, params["throughput_seconds"])}
@@ -286,6 +308,7 @@ def main() -> None:
                 "options": {
                     "machine": {"type": "str", "required": True},
                     "address": {"type": "str", "required": True},
+                    "rdma": {"type": "bool", "default": False},
                     "ports": {
                         "type": "list",
                         "elements": "dict",

@@ -10,7 +10,13 @@ from statistics import median_low
 from typing import Any, NamedTuple, cast
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import PeerResult, Port, Probe
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import (
+    PeerResult,
+    Port,
+    Probe,
+    RdmaEnd,
+    RdmaRate,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 
@@ -50,6 +56,7 @@ def peers(listening: Mapping[str, Mapping[str, Any]], members: Any) -> list[dict
             "machine": target.machine,
             "address": target.address,
             "ports": (listening.get(target.machine) or {}).get("ports") or [],
+            "rdma": bool(((listening.get(target.machine) or {}).get("rdma") or {}).get("device")),
         }
         for target in targets(members)
     ]
@@ -126,8 +133,22 @@ class Evidence:
 
     def bandwidth(self, one: str, other: str) -> float | None:
         """10^9 bits a second from ``one`` to ``other``; None where it was not measured."""
+        measured = self._measured(one, other)
+        return measured["gbps"] if measured else None
+
+    def rdma(self, one: str, other: str) -> RdmaRate:
+        """What RDMA did from ``one`` to ``other``."""
+        measured = self._measured(one, other)
+        nothing: RdmaRate = {"gbps": None, "latency_us": None, "error": ""}
+        return measured["rdma"] if measured and "rdma" in measured else nothing
+
+    def rdma_end(self, machine: str) -> RdmaEnd | None:
+        """The RDMA port of a machine, or why it has none; None where it could not be asked."""
+        return (self._results[machine].get("listen") or {}).get("rdma")
+
+    def _measured(self, one: str, other: str) -> Mapping[str, Any] | None:
         collected = (self._results[one].get("throughput") or {}).get("throughput") or []
-        return next((measured["gbps"] for measured in collected if measured["machine"] == other), None)
+        return next((measured for measured in collected if measured["machine"] == other), None)
 
     def _answers(self, machine: str) -> dict[str, list[str]]:
         """Whom a machine heard answer for which member's address."""

@@ -79,7 +79,9 @@ def judge(results: Mapping[str, Mapping[str, Any]], members: Any, max_clock_offs
     run is in none of them. ``members`` is the cluster record or a list of ``{machine, address, interface}``. Returns::
 
         {status: pass|fail|error|skipped, summary: words, counts: {verdict: number of pairs},
-         pairs: [{from, to, status, verdict, message, remedy, rtt_ms, path_mtu, offset_s, bandwidth_gbps}],
+         pairs: [{from, to, status, verdict, message, remedy, rtt_ms, path_mtu, offset_s, bandwidth_gbps, rdma_gbps,
+                  rdma_latency_us, rdma_error}],
+         rdma: {machine: its port, or why it has none},
          hosts: [{host, status, verdict, message, remedy}],
          checks: [{id, purpose, host, actual, required, unit, status, reason, remedy}],
          lingering: [machines whose listener may still be there]}
@@ -108,12 +110,13 @@ def judge(results: Mapping[str, Mapping[str, Any]], members: Any, max_clock_offs
         "pairs": pairs,
         "hosts": hosts,
         "checks": _checks(evidence, hosts),
+        "rdma": {machine: end for machine in evidence.members if (end := evidence.rdma_end(machine))},
         "lingering": evidence.lingering(),
     }
 
 
 def _as_pair(evidence: Evidence, one: Target, other: Target, finding: Finding) -> dict[str, Any]:
-    found = evidence.peer(one.machine, other.machine)
+    found, rdma = evidence.peer(one.machine, other.machine), evidence.rdma(one.machine, other.machine)
     clock, mtu = (found["clock"], found["path_mtu"]) if found else (None, None)
     return {
         "from": one.machine,
@@ -123,6 +126,9 @@ def _as_pair(evidence: Evidence, one: Target, other: Target, finding: Finding) -
         "path_mtu": mtu["to_peer"] if mtu else None,
         "offset_s": round(clock["offset_s"], 3) if clock else None,
         "bandwidth_gbps": evidence.bandwidth(one.machine, other.machine),
+        "rdma_gbps": rdma["gbps"],
+        "rdma_latency_us": rdma["latency_us"],
+        "rdma_error": rdma["error"],
     }
 
 

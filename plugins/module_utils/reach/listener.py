@@ -16,8 +16,9 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, protocol, sockets
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, perftest, protocol, sockets
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.payload import Payloads
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
 
 #: Seconds in which a stranger must have proven himself, and after which a session that says nothing is ended. Long,
 #: since a prober connects to all ports first and then talks to a few at a time.
@@ -43,6 +44,7 @@ class Settings(NamedTuple):
     address: str
     mtu: int
     visitors: Sequence[str]
+    rdma: RdmaEnd
 
 
 async def receive(reader: asyncio.StreamReader, timeout: float) -> Dict[str, Any]:
@@ -171,6 +173,9 @@ class Listener:
             return False
         elif what == "iperf3":
             await send(writer, {"port": _start_iperf3(self._settings.address)})
+        elif what in perftest.PROGRAMS:
+            seconds = protocol.number_of(order, "seconds", int(_MEASUREMENT_SECONDS))
+            await send(writer, {"port": _start_perftest(what, self._settings, seconds)})
         else:
             raise protocol.ProtocolError("an order is not known")
         return True
@@ -251,20 +256,36 @@ def _drain(tcp: socket.socket) -> None:
 
 def _start_iperf3(address: str) -> int:
     """The port of an iperf3 that serves one client and ends; 0 where there is none."""
-    program, limiter = command.find("iperf3"), command.find("timeout")
-    if program is None or limiter is None:
+    port = _free_port(address)
+    return port if _serve(["iperf3", "-s", "-1", "-B", address, "-p", str(port)]) else 0
+
+
+def _start_perftest(what: str, settings: Settings, seconds: int) -> int:
+    """The port of a program of perftest that serves one client and ends; 0 where there is none."""
+    if not settings.rdma["device"]:
         return 0
+    port = _free_port(settings.address)
+    return port if _serve(perftest.command(what, settings.rdma, port, seconds)) else 0
+
+
+def _free_port(address: str) -> int:
     with socket.socket(sockets.family_of(address), socket.SOCK_STREAM) as free:
         free.bind((address, 0))
-        port = int(free.getsockname()[1])
-    # It must end even if nobody comes and this process is killed.
+        return int(free.getsockname()[1])
+
+
+def _serve(argv: Sequence[str]) -> bool:
+    """Start a server; False where the host does not have it. It must end even if nobody comes and we are killed."""
+    program, limiter = command.find(argv[0]), command.find("timeout")
+    if program is None or limiter is None:
+        return False
     command.Process(
-        [limiter, "60", program, "-s", "-1", "-B", address, "-p", str(port)],
+        [limiter, "60", program, *argv[1:]],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    return port
+    return True
 
 
 class _Datagrams(asyncio.DatagramProtocol):

@@ -15,12 +15,14 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net import hostname
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net import hostname, rdma
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import HostnameResolution
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import (
     arp,
     detach,
     listener,
+    perftest,
     prober,
     routes,
     runner,
@@ -37,6 +39,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
     PeerResult,
     Port,
     Probe,
+    RdmaEnd,
     Route,
     Self,
 )
@@ -58,20 +61,33 @@ class Wanted(NamedTuple):
     lifetime: int
 
 
-def listen(own: Self, run: str, token: str, wanted: Wanted, visitors: Sequence[str]) -> List[Port]:
+class Listening(NamedTuple):
+    """What the others need to know of a listener."""
+
+    ports: List[Port]
+    rdma: RdmaEnd
+
+
+def listen(own: Self, run: str, token: str, wanted: Wanted, visitors: Sequence[str]) -> Listening:
     """Start the listener; it serves when this returns. Raises HostStateError."""
+    end = _rdma_end(own)
     control = detach.control_socket("listener", run)
     opened: List[socket.socket] = []
     try:
         found, opened = sockets.open_ports(own.address, wanted.named, wanted.ephemeral, wanted.sample, run)
-        settings = listener.Settings(run, token, own.address, arp.read_nic(own.interface)["mtu"] or 0, visitors)
+        mtu = arp.read_nic(own.interface)["mtu"] or 0
+        settings = listener.Settings(run, token, own.address, mtu, visitors, end)
         keep = [one.fileno() for one in (control, *opened)]
         detach.detach(lambda: listener.run(settings, opened, control), wanted.lifetime, keep)
-        return found
+        return Listening(found, end)
     finally:
         # The detached process has its own copies.
         for one in (control, *opened):
             one.close()
+
+
+def _rdma_end(own: Self) -> RdmaEnd:
+    return perftest.choose(rdma.read_ports(Tree()), own.interface, command.find)
 
 
 def stop(run: str) -> bool:
@@ -113,10 +129,11 @@ def start_throughput(own: Self, run: str, token: str, peers: Sequence[Peer], sec
     ``peers`` are all that take part, in one order on all hosts; the first one's listener gives the start to all.
     """
     timetable = schedule.timetable([peer["machine"] for peer in peers], own.machine)
-    longest = runner.longest(timetable, seconds)
+    longest = runner.longest(timetable, runner.half_round(peers, seconds))
     control = detach.control_socket("runner", run)
     try:
-        work = runner.Runner(own, token, {peer["machine"]: peer for peer in peers}, timetable, seconds)
+        by_name = {peer["machine"]: peer for peer in peers}
+        work = runner.Runner(own, token, by_name, timetable, seconds, _rdma_end(own))
         detach.detach(lambda: work.run(peers[0]["machine"], control), longest + _COLLECT_SECONDS, [control.fileno()])
     finally:
         control.close()

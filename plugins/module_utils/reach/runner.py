@@ -9,16 +9,26 @@ import json
 import socket
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, protocol
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, perftest, protocol
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.schedule import Slot
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Bandwidth, Peer, Self
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import (
+    Bandwidth,
+    Peer,
+    RdmaEnd,
+    RdmaRate,
+    Self,
+)
 
 #: Seconds of a half round beside the measurement itself: to connect, to start iperf3, to end.
 _MARGIN = 3.0
+#: Seconds for both programs of perftest to start and to end; the latency takes as long as the bandwidth at most.
+_RDMA_MARGIN = 4.0
+#: Seconds between two tries to reach a server that is just starting.
+_RETRY_SECONDS = 0.3
 #: Seconds between the common start and the first round, more than the start needs to reach everybody.
 _LEAD = 1.0
 #: Seconds that all hosts have to come to the start.
@@ -68,19 +78,32 @@ class Channel:
         return data
 
 
-def longest(timetable: Sequence[Slot], seconds: int) -> int:
+def half_round(peers: Iterable[Peer], seconds: int) -> float:
+    """Seconds for the measurements in one direction: by TCP, and where two hosts can also by RDMA."""
+    rdma = sum(peer["rdma"] for peer in peers) > 1
+    return seconds + _MARGIN + (2 * seconds + _RDMA_MARGIN if rdma else 0.0)
+
+
+def longest(timetable: Sequence[Slot], half: float) -> int:
     """Seconds that a whole run takes at most."""
     rounds = 1 + max((slot.round for slot in timetable), default=0)
-    return int(_GATHER_SECONDS + _LEAD + rounds * 2 * (seconds + _MARGIN)) + 10
+    return int(_GATHER_SECONDS + _LEAD + rounds * 2 * half) + 10
 
 
 class Runner:
     """One host's part."""
 
     def __init__(
-        self, own: Self, token: str, peers: Mapping[str, Peer], timetable: Sequence[Slot], seconds: int
+        self,
+        own: Self,
+        token: str,
+        peers: Mapping[str, Peer],
+        timetable: Sequence[Slot],
+        seconds: int,
+        rdma: RdmaEnd,
     ) -> None:
         self._own = own
+        self._rdma_end = rdma
         self._token = token
         self._peers = peers
         self._timetable = timetable
@@ -111,12 +134,14 @@ class Runner:
             self._measured = [_failed(slot.peer, reason) for slot in self._timetable]
             self._through.set()
             return
-        half = self._seconds + _MARGIN
+        half = half_round(self._peers.values(), self._seconds)
         for slot in self._timetable:
             moment = begin + (2 * slot.round + slot.half) * half
             # A round that is late must not reach into the next one's time: then it is left out.
             time.sleep(max(0.0, moment - time.monotonic()))
-            self._measured.append(self._measure(slot.peer, moment + half))
+            measured = self._measure(slot.peer, moment + self._seconds + _MARGIN)
+            measured["rdma"] = self.rdma(slot.peer, moment + half)
+            self._measured.append(measured)
         self._through.set()
 
     def _await_start(self, starter: str) -> float:
@@ -134,9 +159,8 @@ class Runner:
             with Channel(peer["address"], _port_of(peer), self._token, self._own.machine, left) as channel:
                 with_iperf3 = self._iperf3(channel, peer["address"], end)
                 if with_iperf3 is not None:
-                    return {"machine": machine, "gbps": with_iperf3, "method": "iperf3", "error": ""}
-                gbps = self._send(channel, end)
-                return {"machine": machine, "gbps": gbps, "method": "gpumesh", "error": ""}
+                    return _made(machine, with_iperf3, "iperf3")
+                return _made(machine, self._send(channel, end), "gpumesh")
         except (OSError, protocol.ProtocolError) as failure:
             return _failed(machine, str(failure) or type(failure).__name__)
 
@@ -155,6 +179,39 @@ class Runner:
         except CommandError:
             return None
         return parse_iperf3(done.stdout)
+
+    def rdma(self, machine: str, end: float) -> RdmaRate:
+        """By RDMA, where both ends can."""
+        peer, measured = self._peers[machine], _no_rdma()
+        if not (peer["rdma"] and self._rdma_end["device"]):
+            return measured
+        try:
+            left = max(1.0, end - time.monotonic())
+            with Channel(peer["address"], _port_of(peer), self._token, self._own.machine, left) as channel:
+                said = self._perftest(channel, peer, "bandwidth", end)
+                measured["gbps"] = perftest.parse_bandwidth(said)
+                if measured["gbps"] is not None:
+                    said = self._perftest(channel, peer, "latency", end)
+                    measured["latency_us"] = perftest.parse_latency(said)
+                if measured["latency_us"] is None:
+                    measured["error"] = perftest.parse_failure(said)
+        except (OSError, protocol.ProtocolError, CommandError) as failure:
+            measured["error"] = str(failure) or type(failure).__name__
+        return measured
+
+    def _perftest(self, channel: Channel, peer: Peer, what: str, end: float) -> str:
+        """All that the client says. Raises ConnectionError, CommandError or ProtocolError."""
+        port = protocol.number_of(channel.ask({"do": what, "seconds": self._seconds}), "port", 65535)
+        if not port:
+            raise ConnectionError(f"{peer['machine']} could not start {perftest.PROGRAMS[what]}")
+        argv = perftest.command(what, self._rdma_end, port, self._seconds, peer["address"])
+        while True:
+            done = command.run(argv, timeout=max(1.0, end - time.monotonic() - 0.5), check=False)
+            said = f"{done.stderr}\n{done.stdout}"
+            # The server is just starting, and opens its device before it listens.
+            if not perftest.refused(said) or time.monotonic() + 1.0 > end:
+                return said
+            time.sleep(_RETRY_SECONDS)
 
     def _send(self, channel: Channel, end: float) -> float:
         left = end - time.monotonic()
@@ -189,4 +246,12 @@ def _port_of(peer: Peer) -> int:
 
 
 def _failed(machine: str, reason: str) -> Bandwidth:
-    return {"machine": machine, "gbps": None, "method": "none", "error": reason}
+    return {"machine": machine, "gbps": None, "method": "none", "error": reason, "rdma": _no_rdma()}
+
+
+def _made(machine: str, gbps: float, method: str) -> Bandwidth:
+    return {"machine": machine, "gbps": gbps, "method": method, "error": "", "rdma": _no_rdma()}
+
+
+def _no_rdma() -> RdmaRate:
+    return {"gbps": None, "latency_us": None, "error": ""}

@@ -24,12 +24,29 @@ class Port(TypedDict):
     state: str
 
 
+class RdmaEnd(TypedDict):
+    """The port of an RDMA device by which a host takes part; ``device`` empty where ``reason`` says why it does not.
+
+    ``gid_index`` is None for InfiniBand, ``rate_gbps`` None where it is not that of hardware.
+    """
+
+    device: str
+    port: int
+    gid_index: Optional[int]
+    rate_gbps: Optional[float]
+    reason: str
+
+
 class Peer(TypedDict):
-    """A member to probe. ``ports`` are those of its listener, or the named ones with the state ``unknown``."""
+    """A member to probe. ``ports`` are those of its listener, or the named ones with the state ``unknown``.
+
+    ``rdma``: whether it has an end to measure RDMA with.
+    """
 
     machine: str
     address: str
     ports: List[Port]
+    rdma: bool
 
 
 class PortResult(TypedDict):
@@ -136,6 +153,14 @@ class Probe(TypedDict):
     peers: List[PeerResult]
 
 
+class RdmaRate(TypedDict):
+    """RDMA to a peer: 10^9 bits a second, and microseconds one way. None where ``error`` says why, or one end has none."""
+
+    gbps: Optional[float]
+    latency_us: Optional[float]
+    error: str
+
+
 class Bandwidth(TypedDict):
     """One measurement of throughput. ``gbps`` (10^9 bits a second, at the receiver) None where ``error`` says why."""
 
@@ -143,6 +168,7 @@ class Bandwidth(TypedDict):
     gbps: Optional[float]
     method: str
     error: str
+    rdma: RdmaRate
 
 
 class Self(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import MARK
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import rdma
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
     Check,
@@ -476,6 +477,7 @@ def judge(
     max_clock_offset: float = 5.0,
     min_bandwidth_gbps: float = 0.0,
     volume_limits: Mapping[str, float] | None = None,
+    rdma_limits: rdma.Limits = rdma.BY_THEIR_KIND,
     previous: Any = None,
 ) -> Verdict:
     """The verdict on a cluster from all that a run has found."""
@@ -487,6 +489,8 @@ def judge(
     pairs = complete_pairs(machines, probed, asked, answered)
     gates = bandwidth_gates(record, pairs, min_bandwidth_gbps)
     pairs = mark_slow(record, pairs, gates)
+    ends = (reachability or {}).get("rdma") or {}
+    pairs = rdma.mark_slow(pairs, ends, rdma_limits)
     job_results, jobs = job_checks(record, evidence.get("job"))
     volume_results, volumes = volume_checks(record, evidence.get("volumes"), Limits(**(volume_limits or {})), level)
     checks = [
@@ -494,6 +498,7 @@ def judge(
         *reachability_checks(machines, pairs),
         *(dict(one) for one in (reachability or {}).get("checks", []) if one["host"] in machines),
         *bandwidth_checks(record, pairs, gates, min_bandwidth_gbps, asked, level),
+        *rdma.checks(pairs, ends, rdma_limits, asked, level),
         *clock_checks(machines, pairs, max_clock_offset),
         *health_checks(machines, answered, evidence.get("health")),
         *volume_results,

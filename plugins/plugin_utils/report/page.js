@@ -35,7 +35,8 @@
     if (!pair) { made.push(element("p", "Not measured.", "said")); return made; }
     const list = element("dl");
     [["Round trip", pair.rtt_ms, "ms"], ["Path MTU", pair.path_mtu, "bytes"], ["Clock difference", pair.offset_s, "s"],
-      ["Bandwidth", pair.bandwidth_gbps, "Gbit/s"]].forEach(function (row) {
+      ["Bandwidth", pair.bandwidth_gbps, "Gbit/s"], ["RDMA", pair.rdma_gbps, "Gbit/s"],
+      ["RDMA latency", pair.rdma_latency_us, "µs"]].forEach(function (row) {
       if (row[1] === undefined) { return; }
       const item = element("div");
       const shown = Number.isInteger(row[1]) ? String(row[1]) : significant(row[1]);

@@ -95,6 +95,8 @@ def render(verdict: Mapping[str, Any]) -> str:
         ),
         *_metric("gpumesh_pair_rtt_seconds", "Round-trip time of the pair.", measured("rtt_ms", 1e-3)),
         *_metric("gpumesh_pair_bandwidth_bits_per_second", "Throughput of the pair.", measured("bandwidth_gbps", 1e9)),
+        *_metric("gpumesh_pair_rdma_bits_per_second", "RDMA throughput of the pair.", measured("rdma_gbps", 1e9)),
+        *_metric("gpumesh_pair_rdma_latency_seconds", "RDMA latency, one way.", measured("rdma_latency_us", 1e-6)),
         *_metric(
             "gpumesh_collective_busbw_bytes_per_second",
             "Bus bandwidth at the largest size.",

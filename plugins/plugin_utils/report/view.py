@@ -29,6 +29,8 @@ _LINK_WORDS = {
 }
 #: Up to here a matrix cell has room for its number.
 _NUMBERS_UP_TO = 8
+#: What says of a measured value that it is too little.
+_SLOW = {"bandwidth_gbps": "slow", "rdma_gbps": "rdma_slow"}
 #: Up to here the node health table has room for the values themselves.
 _VALUES_UP_TO = 5
 
@@ -92,7 +94,7 @@ def matrix(
                     label=f"{source} to {target}: {pair['verdict']}",
                 )
             elif pair is not None and pair.get(key) is not None:
-                below = key == "bandwidth_gbps" and bool(pair.get("slow"))
+                below = bool(pair.get(_SLOW.get(key, "")))
                 slow = slow or below
                 cell.update(
                     kind="slow" if below else f"h{figures.step_of(pair[key], bounds)}",
@@ -191,6 +193,7 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
     machines = [member["machine"] for member in cluster["members"]]
     pairs = {(pair["from"], pair["to"]): pair for pair in verdict["reachability"]["pairs"]}
     bandwidth = matrix(machines, pairs, "bandwidth_gbps", "Gbit/s")
+    rdma = matrix(machines, pairs, "rdma_gbps", "Gbit/s")
     return {
         "verdict": document,
         "headline": headline(document),
@@ -211,6 +214,7 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "link_words": _LINK_WORDS,
         "latency": matrix(machines, pairs, "rtt_ms", "ms") if pairs else None,
         "bandwidth": bandwidth if bandwidth and bandwidth["measured"] else None,
+        "rdma": rdma if rdma and rdma["measured"] else None,
         "broken": [pair for pair in verdict["reachability"]["pairs"] if pair["status"] == "fail"],
         "curves": figures.curves(verdict["collectives"]),
         "health": health(machines, checks),
@@ -235,6 +239,8 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
                         "path_mtu",
                         "offset_s",
                         "bandwidth_gbps",
+                        "rdma_gbps",
+                        "rdma_latency_us",
                     )
                     if pair.get(key) not in (None, "")
                 }

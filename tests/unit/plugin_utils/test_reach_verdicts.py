@@ -111,6 +111,9 @@ def test_all_is_well() -> None:
         "path_mtu": 1500,
         "offset_s": 0.001,
         "bandwidth_gbps": None,
+        "rdma_gbps": None,
+        "rdma_latency_us": None,
+        "rdma_error": "",
     }
 
 
@@ -138,11 +141,11 @@ def test_what_are_no_members(given_members: Any) -> None:
 
 
 def test_peers_without_a_listener_are_peers() -> None:
-    listening = {"n1": {"ports": PORTS}, "n2": {"unreachable": True, "msg": "no"}}
+    listening = {"n1": {"ports": PORTS, "rdma": {"device": "mlx5_0"}}, "n2": {"unreachable": True, "msg": "no"}}
     assert peers(listening, members(3)) == [
-        {"machine": "n1", "address": "10.0.0.1", "ports": PORTS},
-        {"machine": "n2", "address": "10.0.0.2", "ports": []},
-        {"machine": "n3", "address": "10.0.0.3", "ports": []},
+        {"machine": "n1", "address": "10.0.0.1", "ports": PORTS, "rdma": True},
+        {"machine": "n2", "address": "10.0.0.2", "ports": [], "rdma": False},
+        {"machine": "n3", "address": "10.0.0.3", "ports": [], "rdma": False},
     ]
 
 
@@ -341,6 +344,18 @@ def test_throughput_stands_with_its_pair() -> None:
     found = judge(results, members(2))
     assert pair(found, "n1", "n2")["bandwidth_gbps"] == 9.4
     assert pair(found, "n2", "n1")["bandwidth_gbps"] is None
+
+
+def test_rdma_stands_with_its_pair_and_its_port_with_the_member() -> None:
+    results = sound(2)
+    rdma = {"gbps": 391.0, "latency_us": 1.9, "error": ""}
+    measured = {"machine": "n2", "gbps": 9.4, "method": "iperf3", "error": "", "rdma": rdma}
+    results["throughput"] = {"n1": {"throughput": [measured]}}
+    results["listen"]["n1"]["rdma"] = {"device": "mlx5_0", "rate_gbps": 400.0, "reason": ""}
+    found = judge(results, members(2))
+    assert (pair(found, "n1", "n2")["rdma_gbps"], pair(found, "n1", "n2")["rdma_latency_us"]) == (391.0, 1.9)
+    assert pair(found, "n2", "n1")["rdma_gbps"] is None
+    assert found["rdma"] == {"n1": {"device": "mlx5_0", "rate_gbps": 400.0, "reason": ""}}
 
 
 def test_checks_have_the_common_shape() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import evidence
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.rdma import Limits
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import build
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
 
@@ -252,6 +253,85 @@ def test_throughput_that_was_not_measured_says_so() -> None:
     checks = bandwidth(judged(found, level="full"))
     assert (checks["n1"]["status"], checks["n2"]["status"]) == ("error", "pass")
     assert "n1 to n3 could not be measured" in checks["n1"]["reason"]
+
+
+def with_rdma(rate: float | None = 400.0, **changed: tuple[float | None, float | None]) -> dict[str, Any]:
+    """All pairs at about 390 Gbit/s and 2 µs, but for those that are given, as n1_n2=(40.0, 2.0)."""
+    found = with_bandwidth()
+    for index, pair in enumerate(found["reachability"]["pairs"]):
+        usual = (390.0 + index / 4, 1.9 + index / 100)
+        pair["rdma_gbps"], pair["rdma_latency_us"] = changed.get(f"{pair['from']}_{pair['to']}", usual)
+        pair["rdma_error"] = "" if pair["rdma_gbps"] else "Couldn't connect to 10.99.0.3:40000"
+    port = {"device": "mlx5_0", "port": 1, "gid_index": None, "rate_gbps": rate, "reason": ""}
+    found["reachability"]["rdma"] = {f"n{number}": dict(port) for number in (1, 2, 3)}
+    return found
+
+
+def rdma(verdict: dict[str, Any], what: str = "bandwidth") -> dict[str, Any]:
+    return {c["host"]: c for c in verdict["checks"] if c["id"] == f"reachability.rdma_{what}"}
+
+
+def test_rdma_is_held_to_the_rate_of_the_slower_port() -> None:
+    assert bad(judged(with_rdma(), level="full")) == []
+    verdict = judged(with_rdma(n2_n3=(199.0, 2.0)), level="full")
+    assert bad(verdict) == ["reachability.rdma_bandwidth@n2"]
+    assert rdma(verdict)["n2"]["reason"] == "RDMA from n2 to n3 carries 199 Gbit/s, and 320 are required."
+    assert (rdma(verdict)["n2"]["actual"], rdma(verdict)["n2"]["required"]) == (199.0, "≥ 320")
+    slower = with_rdma(n2_n3=(199.0, 2.0))
+    slower["reachability"]["rdma"]["n3"]["rate_gbps"] = 200.0
+    assert bad(judged(slower, level="full")) == []
+
+
+def test_rdma_in_software_is_judged_only_by_what_is_asked_for() -> None:
+    slow = with_rdma(rate=None, n2_n3=(0.4, 90.0))
+    assert bad(judged(slow, level="full", rdma_limits=Limits(max_latency_us=100.0))) == []
+    verdict = judged(slow, level="full", rdma_limits=Limits(0.5, 50.0))
+    assert bad(verdict) == ["reachability.rdma_bandwidth@n2", "reachability.rdma_latency@n2"]
+    assert rdma(verdict, "latency")["n2"]["reason"] == "RDMA from n2 to n3 takes 90 µs, and 50 are allowed."
+
+
+def test_a_latency_far_above_the_others_is_named() -> None:
+    verdict = judged(with_rdma(n3_n1=(391.0, 30.0)), level="full")
+    assert bad(verdict) == ["reachability.rdma_latency@n3"]
+
+
+def test_rdma_that_gave_no_result_says_why() -> None:
+    verdict = judged(with_rdma(n1_n3=(None, None)), level="full")
+    assert (rdma(verdict)["n1"]["status"], rdma(verdict)["n2"]["status"]) == ("error", "pass")
+    assert rdma(verdict)["n1"]["reason"] == ("RDMA from n1 to n3 gave no result: Couldn't connect to 10.99.0.3:40000.")
+
+
+def test_who_has_no_rdma_was_not_checked_and_says_why() -> None:
+    none = {"device": "", "port": 0, "gid_index": None, "rate_gbps": None}
+    found = with_rdma()
+    found["reachability"]["rdma"]["n3"] = {**none, "reason": "no RDMA device"}
+    for pair in found["reachability"]["pairs"]:
+        if "n3" in (pair["from"], pair["to"]):
+            pair["rdma_gbps"] = pair["rdma_latency_us"] = None
+    verdict = judged(found, level="full")
+    assert bad(verdict) == []
+    assert (rdma(verdict)["n3"]["status"], rdma(verdict)["n3"]["reason"]) == (
+        "skipped",
+        "Not checked: n3: no RDMA device.",
+    )
+    assert rdma(verdict)["n1"]["status"] == "pass"
+    found["reachability"]["rdma"]["n2"] = {**none, "reason": "no port of mlx5_0 is active"}
+    for pair in found["reachability"]["pairs"]:
+        pair["rdma_gbps"] = pair["rdma_latency_us"] = None
+    assert "no other member has RDMA" in rdma(judged(found, level="full"))["n1"]["reason"]
+    found["reachability"]["rdma"]["n1"] = {**none, "reason": "no RDMA device"}
+    (check,) = rdma(judged(found, level="full")).values()
+    assert check["reason"] == "Not checked: n1, n3: no RDMA device; n2: no port of mlx5_0 is active."
+    for pair in found["reachability"]["pairs"]:
+        pair.pop("bandwidth_gbps")
+    assert "level full" in rdma(judged(found))[None]["reason"]
+
+
+def test_rdma_is_drawn_where_it_was_measured() -> None:
+    view = build(judged(with_rdma(n2_n3=(199.0, 2.0)), level="full"))
+    kinds = {cell["label"]: cell["kind"] for row in view["rdma"]["rows"] for cell in row["cells"]}
+    assert kinds["n2 to n3: 199 Gbit/s, too little"] == "slow"
+    assert build(judged(with_bandwidth(), level="full"))["rdma"] is None
 
 
 def test_a_node_that_its_own_check_has_drained_comes_back_by_itself() -> None:

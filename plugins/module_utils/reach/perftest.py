@@ -1,0 +1,136 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""RDMA between two hosts by ib_write_bw and ib_write_lat: which port, which command, what the output says. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, List, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import Gid, RdmaPort
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
+
+#: What is measured, and by which program.
+PROGRAMS = {"bandwidth": "ib_write_bw", "latency": "ib_write_lat"}
+#: Round trips that a latency is the median of: a second where one takes a millisecond.
+_ROUND_TRIPS = 1000
+#: What frames the settings, and the table.
+_RULE = re.compile(r"^-{20,}$", re.MULTILINE)
+_IPV4 = "0000:0000:0000:0000:0000:ffff:"
+
+
+def choose(ports: Sequence[RdmaPort], interface: str, find: Callable[[str], Optional[str]]) -> RdmaEnd:
+    """The port by which this host takes part: that behind ``interface``, else the fastest that is active.
+
+    ``find`` gives the path of a program. What has no port to use gets a reason.
+    """
+    missing = [program for program in PROGRAMS.values() if find(program) is None]
+    active = [port for port in ports if port["state"] == "active"]
+    if not ports:
+        return _none("no RDMA device")
+    if not active:
+        return _none(f"no port of {', '.join(sorted({port['device'] for port in ports}))} is active")
+    if missing:
+        return _none(f"{' and '.join(missing)} of perftest {'are' if len(missing) > 1 else 'is'} not installed")
+    best = min(
+        active,
+        key=lambda port: (
+            all(gid["interface"] != interface for gid in port["gids"]),
+            -(port["rate_gbps"] or 0.0),
+            port["device"],
+            port["port"],
+        ),
+    )
+    return {
+        "device": best["device"],
+        "port": best["port"],
+        "gid_index": _gid_index(best, interface),
+        # What the kernel does by itself says any rate that it likes.
+        "rate_gbps": best["rate_gbps"] if best["pci_address"] else None,
+        "reason": "",
+    }
+
+
+def _none(reason: str) -> RdmaEnd:
+    return {"device": "", "port": 0, "gid_index": None, "rate_gbps": None, "reason": reason}
+
+
+def _gid_index(port: RdmaPort, interface: str) -> Optional[int]:
+    """RoCE needs an identifier that both ends can route: version 2 of an IPv4 address. InfiniBand needs none."""
+    if port["link_layer"] != "Ethernet":
+        return None
+
+    def rank(gid: Gid) -> tuple[bool, bool, bool, int]:
+        return (
+            gid["type"] != "RoCE v2",
+            not gid["gid"].startswith(_IPV4),
+            gid["interface"] != interface,
+            gid["index"],
+        )
+
+    return min(port["gids"], key=rank)["index"] if port["gids"] else None
+
+
+def command(what: str, end: RdmaEnd, port: int, seconds: int, peer: str = "") -> List[str]:
+    """The server, or with ``peer``, the address of its host, the client. Both ends need the same options."""
+    gid = [] if end["gid_index"] is None else [f"--gid-index={end['gid_index']}"]
+    amount = [f"--duration={seconds}", "--report_gbits"] if what == "bandwidth" else [f"--iters={_ROUND_TRIPS}"]
+    return [
+        PROGRAMS[what],
+        f"--ib-dev={end['device']}",
+        f"--ib-port={end['port']}",
+        *gid,
+        f"--port={port}",
+        # It would warn of clocks that save power, in the middle of the table.
+        "--CPU-freq",
+        *amount,
+        *([peer] if peer else []),
+    ]
+
+
+def parse_bandwidth(text: str) -> Optional[float]:
+    """The average in 10^9 bits a second, of the largest size; None where nothing was measured."""
+    value = _column(text, "BW average")
+    if value is None:
+        return None
+    # Without --report_gbits it is in 2^20 bytes.
+    return round(value * 8 * (1 << 20) / 1e9 if "BW average[MB/sec]" in text else value, 3)
+
+
+def parse_latency(text: str) -> Optional[float]:
+    """Microseconds one way, the median, or where there is none the mean; None where nothing was measured."""
+    median = _column(text, "t_typical")
+    return median if median is not None else _column(text, "t_avg")
+
+
+def parse_failure(text: str) -> str:
+    """Why a program measured nothing, in its own words."""
+    parts = _RULE.split(text)
+    told = [line.strip() for part in (parts[0], parts[-1]) for line in part.splitlines() if line.strip()[:1].isalpha()]
+    return told[0].rstrip(".") if told else "it printed nothing"
+
+
+def refused(text: str) -> bool:
+    """Whether nobody listened yet."""
+    return "Couldn't connect to" in text
+
+
+def _column(text: str, title: str) -> Optional[float]:
+    """The number below a title that begins so, in the last row of the table."""
+    titles: List[str] = []
+    found = None
+    for line in text.splitlines():
+        if line.lstrip().startswith("#bytes"):
+            # Titles have single blanks in them, and a unit at their end but for the first two.
+            titles = re.findall(r"#\w+|[\w.%][\w.% ]*?(?:\[[^\]]+\]|(?=\s{2}|$))", line)
+        elif titles:
+            fields = line.split()
+            if len(fields) != len(titles):
+                continue
+            place = next((index for index, one in enumerate(titles) if one.startswith(title)), None)
+            try:
+                found = float(fields[place]) if place is not None else None
+            except ValueError:
+                continue
+    return found

@@ -1,0 +1,155 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""RDMA between the members as checks: each says what was measured, or why nothing was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, Pair
+
+#: The part of the slower port's rate that RDMA carries on a healthy fabric, at the least.
+_SHARE_OF_RATE = 0.8
+#: A latency is out of line above so many times the median, of at least so many measurements.
+_TIMES_MEDIAN = 5
+_ENOUGH_LINKS = 6
+
+_LOOK = (
+    "Look at both ends: the port's rate and errors (ibstat, perfquery, rdma link), the card's PCIe width, and for RoCE "
+    "the MTU and flow control of the switch."
+)
+
+
+#: The port of each member that could be asked.
+Ends = Mapping[str, RdmaEnd]
+
+
+class Limits(NamedTuple):
+    """What links have to reach. 0: by the rate of the ports, and by the latency of the others."""
+
+    min_gbps: float = 0.0
+    max_latency_us: float = 0.0
+
+
+BY_THEIR_KIND = Limits()
+
+
+class _Kind(NamedTuple):
+    """One of the two things that are measured."""
+
+    name: str
+    purpose: str
+    key: str
+    unit: str
+    words: str
+    sign: str
+
+
+_BANDWIDTH = _Kind(
+    "reachability.rdma_bandwidth",
+    "RDMA to every other member is fast enough",
+    "rdma_gbps",
+    "Gbit/s",
+    "carries {:.3g} Gbit/s, and {:.3g} are required",
+    "≥",
+)
+_LATENCY = _Kind(
+    "reachability.rdma_latency",
+    "RDMA to every other member takes little time",
+    "rdma_latency_us",
+    "µs",
+    "takes {:.3g} µs, and {:.3g} are allowed",
+    "≤",
+)
+
+
+def mark_slow(pairs: Sequence[Pair], ends: Ends, limits: Limits) -> list[Pair]:
+    """The pairs, those whose RDMA was measured with ``rdma_slow``."""
+    return [
+        pair
+        if pair.get("rdma_gbps") is None
+        else {**pair, "rdma_slow": _is_slow(_BANDWIDTH, pair, _least(pair, ends, limits))}
+        for pair in pairs
+    ]
+
+
+def checks(pairs: Sequence[Pair], ends: Ends, limits: Limits, asked: Sequence[str], level: str) -> list[Check]:
+    """For each member with RDMA its slowest link and its longest latency; for the others why they have none."""
+    able = [machine for machine in asked if machine in ends and ends[machine]["device"]]
+    why = ""
+    if not any(pair.get("bandwidth_gbps") is not None or pair.get("rdma_gbps") is not None for pair in pairs):
+        why = "RDMA is measured at level full and burn." if level == "quick" else "No throughput was measured."
+    elif not able:
+        why = f"Not checked: {_reasons(ends, asked)}."
+    if why:
+        return [check(kind.name, kind.purpose, None, "skipped", reason=why) for kind in (_BANDWIDTH, _LATENCY)]
+    latencies = [float(pair["rdma_latency_us"]) for pair in pairs if pair.get("rdma_latency_us") is not None]
+    longest = limits.max_latency_us or (median(latencies) * _TIMES_MEDIAN if len(latencies) >= _ENOUGH_LINKS else None)
+    made = []
+    for machine in asked:
+        own = [pair for pair in pairs if pair["from"] == machine and pair["to"] in able and pair["status"] == "pass"]
+        for kind in (_BANDWIDTH, _LATENCY):
+            gates = [_least(pair, ends, limits) if kind is _BANDWIDTH else longest for pair in own]
+            made.append(_judge(kind, machine, own, gates, _absent(machine, able, ends, own)))
+    return made
+
+
+def _judge(kind: _Kind, machine: str, own: Sequence[Pair], gates: Sequence[float | None], absent: str) -> Check:
+    if absent:
+        return check(kind.name, kind.purpose, machine, "skipped", reason=f"Not checked: {absent}.")
+    lost = [pair for pair in own if pair.get(kind.key) is None]
+    found = [(pair, gate) for pair, gate in zip(own, gates) if pair.get(kind.key) is not None]
+    slow = [(pair, gate) for pair, gate in found if gate is not None and _is_slow(kind, pair, gate)]
+    words = [
+        f"RDMA from {machine} to {pair['to']} {kind.words.format(pair[kind.key], gate)}." for pair, gate in slow
+    ] + [f"RDMA from {machine} to {pair['to']} gave no result: {pair.get('rdma_error') or 'none'}." for pair in lost]
+    sign = 1 if kind is _BANDWIDTH else -1
+    worst, gate = min(slow or found, key=lambda one: sign * float(one[0][kind.key]), default=(None, None))
+    return check(
+        kind.name,
+        kind.purpose,
+        machine,
+        "fail" if slow else "error" if lost else "pass",
+        round(float(worst[kind.key]), 3) if worst else None,
+        f"{kind.sign} {gate:.3g}" if gate is not None else None,
+        kind.unit,
+        " ".join(words),
+        _LOOK if words else "",
+    )
+
+
+def _least(pair: Pair, ends: Ends, limits: Limits) -> float | None:
+    """What a link has to carry; None where nobody says and the ports are no hardware."""
+    rates = [ends[pair[end]]["rate_gbps"] if pair[end] in ends else None for end in ("from", "to")]
+    known = [float(rate) for rate in rates if rate]
+    return limits.min_gbps or (min(known) * _SHARE_OF_RATE if len(known) == len(rates) else None)
+
+
+def _is_slow(kind: _Kind, pair: Mapping[str, Any], gate: float | None) -> bool:
+    if gate is None:
+        return False
+    value = float(pair[kind.key])
+    return value < gate if kind is _BANDWIDTH else value > gate
+
+
+def _absent(machine: str, able: Sequence[str], ends: Ends, own: Sequence[Pair]) -> str:
+    """Why there is nothing to judge."""
+    if machine not in able:
+        return _reasons(ends, [machine])
+    if len(able) == 1:
+        return f"no other member has RDMA, {machine} has {ends[machine]['device']}"
+    return "" if own else f"{machine} does not reach another member that has RDMA"
+
+
+def _reasons(ends: Ends, machines: Sequence[str]) -> str:
+    """Each reason once, with the machines that it holds for."""
+    found: dict[str, list[str]] = {}
+    for machine in machines:
+        reason = ends[machine]["reason"] if machine in ends else "not asked for its ports"
+        found.setdefault(reason, []).append(machine)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in found.items())
