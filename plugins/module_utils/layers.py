@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import block_in
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import automounts
 
 NOT_SET_UP = "not set up"
 _RUNNING = ("active", "activating", "reloading")
@@ -93,19 +94,18 @@ def read_file(path: str) -> Optional[str]:
 def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[Mapping[str, str]]) -> Dict[str, str]:
     """What differs, in words, by layer. Where nothing of a layer is there, it is not set up.
 
-    Services, and files that only systemd reads, are compared where it runs.
+    Services are compared where systemd runs them, its automounts where it can have some.
     """
     found: Dict[str, List[str]] = {}
     asked: Dict[str, int] = {}
-    systemd = find("systemctl") is not None and os.path.isdir("/run/systemd/system")
     for expected in files:
-        if expected.get("systemd") and not systemd:
+        if expected.get("automounted") and not automounts():
             continue
         asked[expected["layer"]] = asked.get(expected["layer"], 0) + 1
         words = difference(expected, read_file(expected["path"]))
         found.setdefault(expected["layer"], []).extend([words] if words else [])
     names = [service["unit"] for service in services]
-    if names and systemd:
+    if names and find("systemctl") is not None and os.path.isdir("/run/systemd/system"):
         shown = run(["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState", *names], check=False)
         units = parse_units(shown.stdout)
         for service in services:

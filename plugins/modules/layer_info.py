@@ -32,8 +32,8 @@ options:
       digest: {description: SHA-256 of the text without the white space around it., type: str}
       contains: {description: A text that has to be in it., type: str}
       starts: {description: "What the lines begin with, one by one.", type: list, elements: str}
-      systemd:
-        description: It is compared only where systemd is the service manager.
+      automounted:
+        description: It is compared only where systemd can mount at first use, which it cannot in a container.
         type: bool
         default: false
   services:
@@ -104,7 +104,7 @@ def main() -> None:
         "digest": text,
         "contains": text,
         "starts": {"type": "list", "elements": "str"},
-        "systemd": {"type": "bool", "default": False},
+        "automounted": {"type": "bool", "default": False},
     }
     module = AnsibleModule(
         argument_spec={

@@ -14,8 +14,8 @@ author:
 description:
   - Has the units of systemd by which this host mounts the volumes of a cluster, started and enabled, and takes away those
     of volumes that the cluster no longer has.
-  - On a host without systemd, as in a container, the volumes stand in C(/etc/fstab) and are mounted at once. After a
-    restart of the container they are mounted by the next run, or by C(mount) and the mount point.
+  - In a container, which has no systemd or none that can mount at first use, the volumes stand in C(/etc/fstab) and are
+    mounted at once. After a restart of the container they are mounted by the next run, or by C(mount) and the mount point.
   - A volume that somebody uses is not unmounted; the error names the processes and their users.
   - A volume whose handle the server no longer knows is unmounted, and mounted anew at its next use.
   - Refuses a host whose kernel lacks NFS, and a container that may not mount. Where only programs are missing, it changes nothing and
@@ -117,7 +117,7 @@ healed:
   returned: success
   sample: [/data]
 removed:
-  description: Units, without suffix, of volumes that the cluster no longer has; without systemd, their mount points.
+  description: Units, without suffix, of volumes that the cluster no longer has; in a container, their mount points.
   type: list
   elements: str
   returned: success
@@ -135,7 +135,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outc
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab, mounts, volumes
 
 _PROC = "/proc"
-_SYSTEMD = "/run/systemd/system"
 
 
 def read(path: str) -> str:
@@ -174,7 +173,7 @@ def refuse_without_kernel(params: Dict[str, Any], fetched: bool) -> None:
         )
 
 
-def work_without_systemd(params: Dict[str, Any], check_mode: bool) -> Outcome:
+def work_without_automounts(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """The same by lines of fstab."""
     wanted = dict(fstab.line_of(each["mount"]) for each in params["mounts"])
     lines = fstab.parse(files.read_text(fstab.PATH) or "", params["cluster"])
@@ -200,14 +199,14 @@ def work(module: AnsibleModule) -> Outcome:
     volumes.refuse_missing(params["external"])
     fetched = any("\nType=nfs4\n" in each["mount"] for each in params["mounts"])
     refuse_without_kernel(params, fetched)
-    systemd = os.path.isdir(_SYSTEMD)
-    if wanted and not systemd:
+    automounts = mounts.automounts()
+    if wanted and not automounts:
         fstab.refuse_without_right(read(os.path.join(_PROC, "self/status")))
     missing = mounts.missing_programs(params["server"] if params["serves"] else None, fetched)
     if missing:
         return Outcome(False, {"missing": missing, "healed": [], "removed": []})
-    if not systemd:
-        return work_without_systemd(params, module.check_mode)
+    if not automounts:
+        return work_without_automounts(params, module.check_mode)
     host = look(params, wanted)
     plan = mounts.make_plan(wanted, host, params["force"])
     if plan.changed and not module.check_mode:

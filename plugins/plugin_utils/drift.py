@@ -90,7 +90,8 @@ def _storage(record: model.Record, machine: str, server: str) -> list[dict[str, 
     if exports:
         found.append((storage.exports_path(record, server), exports, False))
     return [
-        {"layer": "storage", "path": path, "digest": digest(text), "systemd": systemd} for path, text, systemd in found
+        {"layer": "storage", "path": path, "digest": digest(text), "automounted": automounted}
+        for path, text, automounted in found
     ]
 
 

@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Volumes on a host without systemd: lines of /etc/fstab, and mounts that each run of the playbook sees to.
+"""Volumes in a container, where systemd cannot mount at first use or is not there at all: lines of /etc/fstab, and mounts
+that each run of the playbook sees to.
 
 The lines say ``noauto``: what starts such a container must not wait for a server, and the mesh is not up by then.
 """

@@ -30,6 +30,10 @@ _SYSTEMCTL_SECONDS = 100
 _PROBE = "import os, sys\ntry:\n    os.stat(sys.argv[1])\nexcept OSError as failure:\n    print(failure.errno)\n"
 
 
+#: Whether systemd is there, and the kernel's part of automounts, which containers do not get.
+_NEEDED = ("/run/systemd/system", "/dev/autofs")
+
+
 class Units(NamedTuple):
     """One volume: the name of its units without suffix, where it is mounted, and their text by suffix."""
 
@@ -62,6 +66,11 @@ class Plan(NamedTuple):
     def changed(self) -> bool:
         """Whether there is anything to do."""
         return any(self)
+
+
+def automounts() -> bool:
+    """Whether systemd can mount at first use here. Where it cannot, volumes stand in fstab."""
+    return all(os.path.exists(path) for path in _NEEDED)
 
 
 def parse_ours(texts: Mapping[str, str], cluster: str) -> Dict[str, str]:

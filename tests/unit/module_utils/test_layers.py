@@ -77,10 +77,9 @@ def test_a_layer_without_anything_is_not_set_up(tmp_path: Path) -> None:
     assert layers.compare(run, files, []) == {"one": "not set up", "two": f"{tmp_path / 'none'} is missing"}
 
 
-def test_units_are_not_missed_where_there_is_no_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "find", lambda _program: None)
-    files = [
-        {"layer": "storage", "path": str(tmp_path / name), "systemd": name == "unit"} for name in ("unit", "other")
-    ]
+def test_units_are_not_missed_where_nothing_can_automount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "automounts", lambda: False)
+    entry = {"layer": "storage", "path": str(tmp_path / "none")}
+    files = [{**entry, "automounted": True}, entry]
     assert layers.compare(run, files[:1], []) == {}
     assert list(layers.compare(run, files, [])) == ["storage"]
