@@ -110,6 +110,36 @@ def pairs(cluster: dict[str, Any], dead: Sequence[str] = (), seed: int = 7) -> l
     return made
 
 
+def volumes(machines: Sequence[str]) -> list[dict[str, Any]]:
+    """The record's volume, mounted and measured on these members."""
+    members = [
+        {
+            "machine": machine,
+            "mounted": True,
+            "trouble": "",
+            "write_mbps": 880.5 + index,
+            "read_mbps": 1104.0,
+            "files_per_second": 412.5,
+            "shared": "pass",
+            "locks": "pass",
+        }
+        for index, machine in enumerate(machines)
+    ]
+    return [
+        {
+            "name": "data",
+            "server": "n1",
+            "path": "/srv/data",
+            "mount_point": "/mnt/data",
+            "filesystem": "nfs4",
+            "total_bytes": 8 << 40,
+            "free_bytes": 3 << 40,
+            "mounted_on": list(machines),
+            "members": members,
+        }
+    ]
+
+
 def collectives(ceiling: float = 11.4, required: float = 9.0) -> list[dict[str, Any]]:
     """Two collectives that rise to ``ceiling`` GB/s as messages grow."""
     made = []
@@ -266,5 +296,6 @@ def verdict(
                 "output": "\n".join(machine for machine in machines if machine not in dead),
             }
         ],
+        volumes=volumes([machine for machine in machines if machine not in dead]) if measured else [],
         previous=previous,
     )

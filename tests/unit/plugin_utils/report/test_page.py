@@ -51,6 +51,15 @@ def test_needs_nothing_from_outside() -> None:
     assert "default-src 'none'" in page
 
 
+def test_volumes_are_shown_with_their_room() -> None:
+    page = render(samples.verdict(3))
+    for words in ('id="storage"', "n1:/srv/data", "3 TiB", "8 TiB", "every member", "1100", "412"):
+        assert words in page
+    older = samples.verdict(3)
+    del older["volumes"]
+    assert 'id="storage"' not in render(older)
+
+
 def test_inserted_text_stays_text() -> None:
     verdict = samples.verdict(3, dead=["n3"])
     before = [tag for tag, _attrs in tags(render(verdict))]
@@ -60,6 +69,7 @@ def test_inserted_text_stays_text() -> None:
         pair.update(message=EVIL, remedy=EVIL)
     verdict["jobs"][0].update(output=EVIL, command=EVIL)
     verdict["cluster"]["name"] = EVIL
+    verdict["volumes"][0].update(name=EVIL, mount_point=EVIL, filesystem=EVIL)
     page = render(verdict)
     assert "<script>alert" not in page
     assert "<img" not in page
