@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 
@@ -61,6 +62,11 @@ class KernelLab(Lab):
         self.ssh(host, "systemctl reboot", timeout=60)
         self.wait(f"{host} has rebooted", lambda: self.answers(host) not in {"", before}, seconds=limit)
         return time.monotonic() - started
+
+    def console(self, host: str) -> str:
+        """What its kernel and its systemd have said since it was made, over all boots, without colours."""
+        text = (self.inventory.parent / host / "console").read_text(errors="replace")
+        return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
     def _power(self, action: str, host: str) -> None:
         command = [str(ROOT / "lab" / "kernel" / "host"), action, str(self.inventory.parent / host)]

@@ -9,16 +9,20 @@ v1 serves /data, v2 serves /scratch, v3 manages. The tests run in the order of t
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-import time
+import subprocess
 
 import pytest
 from kernel_hosts import KernelLab
 
 MACHINES = ("v1", "v2", "v3")
 MESH = "gpumesh0"
-#: A softerr mount gives up after 45 s. The rest is for a busy machine.
-BOUNDED = 100
+#: A soft mount gives up once its connection is dead, which takes the kernel 180 s at most, and then after 15 s for each
+#: request.
+BOUNDED = 240
+REFUSED = r"access denied|not permitted|No such file"
+STORAGE = "gpumesh.cluster.storage"
 CONTENT = "".join(f"{number}\n" for number in range(200_000))
 CHECKSUM = hashlib.sha256(CONTENT.encode()).hexdigest()
 
@@ -54,6 +58,31 @@ def all_idle(lab: KernelLab, machines: tuple[str, ...] = MACHINES) -> bool:
     return nodes(lab) == {f"{machine} idle" for machine in machines}
 
 
+def readable(lab: KernelLab, machine: str) -> bool:
+    """Whether what is kept can be read there, by the first attempt or by a later one."""
+    try:
+        return lab.ssh(machine, "sha256sum /data/kept").stdout[:64] == CHECKSUM
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def state(lab: KernelLab, machine: str) -> str:
+    """What systemd says of the machine once its boot is over."""
+    return lab.ssh(machine, "systemctl is-system-running --wait").stdout.strip()
+
+
+def assert_fails(lab: KernelLab, command: str) -> None:
+    """With an error and in time: what does not end raises subprocess.TimeoutExpired."""
+    done = lab.ssh("v3", command, timeout=BOUNDED)
+    assert done.returncode not in {0, 255}, done.stdout + done.stderr
+
+
+@pytest.fixture(name="usual", scope="module")
+def _usual() -> dict[str, float]:
+    """Seconds that things take where nothing is wrong."""
+    return {}
+
+
 def test_the_tunnel_is_the_kernels(lab: KernelLab) -> None:
     for machine in MACHINES:
         assert "wireguard" in lab.shell(machine, f"ip -details link show {MESH}")
@@ -82,6 +111,16 @@ def test_volumes_are_nfs_4_2_over_the_tunnel(lab: KernelLab) -> None:
 def test_exports_are_for_members_alone(lab: KernelLab) -> None:
     assert exported(lab, "v1") == {"/srv/data": {address("v2"), address("v3")}}
     assert exported(lab, "v2") == {"/srv/scratch": {address("v1"), address("v3")}}
+    shown = lab.shell("v2", f"showmount --exports --no-headers {address('v1')}").split()
+    assert shown[0] == "/srv/data"
+    assert set(shown[1].split(",")) == {address("v2"), address("v3")}
+
+
+def test_an_address_that_is_no_members_is_refused(lab: KernelLab) -> None:
+    """A member's address outside the mesh stands for any other machine of the network."""
+    attempt = lab.ssh("v3", "mount --mkdir -t nfs4 -o vers=4.2,soft,retry=0 10.79.0.11:/srv/data /tmp/no")
+    assert attempt.returncode != 0
+    assert re.search(REFUSED, attempt.stderr), attempt.stderr
 
 
 def test_root_of_a_member_is_nobody_on_the_server(lab: KernelLab) -> None:
@@ -100,30 +139,72 @@ def test_a_job_writes_on_one_node_and_another_reads(lab: KernelLab) -> None:
     assert checksum(lab, "v1", "/srv/data/kept") == CHECKSUM
 
 
-def test_without_its_server_a_volume_fails_in_bounded_time_and_nothing_else_does(lab: KernelLab) -> None:
+def test_a_volume_in_use_is_not_unmounted(lab: KernelLab) -> None:
+    lab.shell("v3", "systemd-run --quiet --unit=holder --working-directory=/data sleep infinity")
+    scratch = [{"name": "scratch", "server": "v2", "path": "/srv/scratch", "mount_point": "/scratch"}]
+    run = lab.play(STORAGE, "-e", json.dumps({"storage_volumes": scratch}))
+    assert run.code != 0
+    assert re.search(r"sleep of root \(process \d+\) uses /data", run.words), run.output[-4000:]
+    assert not any(run.changed.values()), run.changed
+    # Nobody else has lost it either.
+    assert exported(lab, "v1") == {"/srv/data": {address("v2"), address("v3")}}
+    assert checksum(lab, "v2") == CHECKSUM
+    lab.shell("v3", "systemctl stop holder")
+
+
+def test_a_stale_handle_is_healed_by_the_next_run(lab: KernelLab) -> None:
+    lab.shell("v3", "ls /data/open")
+    # As after the data has come back from a backup: the same path, another folder.
+    lab.shell(
+        "v1", "systemctl stop data.mount && mv /srv/data /srv/before && cp -a /srv/before /srv/data && exportfs -f"
+    )
+    try:
+        assert "Stale file handle" in lab.ssh("v3", "ls /data/").stderr
+        run = lab.play(STORAGE)
+        assert run.code == 0, run.output[-4000:]
+        assert run.changed["v3"] == 1, run.output[-4000:]
+    finally:
+        lab.shell("v1", "rm -r /srv/before")
+    for machine in MACHINES:
+        assert checksum(lab, machine) == CHECKSUM
+
+
+def test_a_shutdown_unmounts_before_the_tunnel_goes(lab: KernelLab, usual: dict[str, float]) -> None:
+    # It has written, and not yet closed the file, when the machine goes down.
+    writer = "exec 3>/data/open/late; seq 0 199999 >&3; touch /data/open/written; exec sleep infinity"
+    lab.shell("v3", f"systemd-run --quiet --unit=writer --property=After=remote-fs.target sh -c '{writer}'")
+    lab.wait("it has written", lambda: lab.ssh("v1", "ls /srv/data/open/written").returncode == 0)
+    said = len(lab.console("v3"))
+    usual["reboot"] = lab.reboot("v3")
+    console = lab.console("v3")[said:]
+    assert 0 < console.find("Unmounted data.mount") < console.find(f"Stopped wg-quick@{MESH}.service"), console
+    assert checksum(lab, "v1", "/srv/data/open/late") == CHECKSUM
+
+
+def test_without_its_server_a_volume_fails_in_bounded_time_and_nothing_else_does(
+    lab: KernelLab, usual: dict[str, float]
+) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab), seconds=240)
     lab.shell("v3", "ls /data /scratch")
-    usual = lab.reboot("v3")
-    lab.shell("v3", "ls /data")
+    healthy = state(lab, "v3")
     lab.cut("v1")
-    started = time.monotonic()
     try:
         # The machine stays usable while somebody waits.
-        waiting = lab.ssh("v3", "systemd-run --quiet --unit=waits --collect --property=Type=exec ls /data; true")
-        assert waiting.returncode == 0
-        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=BOUNDED).startswith("v3")
-        listing = lab.ssh("v3", "ls /data/", timeout=BOUNDED)
-        assert listing.returncode != 0, listing.stdout
-        assert time.monotonic() - started < BOUNDED
-        without = lab.reboot("v3")
-        assert without < usual + 90, f"{without:.0f} s without the server, {usual:.0f} s with it"
-        listing = lab.ssh("v3", "ls /data/", timeout=BOUNDED)
-        assert listing.returncode != 0, listing.stdout
-        assert lab.shell("v3", "ls /scratch; hostname", timeout=BOUNDED).strip().endswith("v3")
+        lab.shell("v3", "systemd-run --quiet --unit=waits --collect ls /data")
+        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=30).startswith("v3")
+        assert_fails(lab, "ls /data/")
+        assert lab.reboot("v3") < usual["reboot"] + 90
+        # The mount is attempted anew, and that is bounded too.
+        assert_fails(lab, "ls /data/")
+        assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=30).startswith("v3")
+        assert state(lab, "v3") == healthy
+        # The health check drains a node whose volume is away, whenever it runs next. The node itself is there.
+        back = {"v3 idle", "v3 draining", "v3 drained"}
+        lab.wait("the node of v3 is back", lambda: bool(back & nodes(lab)), seconds=240)
     finally:
         lab.power("v1")
-    lab.wait(
-        "v3 has its volume again", lambda: lab.ssh("v3", "sha256sum /data/kept").stdout[:64] == CHECKSUM, seconds=180
-    )
+    lab.wait("they have their volume again", lambda: readable(lab, "v2") and readable(lab, "v3"), seconds=240)
+    lab.wait("jobs can run again", lambda: all_idle(lab), seconds=900)
 
 
 def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
@@ -136,11 +217,10 @@ def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
         assert checksum(lab, machine) == CHECKSUM
     assert lab.ssh("v3", "findmnt --types nfs4,autofs /data").returncode != 0
     # By the road that every machine of the network has.
-    lab.shell("v3", "mkdir -p /tmp/no")
-    attempt = lab.ssh("v3", "timeout 60 mount -t nfs4 -o vers=4.2,soft 10.79.0.11:/srv/data /tmp/no")
+    attempt = lab.ssh("v3", "mount --mkdir -t nfs4 -o vers=4.2,soft,retry=0 10.79.0.11:/srv/data /tmp/no")
     assert attempt.returncode != 0
-    assert re.search(r"access denied|not permitted|No such file", attempt.stderr), attempt.stderr
-    whole = lab.ssh("v3", "timeout 60 mount -t nfs4 -o vers=4.2,soft 10.79.0.11:/ /tmp/no && ls -A /tmp/no")
+    assert re.search(REFUSED, attempt.stderr), attempt.stderr
+    whole = lab.ssh("v3", "mount -t nfs4 -o vers=4.2,soft,retry=0 10.79.0.11:/ /tmp/no && ls -A /tmp/no")
     assert whole.stdout == ""
 
 
@@ -152,6 +232,6 @@ def test_the_new_manager_runs_jobs_on_the_same_data(lab: KernelLab) -> None:
 
 def test_the_data_outlives_a_reboot_of_its_server(lab: KernelLab) -> None:
     lab.reboot("v1")
-    lab.wait("v2 has its volume", lambda: lab.ssh("v2", "sha256sum /data/kept").stdout[:64] == CHECKSUM, seconds=180)
+    lab.wait("v2 has its volume", lambda: readable(lab, "v2"), seconds=240)
     assert checksum(lab, "v1") == CHECKSUM
     assert exported(lab, "v1") == {"/srv/data": {address("v2")}}
