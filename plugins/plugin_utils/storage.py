@@ -204,7 +204,8 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
             after.append("tailscaled.service")
         order = f"Wants=network-online.target\nAfter={' '.join(after)}\n"
     mount = (
-        f"[Unit]\nDescription={title}\n{order}\n"
+        # However often it fails, the next use tries again: systemd would give up the automount with it.
+        f"[Unit]\nDescription={title}\n{order}StartLimitIntervalSec=0\n\n"
         f"[Mount]\nWhat={what}\nWhere={volume['mount_point']}\nType={kind}\n"
         # Lazy: what a lost server still owes is given up when it times out, and nobody waits for it at shutdown. A mount
         # that nobody uses is unmounted in full all the same.

@@ -79,6 +79,7 @@ def test_a_mount_waits_for_the_mesh_and_for_no_one_else() -> None:
     # By these systemd has logins and jobs end before it is unmounted.
     assert ",_netdev," in mount["mount"]
     assert "nofail" not in mount["mount"]
+    assert "StartLimitIntervalSec=0\n" in mount["mount"]
     assert "WantedBy=multi-user.target" in mount["automount"]
     # A circle with local-fs.target, which a boot breaks by leaving out a part of itself.
     assert "After=" not in mount["automount"]
