@@ -6,36 +6,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-RUN = """
-import json, runpy, sys
-from ansible.module_utils.testing import patch_module_args
-with patch_module_args(json.loads(sys.argv[2])):
-    runpy.run_module("ansible_collections.gpumesh.cluster.plugins.modules." + sys.argv[1], run_name="__main__")
-"""
-
-
-def start(module: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
-    """A module in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, module, json.dumps(arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, errors = process.communicate(timeout=120)
-    assert output, errors
-    result: dict[str, Any] = json.loads(output)
-    return result
+from module_runs import result_of, start
 
 
 def run(module: str, **arguments: Any) -> dict[str, Any]:

@@ -5,24 +5,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from module_runs import result_of, start
 
 FIXTURES = Path(__file__).parents[1] / "module_utils" / "collective" / "fixtures"
 MODULE = Path(__file__).parents[3] / "plugins" / "modules" / "collective_test.py"
-RUN = """
-import json, runpy, sys
-from ansible.module_utils.testing import patch_module_args
-with patch_module_args(json.loads(sys.argv[1])):
-    runpy.run_module("ansible_collections.gpumesh.cluster.plugins.modules.collective_test", run_name="__main__")
-"""
 #: Both start the binary once, as if on several nodes, and say on stderr what they were asked for.
 LAUNCHER = """#!/bin/sh
 echo "$0 $*" >>"{record}"
@@ -50,17 +42,8 @@ class Stage:
 
     def run(self, **arguments: Any) -> dict[str, Any]:
         given = {"path": str(self.folder / "build"), "timeout": 60, **arguments}
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, json.dumps(given)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            env={**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"},
-        )
-        assert done.stdout, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
+        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        return result_of(start("collective_test", given, environment))
 
 
 @pytest.fixture(name="stage")

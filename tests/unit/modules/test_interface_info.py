@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils.testing import patch_module_args
+from ansible.module_utils import basic
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
@@ -19,8 +19,15 @@ from ansible_collections.gpumesh.cluster.plugins.modules import interface_info
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils.net.recorded import FIXTURES, RecordedIp
 
 
+@pytest.fixture(autouse=True)
+def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from Ansible; what tests modules in their own process came with ansible-core 2.19."""
+    monkeypatch.setattr(basic, "_ANSIBLE_ARGS", b'{"ANSIBLE_MODULE_ARGS": {}}')
+    monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy", raising=False)
+
+
 def run_module(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    with patch_module_args({}), pytest.raises(SystemExit):
+    with pytest.raises(SystemExit):
         interface_info.main()
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result

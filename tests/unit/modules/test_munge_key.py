@@ -10,38 +10,22 @@ import json
 import os
 import pwd
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from module_runs import result_of, start
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
 
-RUN = """
-import json, runpy, sys
-from ansible.module_utils.testing import patch_module_args
-with patch_module_args(json.loads(sys.argv[2])):
-    runpy.run_module("ansible_collections.gpumesh.cluster.plugins.modules." + sys.argv[1], run_name="__main__")
-"""
 ME = pwd.getpwuid(os.getuid()).pw_name
 KEY = base64.b64encode(bytes(range(64))).decode()
 
 
 def run(module: str, programs: Path, **arguments: Any) -> dict[str, Any]:
     """The result of a module on a host that has these programs of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, module, json.dumps(arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
-    )
-    assert done.stdout, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    return result_of(start(module, arguments, environment))
 
 
 @pytest.fixture(name="programs")

@@ -1,0 +1,38 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Modules as Ansible runs them, in a process of their own: arguments in, JSON out. The same for every ansible-core."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+
+def start(
+    module: str, arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """A module of this collection that runs."""
+    with tempfile.TemporaryFile("w+") as given:
+        json.dump({"ANSIBLE_MODULE_ARGS": arguments}, given)
+        given.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-m", f"ansible_collections.gpumesh.cluster.plugins.modules.{module}"],
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+
+def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What it returned when it ended."""
+    output, errors = process.communicate(timeout=120)
+    assert output, errors
+    result: dict[str, Any] = json.loads(output)
+    return result
