@@ -164,6 +164,26 @@ def gpus_in_gres(gres: str) -> int:
     return total
 
 
+def parse_nodes(text: str) -> List[str]:
+    """The names in the output of ``scontrol -o show nodes``, which has a line a node."""
+    words = [line.split(None, 1)[0].partition("=") for line in text.splitlines() if line.strip()]
+    return [name for key, _equals, name in words if key == "NodeName"]
+
+
+def in_rank_order(names: List[str], show: Callable[..., str]) -> List[str]:
+    """The nodes of a job as Slurm numbers them: in the order of its table, which is that of their registration.
+
+    The host list of a job goes by name. Raises ValueError where the table cannot be had.
+    """
+    if len(names) < 2:
+        return names
+    place = {name: number for number, name in enumerate(parse_nodes(show("nodes")))}
+    unknown = [name for name in names if name not in place]
+    if unknown:
+        raise ValueError("scontrol does not show the nodes " + ", ".join(unknown))
+    return sorted(names, key=place.__getitem__)
+
+
 def parse_job(text: str) -> List[Dict[str, str]]:
     """The output of ``scontrol -d -o show job ID``, a line a component, as the keys that are of use here.
 
@@ -194,30 +214,31 @@ def read_world(
     env: Mapping[str, str],
     members: Mapping[str, str],
     batch: bool,
-    show_job: Callable[[str], str],
+    show: Callable[..., str],
 ) -> World:
     """The world that ``env``, the environment of a task, describes.
 
     ``members`` are the cluster addresses by node name. ``batch``: this is the batch script and not a step's task.
-    ``show_job`` asks the controller about a job id; used only where the components of a job differ.
+    ``show`` asks the controller for the job, or for its nodes; used only where the environment does not tell: where the
+    components of a job differ, and in a batch script of several nodes.
     Raises KeyError or ValueError where the environment is not a job's.
     """
     step = 0 if batch else _step(env)
     if step is None:
         batch, step = True, 0
-    groups = _groups(env)
+    groups = [in_rank_order(group, show) for group in _groups(env)]
     if batch:
-        counts = _job_counts(env, groups)
+        counts = _job_counts(env, groups, show)
     else:
         counts = dict(zip(expand_hostlist(env["SLURM_STEP_NODELIST"]), expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])))
-    # Slurm writes a step's nodes sorted by name, yet numbers them component by component.
+    # Slurm writes a mixed step's nodes sorted by name, yet numbers them component by component.
     names = [name for group in groups for name in group if name in counts] if groups else list(counts)
     here = env.get("SLURMD_NODENAME") or names[int(env.get("SLURM_NODEID", "0"))]
     group_of = {name: number for number, group in enumerate(groups) for name in group}
     own = int(env.get("SLURM_GPUS_ON_NODE") or 0)
     gpus = {name: own for name in names if group_of.get(name, 0) == group_of.get(here, 0)}
     if len(gpus) < len(names):
-        gpus = {**_gpus_by_node(show_job(env["SLURM_JOB_ID"])), **gpus}
+        gpus = {**_gpus_by_node(show("job", env["SLURM_JOB_ID"])), **gpus}
     nodes = [
         Node(name, members.get(name, name), group_of.get(name, 0), counts[name], gpus.get(name, 0)) for name in names
     ]
@@ -238,13 +259,13 @@ def read_world(
     )
 
 
-def world_of_login(job_id: str, here: str, members: Mapping[str, str], show_job: Callable[[str], str]) -> World:
+def world_of_login(job_id: str, here: str, members: Mapping[str, str], show: Callable[..., str]) -> World:
     """The world of a job as a login on the node ``here`` sees it. Raises like read_world."""
-    components = parse_job(show_job(job_id))
+    components = parse_job(show("job", job_id))
     gpus = _gpus_by_components(components)
     nodes = []
     for number, component in enumerate(components):
-        names = expand_hostlist(component["NodeList"])
+        names = in_rank_order(expand_hostlist(component["NodeList"]), show)
         # scontrol does not say how the tasks lie on the nodes; Slurm fills the first ones up.
         share, more = divmod(int(component.get("NumTasks", len(names))), len(names))
         nodes += [
@@ -297,10 +318,10 @@ def _groups(env: Mapping[str, str]) -> List[List[str]]:
             return groups if env.get("SLURM_JOB_ID") in ids else []
 
 
-def _job_counts(env: Mapping[str, str], groups: List[List[str]]) -> Dict[str, int]:
+def _job_counts(env: Mapping[str, str], groups: List[List[str]], show: Callable[..., str]) -> Dict[str, int]:
     """Tasks by node of a whole job."""
     if not groups:
-        names = expand_hostlist(env["SLURM_JOB_NODELIST"])
+        names = in_rank_order(expand_hostlist(env["SLURM_JOB_NODELIST"]), show)
         counts = expand_counts(env.get("SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
         # Fewer tasks than nodes: the last nodes run none.
         return dict(zip(names, counts + [0] * (len(names) - len(counts))))
@@ -597,12 +618,12 @@ def write_hostfile(folder: str, name: str, text: str) -> str:
     return path
 
 
-def show_job(job_id: str) -> str:
-    """What the controller knows about a job. Raises ValueError where it cannot be asked."""
+def show(*what: str) -> str:
+    """What the controller knows of a job or of all nodes. Raises ValueError where it cannot be asked."""
     path = os.environ.get("PATH", "") + ":/usr/local/bin:/usr/bin:/bin"
     try:
         return subprocess.run(
-            ["scontrol", "-d", "-o", "show", "job", job_id],
+            ["scontrol", "--all", "-d", "-o", "show", *what],
             env={**os.environ, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -612,7 +633,7 @@ def show_job(job_id: str) -> str:
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError) as failure:
-        raise ValueError(f"scontrol cannot tell about job {job_id}: {failure}") from failure
+        raise ValueError(f"scontrol cannot show {' '.join(what)}: {failure}") from failure
 
 
 def job_of_login() -> str:
@@ -650,9 +671,9 @@ def run(login: bool, settings_path: str = SETTINGS, runtime: str = RUNTIME) -> s
         job_id = job_of_login()
         if not job_id:
             return ""
-        world = world_of_login(job_id, _node_name(), settings.members, show_job)
+        world = world_of_login(job_id, _node_name(), settings.members, show)
     else:
-        world = read_world(env, settings.members, _in_batch_step(), show_job)
+        world = read_world(env, settings.members, _in_batch_step(), show)
     # By the id that Slurm's epilog is told on this node.
     job = world.job if login else _job_id(env, world.node.group)
     name = f"{job}.{world.step}.hosts" if world.rank is not None else f"{job}.hosts"

@@ -42,13 +42,20 @@ def recorded(name: str) -> dict[str, str]:
     return loaded
 
 
-def show_mixed_job(job_id: str) -> str:
-    assert job_id.isdigit()
+def registered(*names: str) -> str:
+    """What ``scontrol -o show nodes`` prints, cut short."""
+    return "".join(f"NodeName={name} Arch=x86_64 CoresPerSocket=2 \n" for name in names)
+
+
+def show_mixed_job(*what: str) -> str:
+    if what == ("nodes",):
+        return registered("n1", "n2", "n3")
+    assert what[0] == "job" and what[1].isdigit()
     return (HERE / "fixtures" / "show_mixed_job.txt").read_text()
 
 
-def never_asked(job_id: str) -> str:
-    raise AssertionError(f"the controller was asked about {job_id}")
+def never_asked(*what: str) -> str:
+    raise AssertionError(f"the controller was asked for {what}")
 
 
 def settings(**changed: Any) -> Any:
@@ -138,21 +145,31 @@ def test_a_step_on_part_of_the_job_has_its_own_master_and_port() -> None:
 
 
 def test_a_batch_script_of_several_tasks_describes_the_job_but_is_no_rank() -> None:
-    values = variables("batch_of_3_nodes", batch=True)
+    values = variables("batch_of_3_nodes", batch=True, ask=show_mixed_job)
     assert picked(values, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK") == ["10.99.0.1", "15005", "6", "0"]
     assert not {"RANK", "LOCAL_RANK", "TF_CONFIG"} & set(values)
 
 
 def test_a_batch_script_and_its_first_step_agree_on_the_port() -> None:
-    assert (
-        variables("batch_of_3_nodes", batch=True)["MASTER_PORT"] == variables("step_of_3_nodes_rank_3")["MASTER_PORT"]
-    )
+    script = variables("batch_of_3_nodes", batch=True, ask=show_mixed_job)
+    assert script["MASTER_PORT"] == variables("step_of_3_nodes_rank_3")["MASTER_PORT"]
+
+
+def test_a_batch_script_counts_the_nodes_as_slurm_does_and_not_by_name() -> None:
+    values = variables("batch_of_3_nodes", batch=True, ask=lambda *_what: registered("n3", "n0", "n1", "n2"))
+    assert picked(values, "MASTER_ADDR", "NODE_RANK") == ["10.99.0.3", "1"]
+    assert values["GPUMESH_NODE_IPS"] == "10.99.0.3,10.99.0.1,10.99.0.2"
+
+
+def test_nothing_is_claimed_where_the_order_of_the_nodes_cannot_be_told() -> None:
+    with pytest.raises(ValueError, match="does not show the nodes n2, n3"):
+        variables("batch_of_3_nodes", batch=True, ask=lambda *_what: registered("n1"))
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_the_variables_of_an_outer_step_are_not_taken_for_a_batch_jobs_own(told: bool) -> None:
     # A job of two nodes, submitted from a task of a step of three.
-    values = variables("batch_submitted_from_a_step", batch=told)
+    values = variables("batch_submitted_from_a_step", batch=told, ask=show_mixed_job)
     assert picked(values, "NNODES", "WORLD_SIZE", "RANK") == ["2", "2", None]
 
 
@@ -198,6 +215,14 @@ def test_a_login_into_a_job_sees_the_job() -> None:
         ("n2", 1, 2, 1),
     ]
     assert (world.node_rank, world.rank, world.mixed) == (1, None, True)
+
+
+def test_a_login_counts_the_nodes_as_slurm_does_and_not_by_name() -> None:
+    def show(*what: str) -> str:
+        return registered("n2", "n3", "n1") if what == ("nodes",) else show_mixed_job(*what)
+
+    world = prolog.world_of_login("25", "n1", MEMBERS, show)
+    assert [node.name for node in world.nodes] == ["n3", "n2", "n1"]
 
 
 # --- Variables
