@@ -135,6 +135,8 @@ def program_text(daemon: Daemon) -> str:
         "autostart=true",
         "autorestart=true",
         "startsecs=2",
+        # What waits for the mesh, the controller or the database has to go on trying, each time a second later.
+        "startretries=60",
         "stopwaitsecs=30",
         "redirect_stderr=true",
         f"stdout_logfile=/var/log/gpumesh-{daemon.name}.log",

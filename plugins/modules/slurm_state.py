@@ -12,7 +12,7 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Returns the state of a stopped controller, or puts it in place before the next one starts.
+  - Packs the state of a stopped controller, returns it part by part, and puts it in place before the next one starts.
   - The state holds the scripts and the environments of jobs, and so whatever secrets users have put there. Use it only in
     tasks with C(no_log).
 extends_documentation_fragment:
@@ -25,12 +25,25 @@ attributes:
       - The state is binary and may hold secrets of users.
 options:
   state:
-    description: V(exported) returns the state. V(imported) writes O(content), unless this host has a state already.
+    description:
+      - V(packed) makes an archive of the state, in O(folder).
+      - V(exported) returns a part of the archive.
+      - V(imported) takes a part, and after the last one puts the state in place, unless this host has a state already.
     type: str
-    choices: [exported, imported]
+    choices: [packed, exported, imported]
     required: true
+  part:
+    description: Which part, from 0 on.
+    type: int
+    default: 0
+  parts:
+    description: How many there are, as V(packed) has returned it. Required for V(imported).
+    type: int
+  checksum:
+    description: The checksum of the archive, as V(packed) has returned it. Required for V(imported).
+    type: str
   content:
-    description: What V(exported) has returned as RV(content).
+    description: What V(exported) has returned as RV(content). Required for V(imported).
     type: str
   folder:
     description: The controller's C(StateSaveLocation).
@@ -43,27 +56,47 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Take the queue from the former manager
+- name: Pack the queue on the former manager
+  gpumesh.cluster.slurm_state:
+    state: packed
+  register: queue
+  delegate_to: n1
+  no_log: true
+
+# For each part, from 0 to queue.parts - 1:
+- name: Read the first part
   gpumesh.cluster.slurm_state:
     state: exported
-  register: queue
+    part: 0
+  register: first
   delegate_to: n1
   no_log: true
 
 - name: Put it in place
   gpumesh.cluster.slurm_state:
     state: imported
-    content: "{{ queue.content }}"
+    part: 0
+    parts: "{{ queue.parts }}"
+    checksum: "{{ queue.checksum }}"
+    content: "{{ first.content }}"
   no_log: true
 """
 
 RETURN = r"""
+parts:
+  description: How many parts the archive has.
+  type: int
+  returned: O(state=packed)
+checksum:
+  description: The SHA-256 of the archive.
+  type: str
+  returned: O(state=packed)
 content:
-  description: The state, compressed and in base64.
+  description: The part, in base64.
   type: str
   returned: O(state=exported)
 files:
-  description: The files that were written. Empty where a controller has run here before.
+  description: The files that were put in place. Empty where a controller has run here before, and before the last part.
   type: list
   elements: str
   returned: O(state=imported)
@@ -78,11 +111,19 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state
 def work(module: AnsibleModule) -> Outcome:
     """Do what the parameters say."""
     given = module.params
+    folder, part = given["folder"], given["part"]
+    if given["state"] == "packed":
+        packed = state.Packed(0, "") if module.check_mode else state.pack(folder)
+        return Outcome(True, {"parts": packed.parts, "checksum": packed.checksum})
     if given["state"] == "exported":
-        return Outcome(False, {"content": state.pack(given["folder"])})
-    if state.in_use(given["folder"]):
+        return Outcome(False, {"content": state.read_part(folder, part)})
+    if state.in_use(folder):
         return Outcome(False, {"files": []})
-    files = [] if module.check_mode else state.unpack(given["folder"], given["content"], given["user"])
+    files = []
+    if not module.check_mode:
+        state.write_part(folder, part, given["content"])
+        if part == given["parts"] - 1:
+            files = state.unpack(folder, given["checksum"], given["user"])
     return Outcome(True, {"files": files})
 
 
@@ -90,12 +131,15 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["exported", "imported"], "required": True},
+            "state": {"type": "str", "choices": ["packed", "exported", "imported"], "required": True},
+            "part": {"type": "int", "default": 0},
+            "parts": {"type": "int"},
+            "checksum": {"type": "str"},
             "content": {"type": "str", "no_log": True},
             "folder": {"type": "path", "default": "/var/lib/slurm/slurmctld"},
             "user": {"type": "str", "default": "slurm"},
         },
-        required_if=[("state", "imported", ("content",))],
+        required_if=[("state", "imported", ("parts", "checksum", "content"))],
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module))

@@ -85,7 +85,7 @@ def request(machine: str, address: str) -> config.Request:
 
 def members(count: int) -> list[config.Documents]:
     """Every file of that many members."""
-    host = SlurmHost((24, 11, 5), Cgroups("none", ()), None, 2_000_000, "n1")
+    host = SlurmHost((24, 11, 5), Cgroups("none", ()), None, 2_000_000, 128, "n1")
     return [
         config.documents(request(f"n{number}", f"10.{number >> 8}.{number & 255}.1"), host, FOLDER)
         for number in range(1, count + 1)

@@ -46,6 +46,7 @@ RESTART_KEYS = frozenset(
         "proctracktype",
         "schedulertype",
         "selecttype",
+        "selecttypeparameters",
         "slurmctldhost",
         "slurmctldport",
         "slurmdport",
@@ -60,6 +61,9 @@ RESTART_KEYS = frozenset(
 #: From this version on a host without control groups can say so; before, the plugin for version 1 does no harm there.
 #: EnableControllers, too, is refused by 22.05.
 _CGROUP_KEYS_SINCE = (23, 11, 0)
+#: Slurm takes one of these.
+_DEFAULT_MEMORY = frozenset(("defmempercpu", "defmempergpu", "defmempernode"))
+_MEMORY_STEP = 64
 _UNSAFE = re.compile(r"[\"'`$\\\n;&|<>]")
 
 
@@ -161,7 +165,8 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         # slurmd does not know the other nodes' addresses, so it must not forward messages to them.
         "TreeWidth": 65533,
         "SelectType": "select/cons_tres",
-        "SelectTypeParameters": "CR_Core",
+        # Without memory as a resource, --mem would set no limit.
+        "SelectTypeParameters": "CR_Core_Memory",
         "GresTypes": sorted({"gpu", *request.gres}),
         # A node that was rebooted or lost comes back by itself; one that was drained does not.
         "ReturnToService": 2,
@@ -172,6 +177,8 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         # The included files differ between hosts on purpose.
         "DebugFlags": "NO_CONF_HASH",
     }
+    if host.memory and not _DEFAULT_MEMORY.intersection(key.lower() for key in request.settings):
+        settings["DefMemPerCPU"] = default_memory(host)
     if not request.task_prolog:
         del settings["TaskProlog"]
     if request.health_check:
@@ -193,6 +200,21 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
     return settings
 
 
+def default_memory(host: SlurmHost) -> int:
+    """MB a CPU for jobs that do not say --mem: the share of this host, the controller's.
+
+    With none they would each get a whole node's memory, and a second job on the same node would wait. With the share,
+    CPUs and memory run out together, and a job of all CPUs has nearly all of the memory. It is rounded down, so that
+    another kernel's few MB less change nothing.
+    """
+    return max(real_memory(host) // host.cpus // _MEMORY_STEP * _MEMORY_STEP, 1)
+
+
+def real_memory(host: SlurmHost) -> int:
+    """A little less than there is: another kernel may have a few MB less, which would drain the node."""
+    return host.memory * 98 // 100
+
+
 def node_settings(host: SlurmHost) -> Dict[str, Any]:
     """How this host tracks, binds and measures the processes of jobs."""
     if host.cgroups.version == "none":
@@ -200,6 +222,8 @@ def node_settings(host: SlurmHost) -> Dict[str, Any]:
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/affinity",
             "JobAcctGatherType": "jobacct_gather/linux",
+            # No control group holds a job to its --mem here, so slurmd ends one that is seen over it.
+            "JobAcctGatherParams": "OverMemoryKill",
         }
     return {
         "ProctrackType": "proctrack/cgroup",
@@ -270,8 +294,7 @@ def node_definition(request: Request, host: SlurmHost, gres: Gres) -> str:
     """What the node declares of itself beyond what slurmd finds."""
     ours: Dict[str, Any] = {"NodeAddr": request.address}
     if host.memory:
-        # A little less than there is: another kernel may have a few MB less, which would drain the node.
-        ours["RealMemory"] = host.memory * 98 // 100
+        ours["RealMemory"] = real_memory(host)
     if gres.declared:
         ours["Gres"] = gres.declared
     for key in request.node:

@@ -51,6 +51,7 @@ class SlurmHost(NamedTuple):
     cgroups: Cgroups
     gpu: Optional[Gpu]
     memory: int
+    cpus: int
     hostname: str
 
 
@@ -134,4 +135,5 @@ def read_host(run: Runner, tree: Tree) -> SlurmHost:
         tree.read("sys/fs/cgroup/cgroup.controllers") or "",
         (tree.read("proc/1/comm") or "") == "systemd",
     )
-    return SlurmHost(version, cgroups, _gpu(tree), _memory(tree), os.uname().nodename.split(".")[0])
+    hostname = os.uname().nodename.split(".")[0]
+    return SlurmHost(version, cgroups, _gpu(tree), _memory(tree), os.cpu_count() or 1, hostname)

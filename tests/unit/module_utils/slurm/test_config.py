@@ -28,7 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import 
 )
 
 V1 = Cgroups("v1", ("cpuset", "devices", "freezer", "memory"))
-HOST = SlurmHost((24, 11, 5), V1, Gpu("h100", ("/dev/nvidia0", "/dev/nvidia1"), ""), 24105, "box17")
+HOST = SlurmHost((24, 11, 5), V1, Gpu("h100", ("/dev/nvidia0", "/dev/nvidia1"), ""), 24105, 16, "box17")
 FOLDER = "/etc/slurm"
 
 
@@ -104,6 +104,26 @@ def test_the_nodes_are_checked_by_the_program_that_is_given() -> None:
     assert settings["prolog"] == "/usr/local/sbin/check"
     assert settings["schedulerparameters"] == "nohold_on_prolog_fail"
     assert served(epilog="/usr/local/sbin/end")["epilog"] == "/usr/local/sbin/end"
+
+
+def test_memory_is_given_out_by_the_share_of_a_cpu() -> None:
+    settings = served()
+    assert settings["selecttypeparameters"] == "CR_Core_Memory"
+    assert settings["defmempercpu"] == "1472"
+    # A job of all CPUs fits on the node.
+    assert config.real_memory(HOST) >= 16 * 1472
+    assert served(settings={"DefMemPerCPU": 4000})["defmempercpu"] == "4000"
+
+
+@pytest.mark.parametrize("key", ["DefMemPerGPU", "defmempernode"])
+def test_another_default_of_memory_is_the_only_one(key: str) -> None:
+    assert "defmempercpu" not in served(settings={key: 1000})
+
+
+def test_a_host_without_control_groups_still_ends_what_takes_too_much_memory() -> None:
+    bare = HOST._replace(cgroups=Cgroups("none", ()))
+    assert config.node_settings(bare)["JobAcctGatherParams"] == "OverMemoryKill"
+    assert "JobAcctGatherParams" not in config.node_settings(HOST)
 
 
 def test_without_accounting() -> None:
