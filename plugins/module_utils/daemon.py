@@ -115,7 +115,8 @@ def plan_systemd(daemon: Daemon, places: Places, unit: Mapping[str, str], drop_i
 def program_text(daemon: Daemon) -> str:
     """The section of a program. A shell makes the folders at each start, since /run is empty after a boot."""
     owner = f"install -d -o {daemon.user} -m 0755"
-    become = [] if daemon.user == "root" else ["setpriv", f"--reuid={daemon.user}", f"--regid={daemon.user}"]
+    # The group is the account's own, which may have another name: that of nobody is nogroup on Debian.
+    become = [] if daemon.user == "root" else ["setpriv", f"--reuid={daemon.user}", f'--regid="$(id -g {daemon.user})"']
     if become:
         become.append("--init-groups")
     steps = [f"{owner} {shlex.quote(folder)}" for folder in daemon.directories]

@@ -1,10 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of the scenario `slurm`, and what its tests ask of Slurm on them."""
+"""The hosts of the scenarios `slurm` and `slurm_bookworm`, and what their tests ask of Slurm on them."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -12,8 +13,13 @@ from lab_hosts import Lab
 
 #: s4 has supervisord instead of systemd.
 MACHINES = ("s1", "s2", "s3", "s4")
-ADDRESSES = {machine: f"10.77.30.1{machine[1:]}" for machine in MACHINES}
+SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "slurm")
+LAB = Lab(f"molecule-{SCENARIO}")
+NETWORK = {"slurm": "10.77.30", "slurm_bookworm": "10.77.31"}[SCENARIO]
+ADDRESSES = {machine: f"{NETWORK}.1{machine[1:]}" for machine in MACHINES}
 SLURM = "gpumesh.cluster.slurm"
+#: The newest REST interface that each of Debian's versions of Slurm speaks.
+REST = {"22.05": "v0.0.38", "24.11": "v0.0.41"}
 #: What runs on the manager, and on the others.
 DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd")}
 OTHERS = ("munge", "slurmd")

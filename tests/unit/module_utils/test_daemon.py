@@ -127,7 +127,7 @@ def test_a_program_is_what_supervisord_and_the_shell_read() -> None:
     assert (shell, option) == ("/bin/sh", "-c")
     assert script == (
         "install -d -o munge -m 0755 /run/munge && install -d -o munge -m 0755 '/run/a b' && "
-        "exec setpriv --reuid=munge --regid=munge --init-groups "
+        'exec setpriv --reuid=munge --regid="$(id -g munge)" --init-groups '
         "/usr/sbin/slurmd -D --conf 'NodeAddr=10.0.0.1 Gres=gpu:2'"
     )
     assert section["environment"] == r'A="50%% \"x\"",B="2"'

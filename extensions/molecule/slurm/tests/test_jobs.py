@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 from lab_hosts import Lab
-from slurm_members import ADDRESSES, MACHINES, PATIENCE, SLURM, processes, states, wait_until_idle
+from slurm_members import (
+    ADDRESSES,
+    LAB,
+    MACHINES,
+    PATIENCE,
+    REST,
+    SLURM,
+    job,
+    processes,
+    states,
+    wait_until_idle,
+)
 
 #: Writes down what a task finds, where a test can read it.
 DUMP = """
@@ -34,16 +45,23 @@ assert values.unique().tolist() == [sum(range(1, group.get_world_size() + 1))], 
 print("rank", group.get_rank(), "of", group.get_world_size(), "has", int(values[0]))
 group.destroy_process_group()
 """
-#: Asks for the nodes with a token, once with a wrong one.
+#: Asks for the nodes in a version of the interface with a token, once with a wrong one.
 ASK = """
 import json, sys, urllib.error, urllib.request
-for token in (sys.argv[1], "no.such.token"):
+for token in (sys.argv[2], "no.such.token"):
     headers = {"X-SLURM-USER-NAME": "root", "X-SLURM-USER-TOKEN": token}
-    request = urllib.request.Request("http://127.0.0.1:6820/slurm/v0.0.41/nodes", headers=headers)
+    request = urllib.request.Request(f"http://127.0.0.1:6820/slurm/{sys.argv[1]}/nodes", headers=headers)
     try:
         print(*sorted(node["name"] for node in json.load(urllib.request.urlopen(request, timeout=60))["nodes"]))
     except urllib.error.HTTPError as refusal:
         print("refused" if refusal.code >= 400 else refusal.code)
+"""
+#: Says what each of a job's readers takes for rank 0 and for the nodes: the script, its tasks, a login on each node.
+ASK_ALL = """#!/bin/bash
+echo script $MASTER_ADDR $GPUMESH_NODE_IPS
+srun sh -c 'echo task:$SLURM_PROCID:$(hostname) $MASTER_ADDR $GPUMESH_NODE_IPS'
+srun env -i PATH="$PATH" SLURM_JOB_ID="$SLURM_JOB_ID" bash -lc 'echo login $MASTER_ADDR $GPUMESH_NODE_IPS'
+srun python3 -c 'from os import environ as e; print("python", e["MASTER_ADDR"], ",".join(e["DSTACK_NODES_IPS"].split()))'
 """
 TORCH = "/srv/torch"
 TRAINERS = ("s1", "s2", "s3")
@@ -51,7 +69,7 @@ TRAINERS = ("s1", "s2", "s3")
 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> Lab:
-    return Lab("molecule-slurm")
+    return LAB
 
 
 def write(lab: Lab, machine: str, path: str, text: str) -> None:
@@ -104,7 +122,8 @@ def test_a_job_of_an_account_with_a_quality_of_service(lab: Lab) -> None:
 
 def test_the_rest_interface_answers_who_has_a_token(lab: Lab) -> None:
     token = lab.run("s1", "scontrol", "token", "lifespan=600").strip().partition("=")[2]
-    assert lab.run("s1", "python3", "-c", ASK, token).splitlines() == ["s1 s2 s3 s4", "refused"]
+    version = ".".join(lab.run("s1", "scontrol", "--version").split()[1].split(".")[:2])
+    assert lab.run("s1", "python3", "-c", ASK, REST[version], token).splitlines() == ["s1 s2 s3 s4", "refused"]
     assert lab.run("s1", "stat", "--format=%a %U", "/var/lib/slurm/slurmctld/jwt_hs256.key").split() == ["400", "slurm"]
 
 
@@ -139,8 +158,20 @@ def test_gpus_go_to_one_job_at_a_time(lab: Lab) -> None:
 # --- The environment
 
 
+@pytest.fixture(name="backwards", scope="module")
+def _backwards(lab: Lab) -> None:
+    """Slurm numbers the nodes of a job in the order of their registration: let that be another than their names'."""
+    wait_until_idle(lab)
+    for machine in TRAINERS:
+        lab.run("s1", "scontrol", "delete", f"nodename={machine}")
+    for machine in reversed(TRAINERS):
+        lab.run(machine, "systemctl", "restart", "slurmd")
+        lab.wait(f"{machine} is registered", lambda machine=machine: machine in states(lab), PATIENCE)
+    wait_until_idle(lab)
+
+
 @pytest.fixture(name="tasks", scope="module")
-def _tasks(lab: Lab) -> dict[str, dict[str, Any]]:
+def _tasks(lab: Lab, backwards: None) -> dict[str, dict[str, Any]]:
     """What the tasks of a job of two roles have found: one node with two GPUs, two nodes without."""
     for machine in TRAINERS:
         write(lab, machine, "/root/dump.py", DUMP)
@@ -271,19 +302,61 @@ def test_what_the_user_sets_stays(lab: Lab) -> None:
     assert lab.run("s3", "sh", "-c", f"{mine} {asked}", timeout=PATIENCE).split() == ["4711", "4711", "^lo"]
 
 
+def test_all_readers_of_a_job_agree_on_the_order_of_its_nodes(lab: Lab, backwards: None) -> None:
+    write(lab, "s1", "/root/ask_all", ASK_ALL)
+    options = ("--wait", "--parsable", "--nodes=3", "--ntasks-per-node=1", f"--nodelist={','.join(TRAINERS)}")
+    number = lab.run("s1", "sbatch", *options, "--output=/root/%j.out", "/root/ask_all", timeout=PATIENCE).strip()
+    lines = [
+        line.split() for line in lab.read(job(lab, number)["BatchHost"], f"/root/{number}.out").decode().splitlines()
+    ]
+    said = {tuple(line[1:]) for line in lines}
+    assert len(lines) == 10 and len(said) == 1, lines
+    ((master, nodes),) = said
+    by_rank = [word for word, *_rest in sorted(lines) if word.startswith("task:")]
+    addresses = [ADDRESSES[word.split(":")[2]] for word in by_rank]
+    assert addresses == nodes.split(",")
+    assert addresses[0] == master
+    assert addresses != sorted(addresses)
+
+
 def test_a_login_shell_inside_a_job_has_its_environment(lab: Lab) -> None:
-    # What the tasks get counts: the address of rank 0, whatever order scontrol has told the shell.
+    # What the tasks get counts: the address of rank 0.
     task = "srun --label --ntasks-per-node=1 sh -c 'echo $(hostname) $MASTER_ADDR'"
     login = ("bash", "-lc", f"echo $MASTER_ADDR $WORLD_SIZE; {task}")
     shown = lab.run("s1", "salloc", "--nodes=2", "--nodelist=s1,s2", *login, timeout=PATIENCE).splitlines()
-    address, size = shown[0].split()
-    assert address in {ADDRESSES["s1"], ADDRESSES["s2"]}
-    assert size == "2"
     tasks = dict(line.split(": ", 1) for line in shown[1:])
-    first = tasks["0"].split()[0]
-    assert {line.split()[1] for line in tasks.values()} == {ADDRESSES[first]}
+    first = ADDRESSES[tasks["0"].split()[0]]
+    assert shown[0].split() == [first, "2"]
+    assert {line.split()[1] for line in tasks.values()} == {first}
 
 
+def test_values_of_several_lines_reach_what_bash_starts_and_nothing_else(lab: Lab) -> None:
+    """A limit of Slurm's own: its task prolog says one line a variable. The same addresses are there on one line."""
+    values = '",".join(os.environ.get("DSTACK_NODES_IPS", "none").split()), os.environ["GPUMESH_NODE_IPS"]'
+    task = ("srun", "--nodes=2", "--nodelist=s1,s2")
+    for shell, reached in (("sh", False), ("bash", True)):
+        shown = lab.run("s1", *task, shell, "-c", f"python3 -c 'import os; print({values})'", timeout=PATIENCE)
+        ((several, one),) = {tuple(line.split()) for line in shown.splitlines()}
+        assert set(one.split(",")) == {ADDRESSES["s1"], ADDRESSES["s2"]}
+        assert several == (one if reached else "none")
+
+
+@pytest.mark.parametrize("machine", ["s1", "s4"])
+def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(lab: Lab, machine: str) -> None:
+    """By a control group, or where a host has none by slurmd, which looks once in a while."""
+    greedy = "import time; hoard = bytes([1]) * (400 << 20); time.sleep(20); print('whole')"
+    run = f'srun --nodelist={machine} --acctg-freq=1 --mem=100 python3 -c "$1" 2>&1 || echo ended'
+    shown = lab.run("s1", "sh", "-c", run, "sh", greedy, timeout=PATIENCE)
+    assert shown.splitlines()[-1] == "ended", shown
+    assert re.search("Out Of Memory|exceeded memory limit", shown), shown
+
+
+def test_jobs_that_do_not_ask_for_memory_share_a_node(lab: Lab) -> None:
+    second = "env -u SLURM_JOB_ID sbatch --wait --parsable --nodelist=s1 --output=/dev/null --wrap=true"
+    lab.run("s1", "salloc", "--nodelist=s1", "--ntasks=1", "sh", "-c", second, timeout=PATIENCE)
+
+
+@pytest.mark.once
 def test_torch_adds_up_over_three_nodes_by_the_environment_alone(lab: Lab) -> None:
     with ThreadPoolExecutor(len(TRAINERS)) as pool:
         list(pool.map(lambda machine: have_torch(lab, machine), TRAINERS))
@@ -330,6 +403,7 @@ def test_a_second_run_changes_and_restarts_nothing(lab: Lab) -> None:
     assert processes(lab) == before
 
 
+@pytest.mark.once
 def test_settings_that_slurm_refuses_change_nothing(lab: Lab) -> None:
     kept = ("/etc/slurm/slurm.conf", "/etc/slurm/cgroup.conf", "/etc/slurm/gres.conf", "/etc/slurm/node/slurmd.env")
     before = {path: lab.read("s1", path) for path in kept}

@@ -8,6 +8,8 @@ The tests run in the order of the file; each leaves all nodes idle.
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 import subprocess
 
@@ -15,6 +17,7 @@ import pytest
 from lab_hosts import Lab
 from slurm_members import (
     ADDRESSES,
+    LAB,
     MACHINES,
     PATIENCE,
     SLURM,
@@ -33,7 +36,7 @@ LONG = "srun sh -c 'sleep 60; until [ -e /root/end ]; do sleep 1; done; echo who
 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> Lab:
-    return Lab("molecule-slurm")
+    return LAB
 
 
 @pytest.fixture(name="long_job", scope="module")
@@ -70,6 +73,7 @@ def test_a_member_that_joins_disturbs_nobody(lab: Lab, long_job: str) -> None:
     assert lab.run("s3", "srun", "--nodelist=s3", "hostname", timeout=PATIENCE).strip() == "s3"
 
 
+@pytest.mark.once
 def test_a_new_munge_key_reaches_every_daemon(lab: Lab, long_job: str) -> None:
     before, old = processes(lab), keys(lab)
     run = lab.play(SLURM, "-e", "munge_rotate_key=true")
@@ -92,6 +96,7 @@ def test_the_job_has_run_through_all_of_it(lab: Lab, long_job: str) -> None:
     wait_until_idle(lab)
 
 
+@pytest.mark.once
 def test_a_job_of_a_node_that_dies_runs_again_elsewhere(lab: Lab) -> None:
     for machine in ("s2", "s3"):
         lab.run(machine, "rm", "-f", "/root/end")
@@ -109,6 +114,7 @@ def test_a_job_of_a_node_that_dies_runs_again_elsewhere(lab: Lab) -> None:
     wait_until_idle(lab)
 
 
+@pytest.mark.once
 def test_supervisord_keeps_a_daemon_alive(lab: Lab) -> None:
     before = processes(lab, ["s4"])
     lab.run("s4", "kill", "-KILL", before["s4 slurmd"])
@@ -123,6 +129,7 @@ def slurmd_of_s4(lab: Lab) -> str:
     return shown if shown.isdigit() else "0"
 
 
+@pytest.mark.once
 def test_a_rented_container_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
     others = processes(lab, MACHINES[:3])
     container = f"gpumesh-{lab.name}-s4"
@@ -133,6 +140,34 @@ def test_a_rented_container_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
     wait_until_idle(lab)
     assert processes(lab, MACHINES[:3]) == others
     assert lab.run("s1", "srun", "--nodelist=s4", "hostname", timeout=PATIENCE).strip() == "s4"
+
+
+@pytest.mark.once
+def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab) -> None:
+    chosen = ("slurmrestd", "slurmdbd", "mariadb")
+    history = sacct(lab, "s1")
+    off = {"slurm_rest": False, "slurm_accounting": False, "job_environment_dialects": []}
+    run = lab.play(SLURM, "--limit", "s1", "-e", json.dumps(off))
+    assert run.code == 0, run.output[-4000:]
+    for name in chosen:
+        shown = lab.run("s1", "systemctl", "show", "--property=ActiveState,UnitFileState,DropInPaths", name)
+        assert shown.split() == ["ActiveState=inactive", "DropInPaths=", "UnitFileState=disabled"], name
+    left = lab.run("s1", "sh", "-c", "ls /etc/slurm/slurmdbd.conf /var/lib/slurm/slurmctld/jwt_hs256.key", check=False)
+    assert left == ""
+    environment = lab.run("s1", "srun", "--nodelist=s1", "env", timeout=PATIENCE)
+    assert "MASTER_ADDR=" in environment
+    assert not re.findall(r"^(?:BACKENDAI|DSTACK|SKYPILOT|PRIMARY)_.*", environment, re.MULTILINE)
+    run = lab.play(SLURM, "--limit", "s1")
+    assert run.code == 0, run.output[-4000:]
+    wait_until_idle(lab)
+    processes(lab)
+    assert history <= sacct(lab, "s1")
+
+
+def sacct(lab: Lab, machine: str) -> set[str]:
+    """The numbers of the jobs in the accounting."""
+    asked = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
+    return set(lab.run(machine, *asked).split())
 
 
 def listens(machine: str, port: int) -> bool:
