@@ -110,6 +110,12 @@ options:
       - Keys to share with peers from now on, by the peer's machine; each is to be given to both ends. They are kept in files of
         root, and in no configuration, command line, result or diff. A peer that is not named keeps the key that it has.
     type: dict
+  preshared_without:
+    description:
+      - Peers, by machine, with whom no key is shared any more; to be given to both ends. Sessions go on.
+    type: list
+    elements: str
+    default: []
   rotation:
     description:
       - One step of a change of keys without a lost packet. All hosts do each step before any does the next.
@@ -259,7 +265,15 @@ def work(module: AnsibleModule) -> Outcome:
         return Outcome(False, {"preshared_keys": offer(folder, given["machine"], given["preshared_with"])})
     if given["rotation"] is not None:
         return _rotate(module, host, interface, desired)
-    result = present(host, interface, desired, given["probe_mtu"], given["public_key"], given["preshared_keys"])
+    result = present(
+        host,
+        interface,
+        desired,
+        given["probe_mtu"],
+        given["public_key"],
+        given["preshared_keys"],
+        given["preshared_without"],
+    )
     return _outcome(module, result, host)
 
 
@@ -317,6 +331,7 @@ def main() -> None:
             "preshared_with": {"type": "list", "elements": "str"},
             "machine": {"type": "str"},
             "preshared_keys": {"type": "dict", "no_log": True},
+            "preshared_without": {"type": "list", "elements": "str", "default": [], "no_log": False},
             "rotation": {"type": "str", "choices": ["prepare", "arm", "switch"]},
         },
         required_by={"peers": ("address",), "preshared_with": ("machine",)},

@@ -10,7 +10,7 @@ import os
 import re
 from typing import NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
@@ -71,20 +71,24 @@ def present(host: Host, cluster: str, desired: Desired) -> Result:
 
 
 def absent(host: Host, cluster: str) -> Result:
-    """Take the table away, now and at boot."""
+    """Take the table away, now and at boot.
+
+    A host that cannot have a table, as a container without the right to, has none: nothing is refused there.
+    """
     table = table_of(cluster)
     path, unit_path = _rules_path(host, table), _unit_path(host, table)
     tools = find("nft") is not None
-    live = _live(host, table) if tools else None
     before = read_text(path) or ""
     unit = bool(host.units) and os.path.exists(unit_path)
-    changed = bool(before) or live is not None or unit
+    live = tools and _list(host, table).rc == 0
+    changed = bool(before) or live or unit
     if not host.check_mode:
         if unit:
             host.run(["systemctl", "disable", "--now", os.path.basename(unit_path)])
             remove_file(unit_path)
             host.run(["systemctl", "daemon-reload"])
-        if live is not None and _live(host, table) is not None:
+        # The unit has deleted it, where it ran.
+        if live and _live(host, table) is not None:
             host.run(["nft", "delete", "table", "inet", table])
         remove_file(_loaded_path(host, table))
         remove_file(path)
@@ -109,12 +113,16 @@ def _loaded_path(host: Host, table: str) -> str:
 
 def _live(host: Host, table: str) -> Optional[str]:
     """The table as the kernel has it, without its counters; None where there is none."""
-    shown = host.run(["nft", "--stateless", "list", "table", "inet", table], check=False)
+    shown = _list(host, table)
     if shown.rc == 0:
         return re.sub(r"\bcounter packets \d+ bytes \d+", "counter", shown.stdout)
     if "No such file" in shown.stderr:
         return None
     raise _refused(shown.stderr)
+
+
+def _list(host: Host, table: str) -> Completed:
+    return host.run(["nft", "--stateless", "list", "table", "inet", table], check=False)
 
 
 def _is_loaded(host: Host, table: str, text: str) -> bool:

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import socket
 import time
-from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import presha
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import KeyState, ensure_key
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu import Probe, echo, path_mtus, tunnel_mtu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
+    UNSHARED,
     Desired,
     Peer,
     PeerChanges,
@@ -108,13 +109,14 @@ def present(
     probe_mtu: bool = False,
     expected_key: Optional[str] = None,
     preshared_keys: Optional[Mapping[str, str]] = None,
+    preshared_without: Container[str] = (),
 ) -> Result:
     """Make the key, and with ``desired`` the configuration and the running interface too.
 
     With ``probe_mtu`` the desired MTU is lowered to what the paths to the endpoints carry. With ``expected_key``, a host
     whose key is another one is left at that: its peers could not know it. ``preshared_keys``, by machine, are kept from
-    now on. An interface that is not up stays down: its
-    service brings it up from the configuration. Raises GpumeshError.
+    now on; those shared with the machines in ``preshared_without`` are removed. An interface that is not up stays down:
+    its service brings it up from the configuration. Raises GpumeshError.
     """
     check_interface_name(interface)
     tools = find("wg") is not None
@@ -139,9 +141,10 @@ def present(
         )
     folder = host.preshared_path(interface)
     taken = preshared.store(folder, preshared_keys or {}, host.check_mode)
-    result = _configure(host, preshared.equip(folder, desired), key, runtime, implementation, probe_mtu)
+    equipped = preshared.equip(folder, desired, preshared_without)
+    result = _configure(host, equipped, key, runtime, implementation, probe_mtu)
     if not host.check_mode:
-        preshared.prune(folder, [peer.machine for peer in desired.peers])
+        preshared.prune(folder, [peer.machine for peer in equipped.peers if peer.preshared not in (None, UNSHARED)])
     return result._replace(changed=True) if taken else result
 
 

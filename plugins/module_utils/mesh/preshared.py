@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import base64
 import os
-from typing import Dict, Iterable, List, Mapping
+from typing import Container, Dict, Iterable, List, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
+    UNSHARED,
     Desired,
     Peer,
     Preshared,
@@ -55,9 +56,14 @@ def store(folder: str, keys: Mapping[str, str], check_mode: bool) -> List[str]:
     return changed
 
 
-def equip(folder: str, desired: Desired) -> Desired:
-    """``desired`` with the preshared keys that are on disk."""
-    return desired._replace(peers=tuple(_equipped(folder, peer) for peer in desired.peers))
+def equip(folder: str, desired: Desired, without: Container[str] = ()) -> Desired:
+    """``desired`` with the preshared keys that are on disk, and with none for the machines in ``without``."""
+    return desired._replace(
+        peers=tuple(
+            peer._replace(preshared=UNSHARED) if peer.machine in without else _equipped(folder, peer)
+            for peer in desired.peers
+        )
+    )
 
 
 def prune(folder: str, keep: Iterable[str]) -> bool:

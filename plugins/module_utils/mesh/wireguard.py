@@ -38,6 +38,10 @@ class Preshared(NamedTuple):
     digest: str
 
 
+#: What wg(8) takes for no preshared key.
+UNSHARED = Preshared("/dev/null", "")
+
+
 class Peer(NamedTuple):
     """A peer as it should be. ``endpoint`` is ``host:port`` or None where this side waits to be dialled."""
 
@@ -49,6 +53,7 @@ class Peer(NamedTuple):
     persistent_keepalive: int
     #: Bytes that the path to the endpoint was measured to carry; 0 where it did not answer, None where nobody measured.
     path_mtu: Optional[int] = None
+    #: None leaves the running interface as it is.
     preshared: Optional[Preshared] = None
 
 
@@ -336,15 +341,15 @@ def parse_routes(*texts: str) -> FrozenSet[str]:
 def render_conf(desired: Desired, key_path: str) -> str:
     """The text for wg-quick(8). It holds no secret, so that it may be shown and compared.
 
-    The preshared keys stay in their files. The keepalives are set together with the key, since WireGuard sends the first one at the moment when it is set: in
-    the section of the peer that would be before there is a key, and a member behind NAT could not be reached for the
-    first interval. ``Table = off``: all members are in the network of ``address``, whose one route the kernel makes by
+    The preshared keys stay in their files. The keepalives are set together with the key, since WireGuard sends the
+    first one at the moment when it is set: in the section of the peer that would be before there is a key, and a member
+    behind NAT could not be reached for the first interval. ``Table = off``: all members are in the network of ``address``, whose one route the kernel makes by
     itself; wg-quick would run ip(8) once for each peer. Routes of networks outside of it are set explicitly.
     """
     peers = "".join(
         f" peer {peer.public_key}{_with_preshared(peer)}{_with_keepalive(peer)}"
         for peer in desired.peers
-        if peer.persistent_keepalive or peer.preshared
+        if peer.persistent_keepalive or _with_preshared(peer)
     )
     lines = [
         MARK,
@@ -368,7 +373,7 @@ def render_conf(desired: Desired, key_path: str) -> str:
 
 
 def _with_preshared(peer: Peer) -> str:
-    return f" preshared-key {peer.preshared.path}" if peer.preshared else ""
+    return f" preshared-key {peer.preshared.path}" if peer.preshared and peer.preshared != UNSHARED else ""
 
 
 def _with_keepalive(peer: Peer) -> str:
@@ -505,7 +510,10 @@ def plan(
         live = peers.get(key)
         dial = resolved.get(peer.endpoint, ()) if peer.endpoint else ()
         if live is None:
-            set_peers.append(peer._replace(endpoint=dial[0] if dial else learned.get(peer.allowed_ips)))
+            # A new peer has no preshared key that would have to be taken away.
+            shared = None if peer.preshared == UNSHARED else peer.preshared
+            endpoint = dial[0] if dial else learned.get(peer.allowed_ips)
+            set_peers.append(peer._replace(endpoint=endpoint, preshared=shared))
             continue
         move = _must_move(peer, live, written.get(key), resolved, now)
         # A key that only the running interface has is left: its end of the pair decides.

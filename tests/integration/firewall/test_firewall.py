@@ -235,6 +235,12 @@ def test_leaving_takes_it_all_away(pair: Pair) -> None:
     assert not pair.apply(None)["changed"]
 
 
+def test_a_host_that_may_not_have_a_table_has_none_to_take_away(pair: Pair) -> None:
+    asked = json.dumps({"given": None, "check": False, "folder": str(pair.folder)})
+    command = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", sys.executable, "-c", PROGRAM]
+    assert json.loads(pair.run(pair.host, *command, stdin=asked))["changed"] is False
+
+
 def test_ssh_is_closed_by_choice_only(pair: Pair) -> None:
     pair.apply({**GIVEN, "ssh_from": ["192.0.2.0/24"]})
     assert pair.through(MEMBER, 22)

@@ -38,7 +38,9 @@ else:
             rotation.replace(host, name, peer)
         result = True
     else:
-        made = interface.present(host, name, desired, preshared_keys=asked["keys"])
+        made = interface.present(
+            host, name, desired, preshared_keys=asked["keys"], preshared_without=asked["without"]
+        )
         result = {"changed": made.changed, "shown": made.before + made.after, "conf": host.conf_path(name)}
 json.dump(result, sys.stdout)
 """
@@ -77,6 +79,7 @@ class End:
             "address": f"{self.address}/24",
             "peers": [self.peer],
             "keys": None,
+            "without": [],
             **more,
         }
         return json.loads(self.run(sys.executable, "-c", PROGRAM, stdin=json.dumps(asked)))
@@ -142,7 +145,15 @@ def share(a: End, b: End) -> str:
     return str(key).strip()
 
 
-def test_both_ends_take_the_key_and_no_packet_is_lost(pair: Pair) -> None:
+def unshare(a: End, b: End) -> None:
+    for end, other in ((a, "b"), (b, "a")):
+        assert end.ask("present", check=True, without=[other])["changed"]
+        assert end.shared() != "(none)"
+        assert end.ask("present", without=[other])["changed"]
+        assert not end.ask("present", without=[other])["changed"]
+
+
+def test_both_ends_take_the_key_and_give_it_up_and_no_packet_is_lost(pair: Pair) -> None:
     a, b = pair
     ping = subprocess.Popen(
         ["ip", "netns", "exec", a.namespace, "ping", "-i", "0.1", "-W", "30", b.address],
@@ -153,6 +164,10 @@ def test_both_ends_take_the_key_and_no_packet_is_lost(pair: Pair) -> None:
     ping.stdout.readline()
     key = share(a, b)
     assert a.shared() == b.shared() == key
+    time.sleep(2)
+    unshare(a, b)
+    assert a.shared() == b.shared() == "(none)"
+    assert not list(a.folder.glob("*.preshared")) + list(b.folder.glob("*.preshared"))
     time.sleep(2)
     ping.send_signal(2)
     output = ping.communicate(timeout=60)[0]
@@ -182,6 +197,13 @@ def test_a_new_session_needs_the_key(pair: Pair) -> None:
     assert wrong.returncode != 0
     # The next run of the role on both sets it right: the end that makes the key decides.
     assert share(a, b) == other.strip()
+    a.run("ping", "-c", "1", "-W", "60", b.address)
+    # Without one, a new session needs none.
+    unshare(a, b)
+    for end in (a, b):
+        end.run("wg", "set", end.interface, "peer", end.peer["public_key"], "remove")
+    for end in (a, b):
+        end.ask("present")
     a.run("ping", "-c", "1", "-W", "60", b.address)
 
 

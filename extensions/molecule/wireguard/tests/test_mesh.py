@@ -245,6 +245,51 @@ def test_keys_are_changed_without_a_lost_packet(hosts: dict[str, Host]) -> None:
     assert set(changed(play()).values()) == {0}
 
 
+def shared_keys(hosts: dict[str, Host]) -> dict[tuple[str, str], str]:
+    """The preshared key that each member's running tunnel has for each of its peers, by member and public key."""
+    return {
+        (name, line.split("\t")[0]): line.split("\t")[1]
+        for name in MACHINES
+        for line in hosts[name].check_output("wg show gpumesh0 preshared-keys").splitlines()
+    }
+
+
+def test_pairs_take_a_shared_key_and_give_it_up_without_a_lost_packet(hosts: dict[str, Host]) -> None:
+    public = {hosts[name].check_output("wg show gpumesh0 public-key"): name for name in MACHINES}
+    on = ("-e", "mesh_preshared_keys=true")
+    with no_packet_lost(hosts):
+        output = play("-vvv", "--diff", *on)
+    pairs: dict[frozenset[str], set[str]] = {}
+    for (name, key), secret in shared_keys(hosts).items():
+        pairs.setdefault(frozenset((name, public[key])), set()).add(secret)
+    # w2 and w4 meet at the relay, and have no tunnel to each other.
+    assert len(pairs) == 5
+    assert all(len(secrets) == 1 for secrets in pairs.values()), "the two ends have different keys"
+    assert "(none)" not in set.union(*pairs.values())
+    for pair, (secret,) in pairs.items():
+        assert secret not in output
+        for name in MACHINES:
+            found = hosts[name].run("grep -rlF -- %s /etc /var/lib /var/log /root /tmp", secret).stdout.split()
+            other = "".join(pair - {name})
+            assert found == ([f"/etc/wireguard/gpumesh0.preshared/{other}"] if name in pair else [])
+            assert hosts[name].run("journalctl -q --grep %s", secret.replace("+", "\\+")).stdout == ""
+    # A second run leaves them, and so does one that is to take them away but does not reach the other ends.
+    assert set(changed(play(*on)).values()) == {0}
+    assert changed(play("--limit", "w3")) == {"w3": 0}
+    # Sessions that are made from nothing need them.
+    start = int(hosts["w3"].check_output("date +%s"))
+    hosts["w3"].check_output("systemctl restart wg-quick@gpumesh0")
+    wait_for_every_pair(hosts)
+    handshakes = hosts["w3"].check_output("wg show gpumesh0 latest-handshakes").splitlines()
+    assert all(int(line.split("\t")[1]) >= start for line in handshakes)
+    with no_packet_lost(hosts):
+        assert all(count > 0 for count in changed(play()).values())
+    assert set(shared_keys(hosts).values()) == {"(none)"}
+    for name in MACHINES:
+        assert hosts[name].run("ls -d /etc/wireguard/gpumesh0.preshared").rc != 0
+    assert set(changed(play()).values()) == {0}
+
+
 def test_a_change_of_keys_without_all_members_is_refused() -> None:
     output = play("-e", "mesh_rotate_keys=true", "--limit", "w1,w2", check=False)
     assert "w3" in output and "w4" in output and "Run without --limit" in output

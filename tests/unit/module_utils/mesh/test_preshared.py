@@ -66,6 +66,29 @@ def test_the_keys_of_those_who_left_go(tmp_path: Path) -> None:
     assert not Path(folder).exists()
 
 
+def test_no_key_is_a_wish_of_its_own(tmp_path: Path) -> None:
+    """Without a wish the running interface keeps what it has; with one, whatever it has goes."""
+    folder = str(tmp_path / "wg0.preshared")
+    preshared.store(folder, {"n3": KEY}, check_mode=False)
+    desired = wireguard.make_desired("wg0", "10.99.0.1/16", 51820, 1420, [peer("n3", "c"), peer("n4", "d")])
+    unshared = preshared.equip(folder, desired, without=["n3"])
+    assert [one.preshared for one in unshared.peers] == [wireguard.UNSHARED, None]
+    assert wireguard.render_conf(unshared, "/etc/wireguard/wg0.key") == wireguard.render_conf(
+        desired, "/etc/wireguard/wg0.key"
+    )
+    live = {
+        one.public_key: wireguard.RuntimePeer(one.public_key, None, one.allowed_ips, 0, 0, 0, 0, wireguard.digest(KEY))
+        for one in desired.peers
+    }
+    running = wireguard.Runtime(
+        wireguard.Dump("own", 51820, live), wireguard.Link(1420, True, ("10.99.0.1/16",), "wireguard"), frozenset()
+    )
+    steps = wireguard.plan(unshared, running, "own", {}, {}, 0)
+    assert wireguard.preshared_options(steps.set_peers) == ["peer", "c" * 42 + "A=", "preshared-key", "/dev/null"]
+    fresh = running._replace(dump=wireguard.Dump("own", 51820, {}))
+    assert wireguard.preshared_options(wireguard.plan(unshared, fresh, "own", {}, {}, 0).set_peers) == []
+
+
 def test_a_dump_keeps_only_the_digest_of_a_shared_key() -> None:
     line = "\t".join(["c" * 42 + "A=", KEY, "(none)", "10.99.0.3/32", "0", "0", "0", "off"])
     dump = wireguard.parse_dump("\t".join(["secret", "d" * 42 + "A=", "51820", "off"]) + "\n" + line + "\n")
