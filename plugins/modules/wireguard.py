@@ -52,8 +52,9 @@ options:
   probe_mtu:
     description:
       - Lower O(mtu) to what the paths to the endpoints carry, found out by echo requests that may not be fragmented.
-      - Each endpoint is measured at its first run; later runs confirm that with one packet. One that does not answer to
-        echo requests is taken to carry O(mtu).
+      - Each endpoint is measured at its first run; later runs confirm that with one packet, or two where the path is
+        narrow, and measure again where it has shrunk or grown. One that does not answer to echo requests at its first run
+        is taken to carry O(mtu).
     type: bool
     default: false
   peers:

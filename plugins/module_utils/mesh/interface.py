@@ -16,7 +16,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import KeyState, ensure_key
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu import Probe, echo, path_mtus, tunnel_mtu
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu import (
+    Probe,
+    echo,
+    path_mtus,
+    tunnel_mtu,
+    unchanged,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
     UNSHARED,
     Desired,
@@ -263,14 +269,14 @@ def _measured(
 ) -> Desired:
     """``desired`` with the MTU lowered to what the paths carry.
 
-    What was measured before is only confirmed, by one packet of that size to each endpoint. One that does not answer
-    at all, being down or silent by choice, keeps what is known of it.
+    What was measured before is only confirmed, and measured again where it is not so any more. An endpoint that does
+    not answer at all, being down or silent by choice, keeps what is known of it.
     """
     paths = {peer.endpoint: peer.path_mtu for peer in written.values() if peer.endpoint and peer.path_mtu is not None}
     address_of = {endpoint: split_endpoint(dial[0])[0] for endpoint, dial in resolved.items() if dial}
     if not host.check_mode:
         known = {address: paths[endpoint] or 0 for endpoint, address in address_of.items() if paths.get(endpoint)}
-        confirmed = host.probe(known) if known else set()
+        confirmed = unchanged(known, desired.mtu, host.probe) if known else set()
         unsure = {
             endpoint: address
             for endpoint, address in address_of.items()

@@ -44,6 +44,22 @@ def tunnel_mtu(path_mtu: int, address: str) -> int:
     return path_mtu - _OVERHEAD[ipaddress.ip_address(address).version]
 
 
+def unchanged(known: Mapping[str, int], wanted: int, probe: Probe) -> Set[str]:
+    """The addresses whose path carries what is known of it and, where that is not all that a tunnel of ``wanted`` bytes
+    needs, no more than that.
+
+    Full size is confirmed by one packet. On a narrow path a step more is tried first, so that growth is seen.
+    """
+    more = {
+        address: min(size + _STEP, wanted + _OVERHEAD[ipaddress.ip_address(address).version])
+        for address, size in known.items()
+    }
+    narrow = {address for address, size in known.items() if size < more[address]}
+    passed = probe({address: more[address] if address in narrow else size for address, size in known.items()})
+    same = {address: known[address] for address in narrow - passed}
+    return (passed - narrow) | (probe(same) if same else set())
+
+
 def path_mtus(addresses: Iterable[str], wanted: int, probe: Probe) -> Dict[str, Optional[int]]:
     """For each address the size that its path carries, in bytes, up to what a tunnel of ``wanted`` bytes needs.
 

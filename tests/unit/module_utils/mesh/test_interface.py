@@ -207,9 +207,11 @@ def test_absent_removes_all_and_then_nothing(lab: Lab) -> None:
 def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:
     seen: list[dict[str, int]] = []
 
+    carries = {"203.0.113.2": 1500, "203.0.113.3": 1400}
+
     def path(sizes: Mapping[str, int]) -> set[str]:
         seen.append(dict(sizes))
-        return {address for address, size in sizes.items() if address != "203.0.113.3" or size <= 1400}
+        return {address for address, size in sizes.items() if size <= carries[address]}
 
     def run(desired: Desired, probe: Any = path) -> Result:
         return present(lab.host(probe=probe), "gpumesh0", desired, probe_mtu=True)
@@ -219,8 +221,17 @@ def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:
     assert 1400 - 60 - 8 <= narrow.mtu <= 1400 - 60
     seen.clear()
     assert run(wanted(2, 3)).mtu == narrow.mtu
-    assert len(seen) == 1, "a path that is known is confirmed by one packet"
+    assert [len(sizes) for sizes in seen] == [2, 1], "one packet to each, and a second one to the narrow one"
     # Both are down: what was known stays.
     assert run(wanted(2, 3), silent).mtu == narrow.mtu
+    # The path grows, and shrinks again.
+    carries["203.0.113.3"] = 1450
+    grown = run(wanted(2, 3))
+    assert 1450 - 60 - 8 <= grown.mtu <= 1450 - 60
+    assert not run(wanted(2, 3)).changed
+    carries["203.0.113.3"] = 1500
+    assert run(wanted(2, 3)).mtu == 1420
+    carries["203.0.113.3"] = 1400
+    assert run(wanted(2, 3)).mtu == narrow.mtu
     # The narrow one leaves.
     assert run(wanted(2)).mtu == 1420

@@ -52,6 +52,26 @@ def test_the_search_never_exceeds_the_path_and_is_exact_to_a_step(carries: dict[
     assert len(rounds) <= 12, "all addresses are searched at once"
 
 
+@given(st.integers(576, 1600), st.integers(576, 1600))
+def test_a_path_is_unchanged_unless_it_shrank_or_grew(before: int, after: int) -> None:
+    known = path_mtus_of(before)
+    same = path_mtu.unchanged(known, 1420, network({"192.0.2.1": after}))
+    assert bool(same) == (path_mtus_of(after) == known or known["192.0.2.1"] <= after < known["192.0.2.1"] + 8)
+
+
+def path_mtus_of(carries: int) -> dict[str, int]:
+    found = path_mtu.path_mtus(["192.0.2.1"], 1420, network({"192.0.2.1": carries}))
+    assert found["192.0.2.1"] is not None
+    return {"192.0.2.1": found["192.0.2.1"]}
+
+
+def test_full_size_is_confirmed_by_one_packet() -> None:
+    rounds: list[int] = []
+    known = {"192.0.2.1": 1480, "2001:db8::1": 1500}
+    assert path_mtu.unchanged(known, 1420, network({"192.0.2.1": 1500, "2001:db8::1": 1500}, rounds)) == set(known)
+    assert rounds == [2]
+
+
 @pytest.mark.parametrize(("address", "mtu"), [("192.0.2.1", 1440), ("2001:db8::1", 1420)])
 def test_what_the_tunnel_adds(address: str, mtu: int) -> None:
     assert path_mtu.tunnel_mtu(1500, address) == mtu
