@@ -64,6 +64,12 @@ options:
           - Where the machine is. Members of one site reach each other's addresses directly.
           - A new member is at the site V(default).
         type: str
+      lan_address:
+        description:
+          - Where members of its site dial the machine, where the members of the cluster share nothing but a WireGuard mesh;
+            else O(members[].address) is that.
+          - An empty text takes it away; then its site dials it like all others.
+        type: str
       endpoint:
         description:
           - Where the tunnels of other sites dial the machine, as C(HOST:PORT). Without a port it is the mesh's.

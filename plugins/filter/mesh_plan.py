@@ -12,7 +12,7 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Says with whom a member has a tunnel, who dials whom, and which members are reached through a relay.
-  - Members of one site dial each other's address. Other sites dial the endpoint. A member without an endpoint keeps
+  - Members of one site dial each other's address on their LAN. Other sites dial the endpoint. A member without an endpoint keeps
     its own side of each tunnel open. Two members without endpoints at different sites are relayed.
   - Refuses, naming the pair, when two members have no way to each other.
 positional: machine, relays

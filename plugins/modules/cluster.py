@@ -130,7 +130,7 @@ record:
   returned: success
   type: dict
   sample:
-    schema_version: 1
+    schema_version: 2
     id: 7c9e6679742540de944be07fc1f90ae7
     name: lab
     generation: 1
@@ -141,6 +141,7 @@ record:
         address: 192.168.1.11
         interface: eno1
         site: default
+        lan_address: null
         endpoint: null
         joined_at: "2026-11-20T20:31:00Z"
         gpus: 8

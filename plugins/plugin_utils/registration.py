@@ -14,6 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailsc
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_choice import choose
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
 
@@ -78,7 +79,13 @@ def decide(
     if record is not None:
         plan.check_subnet(record, wish.subnet)
     places = _places(wish, subnet, mesh, record, {machine: facts[machine] for machine in taking_part})
-    members = [_entry(machine, hosts[machine], facts[machine], places.of.get(machine), mesh) for machine in taking_part]
+    lans = _lan_addresses(
+        wish, places.subnet, mesh, record, {machine: hosts[machine].site for machine in taking_part}, facts
+    )
+    members = [
+        {**_entry(machine, hosts[machine], facts[machine], places.of.get(machine), mesh), **lans.get(machine, {})}
+        for machine in taking_part
+    ]
     decision = {
         "exists": record is not None,
         "manager": manager,
@@ -117,6 +124,45 @@ def _places(
         if held is not None and member["machine"] in places:
             places[member["machine"]] = {"address": member["address"], "interface": held}
     return _Places(str(choice["subnet"]), places)
+
+
+def _lan_addresses(
+    wish: Wish,
+    subnet: str,
+    mesh: Mapping[str, Any],
+    record: Record | None,
+    site_of: Mapping[str, str | None],
+    facts: Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, str]]:
+    """By machine its ``lan_address``: where its site dials it, in a cluster whose members share only a WireGuard mesh.
+
+    Only for sites that somebody named: that two machines have an address in one private network does not mean that
+    they are in one place. An empty text where a whole site is here and shares no network.
+    """
+    if mesh["backend"] != "wireguard" or not _same_network(subnet, mesh["subnet"]):
+        return {}
+    tunnels = ipaddress.ip_network(values.subnet(mesh["subnet"]))
+    found = {}
+    for site in {site for site in site_of.values() if site is not None}:
+        here = {machine: facts[machine] for machine, where in site_of.items() if where == site}
+        away = [
+            one
+            for one in (record or {"members": []})["members"]
+            if one["site"] == site and one["machine"] not in site_of
+        ]
+        if len(here) + len(away) < 2:
+            continue
+        known = [one["lan_address"] for one in away]
+        for candidate in find_shared(here, options_from(None, min_hosts=len(here), **wish.interfaces)).candidates:
+            network = ipaddress.ip_network(candidate["subnet"])
+            mixed = network.version == tunnels.version and network.overlaps(tunnels)
+            if not mixed and all(text is not None and ipaddress.ip_address(text) in network for text in known):
+                found.update({name: {"lan_address": candidate["members"][name]["address"]} for name in here})
+                break
+        else:
+            if not away:
+                found.update({name: {"lan_address": ""} for name in here})
+    return found
 
 
 def _entry(

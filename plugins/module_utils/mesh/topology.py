@@ -28,8 +28,8 @@ class Node(NamedTuple):
     """What the plan needs to know of a member."""
 
     machine: str
-    #: In the cluster subnet: where members of the same site reach it.
-    address: str
+    #: Where members of the same site dial it; '' where it has no address outside of the mesh there.
+    lan_address: str
     site: str
     #: ``host:port`` where other sites dial it; None where it cannot be dialled.
     endpoint: Optional[str]
@@ -74,7 +74,7 @@ def read_mesh(record: Mapping[str, Any], relays: Sequence[str] = ()) -> Mesh:
         own = member.get("mesh") or {}
         nodes[str(member["machine"])] = Node(
             str(member["machine"]),
-            str(member.get("address") or ""),
+            _lan_address(member, network),
             str(member.get("site") or "default"),
             member.get("endpoint") or None,
             str(own.get("address") or ""),
@@ -156,16 +156,16 @@ def relayed_pairs(mesh: Mesh) -> List[Dict[str, str]]:
     ]
 
 
-def dial(mesh: Mesh, node: Node, site: str) -> Optional[str]:
-    """Where a member of ``site`` dials ``node``: its LAN address from its own site, else its endpoint, or None."""
-    if node.site == site and _has_lan(mesh, node):
-        return join_endpoint(node.address, mesh.port)
+def dial(mesh: Mesh, node: Node, by: Node) -> Optional[str]:
+    """Where a member dials ``node``: its LAN address where both are on the LAN of one site, else its endpoint, or None."""
+    if node.site == by.site and node.lan_address and by.lan_address:
+        return join_endpoint(node.lan_address, mesh.port)
     return node.endpoint
 
 
 def is_direct(mesh: Mesh, a: Node, b: Node) -> bool:
     """Whether the two need nobody else: one of them can dial the other."""
-    return dial(mesh, a, b.site) is not None or dial(mesh, b, a.site) is not None
+    return dial(mesh, a, b) is not None or dial(mesh, b, a) is not None
 
 
 def registrations(mesh: Mesh, public_keys: Mapping[str, Optional[str]]) -> List[Dict[str, Any]]:
@@ -191,22 +191,23 @@ def with_keys(record: Mapping[str, Any], public_keys: Mapping[str, str]) -> Dict
     return {**record, "members": members}
 
 
-def _has_lan(mesh: Mesh, node: Node) -> bool:
-    """Whether the member's address is one without a tunnel.
-
-    An address inside the mesh is not: members that share nothing but the mesh have no LAN in the record.
-    """
-    return bool(node.address) and ipaddress.ip_address(node.address) not in mesh.network
+def _lan_address(member: Mapping[str, Any], tunnels: _Network) -> str:
+    """Dialling an address inside the mesh would send the tunnel through itself: members that share nothing but the mesh
+    have another one for their site, or none."""
+    address = str(member.get("address") or "")
+    if address and ipaddress.ip_address(address) not in tunnels:
+        return address
+    return str(member.get("lan_address") or "")
 
 
 def _peer(mesh: Mesh, own: Node, node: Node, networks: List[str]) -> Dict[str, Any]:
     return {
         "machine": node.machine,
         "public_key": node.public_key,
-        "endpoint": dial(mesh, node, own.site),
+        "endpoint": dial(mesh, node, own),
         "allowed_ips": sorted(networks),
         # Whoever cannot be dialled keeps its own side open; the other side then always finds it.
-        "persistent_keepalive": KEEPALIVE_SECONDS if dial(mesh, own, node.site) is None else 0,
+        "persistent_keepalive": KEEPALIVE_SECONDS if dial(mesh, own, node) is None else 0,
     }
 
 
@@ -226,11 +227,9 @@ def _relay_between(mesh: Mesh, a: Node, b: Node) -> Node:
 
 
 def _must_relay(mesh: Mesh) -> bool:
-    """Whether any pair needs a relay: two that cannot be dialled, at two sites or without a LAN at one."""
+    """Whether any pair needs a relay: two that cannot be dialled, at two sites or not both on the LAN of one."""
     hidden = [node for node in mesh.nodes.values() if node.endpoint is None]
-    sites = {node.site for node in hidden}
-    without_lan = [node.site for node in hidden if not _has_lan(mesh, node)]
-    return len(sites) > 1 or len(without_lan) > len(set(without_lan))
+    return len(hidden) > 1 and (len({node.site for node in hidden}) > 1 or not all(node.lan_address for node in hidden))
 
 
 def _host_network(address: str) -> str:

@@ -39,6 +39,7 @@ MEMBERS_OPTION: Dict[str, Any] = {
         "address": {"type": "str"},
         "interface": {"type": "str"},
         "site": {"type": "str"},
+        "lan_address": {"type": "str"},
         "endpoint": {"type": "str"},
         "gpus": {"type": "int"},
         "mesh": {

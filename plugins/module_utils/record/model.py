@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Reco
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 #: The version that this code writes. It reads this one and, through MIGRATIONS, every older one.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 BACKENDS = ("none", "wireguard", "tailscale")
 #: Most members share one site when nobody says otherwise: then nothing is tunnelled that need not be.
@@ -40,6 +40,8 @@ class Member(TypedDict):
     address: str
     interface: str
     site: str
+    #: Where members of its site dial it when the members of the cluster share only the mesh.
+    lan_address: Optional[str]
     endpoint: Optional[str]
     joined_at: str
     gpus: int
@@ -110,9 +112,20 @@ class FutureSchemaError(RecordError):
         )
 
 
+def _with_lan_addresses(document: Document) -> Document:
+    """Schema 2: a member may have an address on the LAN of its site. What is no record is refused later, in words."""
+    members = document.get("members")
+    if not isinstance(members, list):
+        return document
+    return {
+        **document,
+        "members": [{"lan_address": None, **one} if isinstance(one, dict) else one for one in members],
+    }
+
+
 #: What turns a document of schema N into one of schema N + 1. A version never changes its meaning once released:
 #: to change the record, raise SCHEMA_VERSION and add the step here.
-MIGRATIONS: Dict[int, Callable[[Document], Document]] = {}
+MIGRATIONS: Dict[int, Callable[[Document], Document]] = {1: _with_lan_addresses}
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _VOLUME_KEYS = {"name", "server", "path", "mount_point"}
@@ -163,6 +176,7 @@ def _member(fields: _Fields) -> Member:
         "address": fields.checked("address", values.address),
         "interface": fields.checked("interface", values.interface_name),
         "site": fields.checked("site", values.site_name),
+        "lan_address": fields.optional("lan_address", values.address),
         "endpoint": fields.optional("endpoint", values.endpoint),
         "joined_at": fields.checked("joined_at", values.timestamp),
         "gpus": fields.integer("gpus", 0, 1024),
@@ -230,6 +244,8 @@ def _check_whole(record: Record) -> None:
     machines = [member["machine"] for member in members]
     _distinct("machine", [machine.lower() for machine in machines])
     _distinct("address", [member["address"] for member in members])
+    lans = [f"{one['lan_address']} at site {one['site']}" if one["lan_address"] else None for one in members]
+    _distinct("lan_address", lans)
     _distinct("endpoint", [member["endpoint"] for member in members])
     _distinct("mesh.address", [member["mesh"]["address"] if member["mesh"] else None for member in members])
     _distinct("mesh.public_key", [member["mesh"]["public_key"] if member["mesh"] else None for member in members])

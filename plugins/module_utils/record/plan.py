@@ -59,7 +59,17 @@ DEFAULT_TAILNET: model.Mesh = {
     "mtu": None,
 }
 
-_MEMBER_KEYS = ("address", "interface", "site", "endpoint", "gpus", "mesh", "ssh_host_keys", "ssh_public_key")
+_MEMBER_KEYS = (
+    "address",
+    "interface",
+    "site",
+    "lan_address",
+    "endpoint",
+    "gpus",
+    "mesh",
+    "ssh_host_keys",
+    "ssh_public_key",
+)
 
 
 def create(
@@ -107,8 +117,8 @@ def create(
 def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> Draft:
     """Add the members that are new; update those that are there by the keys that are given and not None.
 
-    A member: machine, address, interface, and by choice site, endpoint (text; empty takes it away), gpus,
-    mesh {address, public_key}, ssh_host_keys, ssh_public_key. Where the members share only the mesh (the cluster's
+    A member: machine, address, interface, and by choice site, lan_address and endpoint (texts; empty takes it away),
+    gpus, mesh {address, public_key}, ssh_host_keys, ssh_public_key. Where the members share only the mesh (the cluster's
     subnet is the mesh's), address and interface are those of the mesh, whatever is given.
     """
     new = copy.deepcopy(record)
@@ -342,6 +352,7 @@ def _new_member(record: Record, machine: str, keys: Mapping[str, Any], stamp: St
         "address": "",
         "interface": "",
         "site": _value(values.site_name, keys.get("site", model.DEFAULT_SITE)),
+        "lan_address": _lan_address(record, keys.get("lan_address", "")),
         "endpoint": _endpoint(record, keys.get("endpoint", "")),
         "joined_at": stamp.at,
         "gpus": _gpus(machine, keys.get("gpus", 0)),
@@ -385,6 +396,7 @@ def _update_member(record: Record, member: Member, keys: Mapping[str, Any]) -> L
     member["address"] = _address(record, machine, keys.get("address", member["address"]))
     member["interface"] = _value(values.interface_name, keys.get("interface", member["interface"]))
     member["site"] = _value(values.site_name, keys.get("site", member["site"]))
+    member["lan_address"] = _lan_address(record, keys.get("lan_address", member["lan_address"] or ""))
     member["endpoint"] = _endpoint(record, keys.get("endpoint", member["endpoint"] or ""))
     member["gpus"] = _gpus(machine, keys.get("gpus", member["gpus"]))
     member["ssh_host_keys"] = [
@@ -514,6 +526,11 @@ def _refuse_clashes(record: Record) -> None:
             "Give each machine its own address in the subnet; a cloned machine keeps the address of its original.",
         ),
         (
+            "address at one site,",
+            lambda member: f"{member['lan_address']} at {member['site']}" if member["lan_address"] else None,
+            "Two places that use the same private network are two sites: give each a cluster_site of its own.",
+        ),
+        (
             "endpoint",
             lambda member: member["endpoint"],
             "Machines behind one public address each need a port of their own forwarded: give cluster_endpoint with it.",
@@ -549,6 +566,19 @@ def _address(record: Record, machine: str, value: str) -> str:
             machine=machine,
             address=address,
             subnet=record["subnet"],
+        )
+    return address
+
+
+def _lan_address(record: Record, value: str) -> Optional[str]:
+    if not value:
+        return None
+    address = _value(values.address, value)
+    if ipaddress.ip_address(address) in ipaddress.ip_network(record["mesh"]["subnet"]):
+        raise InputError(
+            f"{address} is in {record['mesh']['subnet']}, the mesh itself, and so on no LAN.",
+            "Give the machine's own address at its site.",
+            lan_address=address,
         )
     return address
 

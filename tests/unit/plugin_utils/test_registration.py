@@ -145,6 +145,49 @@ def test_machines_that_share_only_the_mesh() -> None:
     ]
 
 
+#: Two sites that use the same private network, and a machine that says nothing of where it is.
+SITES = {
+    "a": facts("8.8.4.4/24", "192.168.0.1/24"),
+    "b": facts("192.168.0.2/24"),
+    "c": facts("192.168.0.1/24"),
+    "d": facts("192.168.0.3/24"),
+    "e": facts("192.168.0.9/24"),
+}
+SITE_OF = {"a": "x", "b": "x", "c": "y", "d": "y"}
+
+
+def lans(decided: dict[str, Any]) -> dict[str, str | None]:
+    return {member["machine"]: member.get("lan_address") for member in decided["members"]}
+
+
+def test_the_machines_of_a_site_dial_each_other_on_the_network_that_they_share() -> None:
+    decided = decide(SITES, subnet="10.99.0.0/16", sites=SITE_OF)
+    assert lans(decided) == {"a": "192.168.0.1", "b": "192.168.0.2", "c": "192.168.0.1", "d": "192.168.0.3", "e": None}
+    # Where they share the cluster's network, that is it.
+    assert set(lans(decide(sites={"n1": "x", "n2": "x"})).values()) == {None}
+    # A tailnet finds the way at a site by itself.
+    assert set(lans(decide(SITES, subnet="100.64.0.0/10", mesh=TAILNET, sites=SITE_OF)).values()) == {None}
+
+
+def test_a_machine_that_joins_a_site_is_dialled_where_that_is_the_network_of_the_others() -> None:
+    first = decide({name: SITES[name] for name in "ab"}, subnet="10.99.0.0/16", sites=SITE_OF)
+    record = plan.commit(plan.create("a" * 32, "lab", "10.99.0.0/16", "a", {}, first["members"], STAMP), STAMP)
+    assert [member["lan_address"] for member in record["members"]] == ["192.168.0.1", "192.168.0.2"]
+    later = decide({"f": facts("10.5.0.6/24", "192.168.0.6/24")}, record=record, sites={"f": "x"})
+    assert lans(later) == {"f": "192.168.0.6"}
+    stranger = decide({"f": facts("192.168.7.6/24")}, record=record, sites={"f": "x"})
+    assert lans(stranger) == {"f": None}
+    # The site's machines are moved apart.
+    moved = decide({"a": SITES["a"], "b": facts("192.168.7.2/24")}, record=record, sites=SITE_OF)
+    assert lans(moved) == {"a": "", "b": ""}
+    assert [one["lan_address"] for one in plan.join(record, moved["members"], STAMP).record["members"]] == [None, None]
+
+
+def test_the_mesh_itself_is_no_network_of_a_site() -> None:
+    inside = {name: facts(f"10.99.0.{number}/16") for number, name in enumerate("ab", start=1)}
+    assert lans(decide(inside, subnet="10.99.0.0/16", sites=SITE_OF)) == {"a": "", "b": ""}
+
+
 @pytest.mark.parametrize(
     ("given", "more", "said"),
     [

@@ -180,14 +180,23 @@ def test_every_pair_transfers_one_mebibyte_and_has_a_fresh_handshake(hosts: dict
 
 
 def test_members_behind_nat_are_known_by_their_router_and_relayed_to_each_other(hosts: dict[str, Host]) -> None:
-    endpoints = peers(hosts["w1"])
-    assert sorted(endpoint.split(":")[0] for endpoint in endpoints.values()) == ["10.77.50.13", ROUTER, ROUTER]
+    for name, other_site in (("w1", "10.77.50.13"), ("w3", "10.77.50.11")):
+        found = [endpoint.split(":")[0] for endpoint in peers(hosts[name]).values()]
+        assert {other_site, ROUTER} < set(found)
     for name in ("w2", "w4"):
         assert len(peers(hosts[name])) == 2
-        assert hosts[name].check_output("wg show gpumesh0 persistent-keepalive").count("\t25") == 2
+        assert hosts[name].check_output("wg show gpumesh0 persistent-keepalive").count("\t25") == 1
     # The relay forwards between its peers, and has not become a router for anything else.
     assert hosts["w1"].file("/proc/sys/net/ipv4/conf/gpumesh0/forwarding").content_string.strip() == "1"
     assert hosts["w1"].file("/proc/sys/net/ipv4/conf/eth0/forwarding").content_string.strip() == "0"
+
+
+def test_members_of_a_site_talk_over_its_own_network(hosts: dict[str, Host]) -> None:
+    """Their packets go by the LAN that was found, and not by the endpoint that the other site dials."""
+    for one, other, lan in (("w1", "w2", "10.77.51."), ("w3", "w4", "10.77.52.")):
+        for name, peer in ((one, other), (other, one)):
+            key = hosts[peer].check_output("wg show gpumesh0 public-key")
+            assert peers(hosts[name])[key] == f"{lan}1{peer[1:]}:51820"
 
 
 def test_no_private_key_is_anywhere_but_in_its_file(hosts: dict[str, Host]) -> None:
@@ -307,7 +316,8 @@ def test_others_lose_no_packet_while_a_member_leaves_and_joins(hosts: dict[str, 
         assert hosts["w4"].run("ip link show dev gpumesh0").rc != 0
         assert hosts["w4"].run("ls -A /etc/wireguard").stdout.strip() == ""
         assert not hosts["w4"].service("wg-quick@gpumesh0").is_enabled
-        joined = {"cluster": "wireguard", "members": [{"machine": "w4", "site": "b"}]}
+        member_again = {"machine": "w4", "site": "b", "lan_address": "10.77.52.14"}
+        joined = {"cluster": "wireguard", "members": [member_again]}
         module("w1", "gpumesh.cluster.cluster_member", joined)
         assert changed(play("--check"))["w4"] > 0
         assert hosts["w4"].run("ls -A /etc/wireguard").stdout.strip() == ""

@@ -67,6 +67,26 @@ def test_members_of_one_site_dial_their_lan_address() -> None:
     assert plan["lan-2"]["persistent_keepalive"] == 0
 
 
+def test_members_that_share_only_the_mesh_dial_each_other_at_their_site() -> None:
+    near = {**member("near", 7, "e"), "lan_address": "192.168.1.7"}
+    here = {**member("here", 8, "e", "203.0.113.8:51820"), "lan_address": "192.168.1.8"}
+    mesh = read_mesh(record(HEAD, near, here))
+    # Not by the endpoint: the packets stay on the site's own network, and nobody keeps a NAT open.
+    assert peers_of(plan_for(mesh, "near"))["here"]["endpoint"] == "192.168.1.8:51820"
+    assert peers_of(plan_for(mesh, "here"))["near"]["endpoint"] == "192.168.1.7:51820"
+    assert {peer["persistent_keepalive"] for peer in plan_for(mesh, "here")["peers"]} == {0}
+    assert peers_of(plan_for(mesh, "head"))["here"]["endpoint"] == "203.0.113.8:51820"
+    # One that is not on that network is dialled as from anywhere.
+    apart = {**here, "lan_address": None}
+    mesh = read_mesh(record(HEAD, near, apart))
+    assert peers_of(plan_for(mesh, "near"))["here"]["endpoint"] == "203.0.113.8:51820"
+    assert peers_of(plan_for(mesh, "here"))["near"]["endpoint"] is None
+    # Two of a site that cannot be dialled need a relay when one is not on its network.
+    hidden = {**apart, "endpoint": None}
+    assert relayed_pairs(read_mesh(record(HEAD, near, hidden))) == [{"a": "near", "b": "here", "relay": "head"}]
+    assert plan_for(read_mesh(record(HEAD, near, hidden)), "head")["relay"]
+
+
 def test_an_address_inside_the_mesh_is_no_lan() -> None:
     """Dialling it would send the tunnel through itself."""
     twin = member("twin", 9, "a")
@@ -145,15 +165,16 @@ def test_with_keys_leaves_the_record_alone() -> None:
     assert given_record["members"][0]["mesh"]["public_key"] == key("head")
 
 
-_MEMBERS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), min_size=1, max_size=12).map(
+_MEMBERS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from(["", "address", "lan_address"])),
+    min_size=1,
+    max_size=12,
+).map(
     lambda rows: [
-        member(
-            f"m{number}",
-            number,
-            site,
-            f"203.0.113.{number}:51820" if endpoint else None,
-            f"192.168.{ord(site)}.{number}" if lan else None,
-        )
+        {
+            **member(f"m{number}", number, site, f"203.0.113.{number}:51820" if endpoint else None),
+            **({lan: f"192.168.{ord(site)}.{number}"} if lan else {}),
+        }
         for number, (site, endpoint, lan) in enumerate(rows, start=1)
     ]
 )

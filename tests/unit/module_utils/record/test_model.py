@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 
 DOCUMENT: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "id": "7c9e6679742540de944be07fc1f90ae7",
     "name": "lab",
     "generation": 2,
@@ -31,6 +31,7 @@ DOCUMENT: dict[str, Any] = {
             "address": "10.77.0.11",
             "interface": "eth0",
             "site": "default",
+            "lan_address": "10.77.0.11",
             "endpoint": "203.0.113.10:51820",
             "joined_at": "2026-11-20T20:31:00Z",
             "gpus": 2,
@@ -43,6 +44,7 @@ DOCUMENT: dict[str, Any] = {
             "address": "10.77.0.12",
             "interface": "enp3s0f1",
             "site": "default",
+            "lan_address": None,
             "endpoint": None,
             "joined_at": "2026-11-20T20:32:00Z",
             "gpus": 0,
@@ -151,10 +153,21 @@ def test_an_older_record_goes_through_every_migration(monkeypatch: pytest.Monkey
             2: lambda document: {**document, "name": document["name"] + "-" + document["mesh"]["interface"]},
         },
     )
-    old = copy.deepcopy(DOCUMENT)
+    old = changed("schema_version", 1)
     record = model.parse(old)
     assert (record["schema_version"], record["name"]) == (3, "lab-wg1")
-    assert old == DOCUMENT, "a migration must not change what it was given"
+    assert old == changed("schema_version", 1), "a migration must not change what it was given"
+
+
+def test_a_record_of_the_first_version_has_no_address_at_a_site() -> None:
+    old = changed("schema_version", 1)
+    for member in old["members"]:
+        del member["lan_address"]
+    record = model.parse(old)
+    assert [member["lan_address"] for member in record["members"]] == [None, None]
+    for members in (None, {}, [None], ["n1"]):
+        with pytest.raises(model.InvalidRecordError):
+            model.parse({**old, "members": members})
 
 
 JSON = st.recursive(
