@@ -245,6 +245,28 @@ def test_a_mesh_without_a_way_is_refused_with_the_pair(hosts: dict[str, Host]) -
     assert after == before
 
 
+def relay_between(hosts: dict[str, Host]) -> set[str]:
+    """By whom w2 and w4 send to each other."""
+    public = {hosts[name].check_output("wg show gpumesh0 public-key"): name for name in MACHINES}
+    ways = set()
+    for name, other in (("w2", "w4"), ("w4", "w2")):
+        for line in hosts[name].check_output("wg show gpumesh0 allowed-ips").splitlines():
+            key, networks = line.split("\t")
+            if f"{mesh_address(other)}/32" in networks.split():
+                ways.add(public[key])
+    return ways
+
+
+def test_the_relay_is_the_manager_or_who_is_named(hosts: dict[str, Host]) -> None:
+    assert relay_between(hosts) == {"w1"}
+    play("-e", '{"mesh_relays": ["w3"]}')
+    assert relay_between(hosts) == {"w3"}
+    wait_for_every_pair(hosts)
+    play()
+    assert relay_between(hosts) == {"w1"}
+    wait_for_every_pair(hosts)
+
+
 def test_keys_are_changed_without_a_lost_packet(hosts: dict[str, Host]) -> None:
     before = {name: hosts[name].check_output("wg show gpumesh0 public-key") for name in MACHINES}
     with no_packet_lost(hosts):
@@ -319,7 +341,9 @@ def test_others_lose_no_packet_while_a_member_leaves_and_joins(hosts: dict[str, 
         member_again = {"machine": "w4", "site": "b", "lan_address": "10.77.52.14"}
         joined = {"cluster": "wireguard", "members": [member_again]}
         module("w1", "gpumesh.cluster.cluster_member", joined)
-        assert changed(play("--check"))["w4"] > 0
+        would = play("--check")
+        assert changed(would)["w4"] > 0
+        assert re.search(r"w2\s+│\s+w4\s+│\s+w1", would), would[-4000:]
         assert hosts["w4"].run("ls -A /etc/wireguard").stdout.strip() == ""
         play()
     assert set(transfers(hosts).values()) == {str(1 << 20)}
@@ -349,6 +373,26 @@ def test_a_path_that_swallows_large_packets_is_found_and_obeyed(hosts: dict[str,
     assert {name for name, count in changed(run).items() if count} == {"w2", "w4"}
     for name in MACHINES:
         assert hosts[name].file("/sys/class/net/gpumesh0/mtu").content_string.strip() == "1420"
+
+
+def test_a_firewall_that_is_switched_off_leaves_nothing_behind(hosts: dict[str, Host]) -> None:
+    playbook = str(Path(__file__).parents[1] / "firewall.yml")
+    on = ("-e", "firewall_enabled=true")
+    play(*on, playbook=playbook)
+    assert set(changed(play(*on, playbook=playbook)).values()) == {0}
+    hosts["w3"].check_output("nft add table inet own")
+    others = {}
+    for name in MACHINES:
+        tables = hosts[name].check_output("nft list tables").splitlines()
+        assert "table inet gpumesh_wireguard" in tables
+        assert hosts[name].service("gpumesh_wireguard").is_enabled
+        others[name] = [table for table in tables if table != "table inet gpumesh_wireguard"]
+    assert all(count > 0 for count in changed(play(playbook=playbook)).values())
+    for name in MACHINES:
+        assert hosts[name].check_output("nft list tables").splitlines() == others[name]
+        assert hosts[name].run("find /etc /run -name 'gpumesh_wireguard*'").stdout == ""
+    assert set(changed(play(playbook=playbook)).values()) == {0}
+    hosts["w3"].check_output("nft delete table inet own")
 
 
 def test_a_restart_of_every_host_brings_all_back(hosts: dict[str, Host]) -> None:
