@@ -24,7 +24,7 @@ def questions(
     accounting: bool = True,
     volume_server: str = "kernel",
 ) -> dict[str, list[dict[str, Any]]]:
-    """The parameters of the module layer_info for one member. The tunnel is compared by the module wireguard."""
+    """The parameters of the module layer_info for one member. The mesh is compared by the modules of its own."""
     manager = derive.member_of(record, record["manager"])
     controller = derive.cluster_address(record, manager)
     manages = machine == record["manager"]
@@ -98,7 +98,7 @@ def _storage(record: model.Record, machine: str, server: str) -> list[dict[str, 
 def drift(record: model.Record, machine: str, states: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """What `site` would change on a member, by layer, in words. ``states``: what each member's layers have shown."""
     own = states.get(machine, {})
-    words = _tunnel(record, machine, own.get("mesh"))
+    words = _mesh(record, machine, own.get("mesh"))
     host = own.get("host") or {}
     if "drift" not in host:
         return words
@@ -112,19 +112,47 @@ def drift(record: model.Record, machine: str, states: Mapping[str, Mapping[str, 
     return words
 
 
-def _tunnel(record: model.Record, machine: str, state: object) -> dict[str, str]:
-    if record["mesh"]["backend"] != "wireguard" or not isinstance(state, Mapping) or "interface_up" not in state:
+def _mesh(record: model.Record, machine: str, state: object) -> dict[str, str]:
+    backend = record["mesh"]["backend"]
+    if not isinstance(state, Mapping) or not state or backend == "none":
         return {}
+    words = _tailnet(record, machine, state) if backend == "tailscale" else _tunnel(record, machine, state)
+    return {"mesh": words} if words else {}
+
+
+def _tunnel(record: model.Record, machine: str, state: Mapping[str, Any]) -> str:
+    if "interface_up" not in state:
+        return ""
     if not state["public_key"]:
-        return {"mesh": NOT_SET_UP}
+        return NOT_SET_UP
     if not state["interface_up"]:
-        return {"mesh": f"{record['mesh']['interface']} is down"}
+        return f"{record['mesh']['interface']} is down"
     own = derive.member_of(record, machine)["mesh"]
     if own is None or own["public_key"] != state["public_key"]:
-        return {"mesh": "its key is not the one in the record"}
+        return "its key is not the one in the record"
     peers = state["peers"]
     words = [f"{verb} {', '.join(peers[key])}" for key, verb in _PEER_WORDS if peers[key]]
-    return {"mesh": "would " + ", ".join(words)} if words else {}
+    return "would " + ", ".join(words) if words else ""
+
+
+def _tailnet(record: model.Record, machine: str, state: Mapping[str, Any]) -> str:
+    """``state``: what the module tailscale returned in check mode; ``msg`` alone where it refused the host."""
+    if "backend_state" not in state:
+        return str(state.get("msg", ""))
+    if not state["installed"]:
+        return NOT_SET_UP
+    if not state["running"]:
+        return "tailscaled does not run"
+    if state["backend_state"] != "Running":
+        return f"it is not logged in to its tailnet ({state['backend_state']})"
+    ends = {member["machine"]: member["mesh"]["address"] for member in record["members"] if member["mesh"]}
+    if ends.get(machine) not in state["addresses"]:
+        return "its address is not the one in the record"
+    words = [] if state["boot"] else ["tailscaled does not start at boot"]
+    unknown = [name for name, address in ends.items() if state["peers"].get(address, {}).get("path") == "unknown"]
+    if unknown:
+        words.append(f"its tailnet has no {', '.join(unknown)}")
+    return ", ".join(words)
 
 
 def in_words(differences: Mapping[str, str]) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ansible_collections.gpumesh.cluster.plugins.filter.layer_questions import layer_questions
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import drift
@@ -66,6 +68,40 @@ def test_a_key_that_is_not_the_managers() -> None:
     assert drift.drift(made(), "n2", {"n2": host("")}) == {"munge": "there is no key"}
     assert drift.drift(made(), "n2", {"n2": host("bb")}) == {}, "the manager did not answer, so nothing is known"
     assert drift.drift(made(), "n2", {"n2": {"host": {"unreachable": True}}}) == {}
+
+
+TAILNET = {
+    "installed": True,
+    "running": True,
+    "boot": True,
+    "backend_state": "Running",
+    "addresses": ["100.64.0.2", "fd7a::2"],
+    "peers": {"100.64.0.1": {"path": "idle"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({}, ""),
+        ({"installed": False, "running": False, "backend_state": ""}, "not set up"),
+        ({"running": False, "backend_state": ""}, "tailscaled does not run"),
+        ({"backend_state": "NeedsLogin", "addresses": []}, "it is not logged in to its tailnet (NeedsLogin)"),
+        ({"addresses": ["100.64.0.9"]}, "its address is not the one in the record"),
+        ({"boot": False}, "tailscaled does not start at boot"),
+        ({"peers": {"100.64.0.1": {"path": "unknown"}}}, "its tailnet has no n1"),
+    ],
+)
+def test_a_tailnet_that_is_not_as_the_record_says(state: dict[str, Any], words: str) -> None:
+    ends = [{"machine": f"n{n}", "mesh": {"address": f"100.64.0.{n}"}} for n in (1, 2)]
+    stamp = plan.Stamp(AT, "alice")
+    draft = plan.create("0" * 32, "lab", "100.64.0.0/10", "n1", {"backend": "tailscale"}, ends, stamp)
+    record = plan.commit(draft, stamp)
+    found = drift.drift(record, "n2", {"n2": {"mesh": {**TAILNET, **state}}})
+    assert found == ({"mesh": words} if words else {})
+    refused = {"msg": "This host is logged in elsewhere.", "failed": False}
+    assert drift.drift(record, "n2", {"n2": {"mesh": refused}}) == {"mesh": refused["msg"]}
+    assert drift.drift(record, "n2", {"n2": {"mesh": {}}}) == {}
 
 
 def test_the_same_words_are_said_once() -> None:

@@ -9,6 +9,7 @@ The tests run in the order of the file; each leaves the tailnet as it found it.
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,9 +43,8 @@ def _lab() -> Lab:
 
 def with_key() -> tuple[str, ...]:
     """Arguments with which a host may log in."""
-    builds = (ROOT / ".cache" / "tailnet").glob("*/headscale")
-    newest = max(builds, key=lambda path: path.stat().st_mtime).parent
-    return ("-e", f"mesh_auth_key_file={STATE / 'auth.key'}", "-e", f"mesh_tailscale_binaries={newest}")
+    folder = subprocess.run([ROOT / "lab" / "tailnet"], capture_output=True, text=True, check=True).stdout.strip()
+    return ("-e", f"mesh_auth_key_file={STATE / 'auth.key'}", "-e", f"mesh_tailscale_binaries={folder}")
 
 
 def with_api_key() -> tuple[str, ...]:
