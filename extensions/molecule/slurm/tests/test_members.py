@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Members come, go and die while jobs run.
 
-The tests run in the order of the file; each leaves all nodes idle.
+The tests run in the order of the file; each leaves all nodes idle. In the end s1 has left.
 """
 
 from __future__ import annotations
@@ -168,6 +168,65 @@ def sacct(lab: Lab, machine: str) -> set[str]:
     """The numbers of the jobs in the accounting."""
     asked = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
     return set(lab.run(machine, *asked).split())
+
+
+# --- The manager is a rented container
+
+MANAGER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmrestd", "slurmd")
+
+
+def supervised(lab: Lab) -> dict[str, str]:
+    """The processes of the manager's daemons under supervisord; 0 for one that does not run."""
+    shown = {name: lab.run("s4", "supervisorctl", "pid", name, check=False).strip() for name in MANAGER}
+    return {name: pid if pid.isdigit() else "0" for name, pid in shown.items()}
+
+
+def manages(lab: Lab) -> bool:
+    """Whether s4 knows that all nodes are idle."""
+    shown = lab.run("s4", "sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()
+    return sorted(shown) == ["s2 idle", "s3 idle", "s4 idle"]
+
+
+@pytest.mark.once
+def test_a_rented_container_takes_over_as_manager_with_queue_and_accounting(lab: Lab) -> None:
+    history = sacct(lab, "s2")
+    waiting = submit(lab, "hostname", "--hold")
+    run = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=s1", "-e", "cluster_new_manager=s4")
+    assert run.code == 0, run.output[-4000:]
+    assert "0" not in supervised(lab).values()
+    lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
+    assert lab.run("s2", "squeue", "--noheader", "--format=%i %T").split() == [waiting, "PENDING"]
+    lab.run("s3", "scontrol", "release", waiting)
+    lab.wait("it has run", lambda: not lab.run("s2", "squeue", "--noheader"), PATIENCE)
+    lab.wait("it is in the accounting", lambda: {*history, waiting} <= sacct(lab, "s2"), PATIENCE)
+
+
+@pytest.mark.once
+def test_supervisord_keeps_the_managers_daemons_alive(lab: Lab) -> None:
+    before = supervised(lab)
+    lab.run("s4", "kill", "-KILL", *before.values())
+    lab.wait(
+        "all are there again",
+        lambda: all(pid not in {"0", before[name]} for name, pid in supervised(lab).items()),
+        PATIENCE,
+    )
+    lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
+    assert sorted(lab.run("s2", "srun", "--nodes=3", "hostname", timeout=PATIENCE).split()) == ["s2", "s3", "s4"]
+
+
+@pytest.mark.once
+def test_a_rented_manager_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
+    history = sacct(lab, "s2")
+    subprocess.run(
+        ["docker", "restart", "-t", "5", f"gpumesh-{lab.name}-s4"], check=True, capture_output=True, timeout=120
+    )
+    lab.wait("s4 answers", lambda: listens("s4", 22), PATIENCE)
+    run = lab.play(SLURM, "--limit", "s4")
+    assert run.code == 0, run.output[-4000:]
+    assert "0" not in supervised(lab).values()
+    lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
+    assert sorted(lab.run("s2", "srun", "--nodes=3", "hostname", timeout=PATIENCE).split()) == ["s2", "s3", "s4"]
+    assert history <= sacct(lab, "s3")
 
 
 def listens(machine: str, port: int) -> bool:
