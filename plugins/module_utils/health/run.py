@@ -35,8 +35,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 
 #: NCCL and PyTorch's loaders share memory through the last one.
 _DISKS = ("/", "/var", "/home", tempfile.gettempdir(), os.path.join("/dev", "shm"))
-#: Seconds for one login: a host that is down must not hold up the others' results.
-_SSH_TIMEOUT = 4.0
+#: Seconds for one login: a host that is down is given up by ConnectTimeout, a busy one may take its time.
+_SSH_TIMEOUT = 10.0
 _DCGM_TIMEOUT = {0: 0.0, 1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
 _NO_NVIDIA = "There is no NVIDIA driver on this host."
 
