@@ -31,6 +31,9 @@ PROGRAM = "/usr/local/sbin/gpumesh-node-health"
 #: A healthy link of this machine carries a hundred times as much, also while it is busy; the shaped one a quarter.
 REQUIRED = "0.01"
 SHAPED = "20mbit"
+#: What all hosts see, since the machine that they run on has mounted it into each of them.
+VOLUME = "/mnt/shared"
+RECORD = "/var/lib/gpumesh/clusters/check.json"
 #: What makes a node unfit, and is gone with one command: its shared memory, which NCCL needs, is full.
 FILLER = "/dev/shm/filler"
 
@@ -92,6 +95,14 @@ def test_a_healthy_cluster_passes_at_level_full(lab: Lab, reports: Path) -> None
     assert collective["busbw_gbps"] > float(REQUIRED)
     assert all(pair["bandwidth_gbps"] > 0 for pair in verdict["reachability"]["pairs"])
     assert {one["host"] for one in verdict["checks"] if one["id"] == "reachability.bandwidth"} == set(MACHINES)
+    passed = {f"{one['id']}@{one['host']}" for one in verdict["checks"] if one["status"] == "pass"}
+    names = ("mounts", "shared", "locks", "write", "read", "files")
+    assert {f"storage.{name}@{machine}" for name in names for machine in MACHINES} <= passed
+    (volume,) = verdict["volumes"]
+    assert volume["mounted_on"] == list(MACHINES)
+    assert 0 < volume["free_bytes"] < volume["total_bytes"]
+    assert all(member["write_mbps"] > 0 and member["read_mbps"] > 0 for member in volume["members"])
+    assert lab.run("k1", "ls", "--almost-all", VOLUME) == ""
 
 
 def test_every_report_is_written_and_whole(reports: Path) -> None:
@@ -106,6 +117,8 @@ def test_every_report_is_written_and_whole(reports: Path) -> None:
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "Ready to train" in page
     assert "required 0.01 GB/s" in page
+    assert "<td><code>/mnt/shared</code></td>" in page
+    assert 'gpumesh_volume_write_bytes_per_second{cluster="check",volume="shared",host="k1"}' in metrics
 
 
 @pytest.mark.parametrize(
@@ -113,6 +126,7 @@ def test_every_report_is_written_and_whole(reports: Path) -> None:
     [
         ("health", {"members", "health", "storage", "clock", "ssh", "mesh"}),
         ("reachability", {"members", "reachability"}),
+        ("storage", {"members", "storage"}),
     ],
 )
 def test_a_tag_chooses_a_part(lab: Lab, tmp_path: Path, tag: str, layers: set[str]) -> None:
@@ -121,6 +135,18 @@ def test_a_tag_chooses_a_part(lab: Lab, tmp_path: Path, tag: str, layers: set[st
     made = {one["id"].split(".")[0] for one in verdict["checks"] if one["status"] == "pass"}
     assert tag in made
     assert made <= layers | {"clock"}
+
+
+def test_show_has_the_volumes_with_what_was_measured(lab: Lab, reports: Path) -> None:
+    given = {"show_output": "json", "check_report_dir": str(reports)}
+    run = lab.play("gpumesh.cluster.show", "--extra-vars", json.dumps(given))
+    assert run.code == 0, run.output
+    (line,) = [line for line in run.output.splitlines() if line.startswith("[{")]
+    (volume,) = json.loads(line)[0]["volumes"]
+    assert volume["state"]["mounted_on"] == list(MACHINES)
+    assert volume["state"]["free_bytes"] > 0
+    assert [member["machine"] for member in volume["state"]["members"]] == list(MACHINES)
+    assert volume["state"]["measured_at"]
 
 
 def test_a_healthy_node_is_judged_in_seconds(lab: Lab) -> None:
@@ -297,3 +323,176 @@ def test_what_slurm_runs_and_what_the_playbook_runs_say_the_same(lab: Lab) -> No
     shown = lab.run("k1", PROGRAM, "--show")
     assert "pass health.disk: " in shown
     assert "skipped health.gpu_ecc: There is no NVIDIA driver on this host." in shown
+
+
+# --- Volumes with faults
+
+
+def store(lab: Lab, volumes: Sequence[dict[str, str]]) -> Run:
+    """Make these the volumes of the cluster."""
+    return lab.play("gpumesh.cluster.storage", "--extra-vars", json.dumps({"storage_volumes": volumes}))
+
+
+@contextmanager
+def faulty_volumes(lab: Lab) -> Iterator[list[dict[str, str]]]:
+    """One that every host has for itself, and one of which the locks do not leave the host."""
+    lab.run("k1", "mkdir", "-p", "/srv/lockless")
+    try:
+        for host in MACHINES:
+            lab.run(host, "mkdir", "-p", "/mnt/own", "/mnt/lockless")
+            lab.run(host, "mount", "-t", "tmpfs", "own", "/mnt/own")
+            lab.run(host, "sshfs", f"{ADDRESSES['k1']}:/srv/lockless", "/mnt/lockless")
+        yield [
+            {"name": "own", "mount_point": "/mnt/own", "filesystem": "tmpfs"},
+            {"name": "lockless", "mount_point": "/mnt/lockless"},
+        ]
+    finally:
+        for host in MACHINES:
+            lab.run(host, "umount", "--lazy", "/mnt/own", "/mnt/lockless", check=False)
+
+
+def test_each_fault_of_a_volume_is_named(lab: Lab, tmp_path: Path) -> None:
+    shared = {"name": "shared", "mount_point": VOLUME}
+    with faulty_volumes(lab) as faulty:
+        run = store(lab, [shared, *faulty])
+        assert run.code == 0, run.output
+        wanted = {"check_level": "full", "check_volume_size_mib": 1, "check_min_volume_write_mbps": 10**6}
+        run, verdict = check(lab, tmp_path, "--tags", "storage", **wanted)
+        assert run.code != 0
+        found = bad(verdict)
+        names = ("shared", "locks", "write")
+        assert set(found) == {f"storage.{name}@{machine}" for name in names for machine in MACHINES}, run.output
+        assert "k1 does not see what k2, k3 wrote to own at /mnt/own" in found["storage.shared@k1"]["reason"]
+        assert "k1 got a lock on lockless while k2 held it." in found["storage.locks@k1"]["reason"]
+        assert "1000000 are required" in found["storage.write@k2"]["reason"]
+        assert all(one["remedy"] for one in found.values())
+        by_name = {volume["name"]: volume for volume in verdict["volumes"]}
+        assert {member["locks"] for member in by_name["shared"]["members"]} == {"pass"}
+        # What is not ours stays as it is, also when it is no volume of the cluster any more.
+        run = store(lab, [shared])
+        assert run.code == 0, run.output
+        assert "tmpfs" in lab.run("k2", "findmnt", "--noheadings", "--output=FSTYPE", "/mnt/own")
+    assert lab.run("k3", "findmnt", "--noheadings", "--output=TARGET", VOLUME).strip() == VOLUME
+
+
+def test_a_volume_that_is_not_there_is_refused_by_name(lab: Lab) -> None:
+    before = lab.read("k1", RECORD)
+    faulty = [
+        {"name": "absent", "mount_point": "/srv"},
+        {"name": "other", "mount_point": VOLUME, "filesystem": "lustre"},
+    ]
+    run = store(lab, faulty)
+    assert run.code != 0
+    assert "volume absent at /srv: nothing is mounted there" in run.words
+    assert "and lustre is required" in run.words
+    run = store(lab, [{"name": "data", "server": "k1", "path": "/srv/data", "mount_point": "/data"}])
+    assert run.code != 0
+    assert "storage_backend is external, and volume data has a server" in run.words
+    assert lab.read("k1", RECORD) == before
+
+
+# --- A volume in use
+
+
+@contextmanager
+def volume_in_use(lab: Lab, host: str) -> Iterator[str]:
+    """A volume that the record says k1 serves, mounted on the host and held by a process. Gives its mount point.
+
+    The kernel of these hosts has no NFS, so another file system stands for the mount: who holds it is found all the same.
+    """
+    shared = {"name": "shared", "mount_point": VOLUME}
+    data = {"name": "data", "server": "k1", "path": "/srv/data", "mount_point": "/mnt/data"}
+    given = {"storage_volumes": [shared, data], "cluster_prove_subnet": False}
+    try:
+        run = lab.play("gpumesh.cluster.create", "--extra-vars", json.dumps(given))
+        assert run.code == 0, run.output
+        lab.run(host, "mkdir", "-p", "/mnt/data")
+        lab.run(host, "mount", "-t", "tmpfs", "data", "/mnt/data")
+        lab.run(host, "systemd-run", "--unit=holder", "--working-directory=/mnt/data", "sleep", "3600")
+        yield "/mnt/data"
+    finally:
+        lab.run(host, "systemctl", "stop", "holder", check=False)
+        lab.run(host, "umount", "/mnt/data", check=False)
+        run = store(lab, [shared])
+    assert run.code == 0, run.output
+
+
+def test_neither_a_machine_nor_a_cluster_goes_while_a_volume_is_in_use(lab: Lab) -> None:
+    with volume_in_use(lab, "k3") as point:
+        pid = lab.run("k3", "systemctl", "show", "--property=MainPID", "--value", "holder").strip()
+        before = lab.read("k1", RECORD)
+        given = {"cluster_name": "check", "cluster_machine": "k3"}
+        for playbook in ("delete", "remove"):
+            run = lab.play(f"gpumesh.cluster.{playbook}", "--extra-vars", json.dumps(given))
+            assert run.code != 0, run.output
+            assert f"k3: sleep of root (process {pid}) uses {point}" in run.words
+            assert lab.read("k1", RECORD) == before
+    # It was drained before it was asked, so that its jobs are not among those who use the volume.
+    lab.run("k1", "scontrol", "update", "nodename=k3", "state=resume")
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+
+
+# --- A server that is a program, as in a container whose kernel has none
+
+SERVED = f"{VOLUME}/served"
+SOURCE = f"nfs://{ADDRESSES['k3']}{SERVED}"
+
+
+def serve(lab: Lab, *volumes: dict[str, str], limit: str = "k3") -> Run:
+    """Make these the volumes; k3 alone sets up its part. The others' kernels could not mount them."""
+    given = {"storage_backend": "nfs", "storage_server": "ganesha", "storage_volumes": volumes}
+    return lab.play("gpumesh.cluster.storage", f"--limit={limit}", "--extra-vars", json.dumps(given))
+
+
+def listed(lab: Lab, host: str) -> str:
+    return lab.run(host, "nfs-ls", f"{SOURCE}?version=4", check=False)
+
+
+def serving_since(lab: Lab) -> str:
+    return lab.run("k3", "systemctl", "show", "--property=ActiveEnterTimestampMonotonic", "nfs-ganesha")
+
+
+@contextmanager
+def as_a_stranger(lab: Lab, host: str) -> Iterator[None]:
+    """The host talks to k3 from an address that is no member's."""
+    stranger, route = "10.77.80.99", f"{ADDRESSES['k3']}/32"
+    lab.run(host, "ip", "address", "add", f"{stranger}/24", "dev", "eth0")
+    try:
+        lab.run(host, "ip", "route", "add", route, "dev", "eth0", "src", stranger)
+        yield
+    finally:
+        lab.run(host, "ip", "route", "del", route, check=False)
+        lab.run(host, "ip", "address", "del", f"{stranger}/24", "dev", "eth0", check=False)
+
+
+def test_a_server_that_is_a_program_serves_members_alone(lab: Lab) -> None:
+    volume = {"name": "data", "server": "k3", "path": SERVED, "mount_point": "/mnt/data"}
+    try:
+        if "nfs4" not in lab.run("k1", "cat", "/proc/filesystems"):
+            before = lab.read("k1", RECORD)
+            run = serve(lab, volume, limit="cluster")
+            assert "This kernel has no nfs4, which volume data needs" in run.words
+            assert lab.read("k1", RECORD) == before, "refused, and the record was changed before"
+        run = serve(lab, volume)
+        assert run.code == 0, run.output
+        lab.run("k2", "sh", "-c", "echo written by k2 > /tmp/note")
+        copy = ("nfs-cp", "/tmp/note", f"{SOURCE}/note?version=4&uid=1000&gid=1000")
+        # A server that has just started first lets those in who had files open.
+        lab.wait("k2 can write", lambda: "copied" in lab.run("k2", *copy, check=False))
+        assert "note" in listed(lab, "k2")
+        assert lab.run("k3", "cat", "/mnt/data/note") == "written by k2\n"
+        assert lab.run("k3", "stat", "--format=%u %a", SERVED).split() == ["0", "1777"]
+        with as_a_stranger(lab, "k2"):
+            assert "note" not in listed(lab, "k2")
+        run = serve(lab, volume)
+        assert run.changed["k3"] == 0, run.output
+        since = serving_since(lab)
+        serve(lab, volume, {**volume, "name": "more", "path": f"{VOLUME}/more", "mount_point": "/mnt/more"})
+        assert "more" in lab.run("k2", "nfs-ls", f"nfs://{ADDRESSES['k3']}{VOLUME}?version=4")
+        assert serving_since(lab) == since, "restarted, while others have files open"
+    finally:
+        run = store(lab, [{"name": "shared", "mount_point": VOLUME}])
+        lab.run("k3", "rm", "-rf", SERVED, f"{VOLUME}/more")
+    assert run.code == 0, run.output
+    assert "note" not in listed(lab, "k2")
+    assert "gpumesh" not in lab.run("k3", "cat", "/etc/ganesha/ganesha.conf")
