@@ -8,6 +8,7 @@ The tests run in the order of the file; each leaves the tailnet as it found it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -43,8 +44,42 @@ def _lab() -> Lab:
 
 def with_key() -> tuple[str, ...]:
     """Arguments with which a host may log in."""
-    folder = subprocess.run([ROOT / "lab" / "tailnet"], capture_output=True, text=True, check=True).stdout.strip()
-    return ("-e", f"mesh_auth_key_file={STATE / 'auth.key'}", "-e", f"mesh_tailscale_binaries={folder}")
+    return ("-e", f"mesh_auth_key_file={STATE / 'auth.key'}")
+
+
+def with_archive() -> tuple[str, ...]:
+    """Arguments with which tailscale is installed from where its makers could have it."""
+    checksum = hashlib.sha256((STATE / "tailscale.tgz").read_bytes()).hexdigest()
+    url = "http://10.77.60.10:8000/tailscale.tgz"
+    return ("-e", f"mesh_tailscale_archive={url}", "-e", f"mesh_tailscale_checksum=sha256:{checksum}")
+
+
+def joined(lab: Lab, *arguments: str) -> None:
+    """Take the container in that has neither TUN nor a service manager."""
+    for playbook in ("gpumesh.cluster.create", "gpumesh.cluster.mesh"):
+        run = lab.play(playbook, *ALL, *with_key(), *arguments)
+        assert run.code == 0, run.output[-6000:]
+
+
+def removed(lab: Lab, *arguments: str) -> None:
+    run = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3", *arguments)
+    assert run.code == 0, run.output[-6000:]
+    assert (STATE / "api.key").read_text().strip() not in run.output
+
+
+def drift(lab: Lab, *arguments: str) -> dict[str, dict[str, str]]:
+    """What the playbook show says of each member."""
+    run = lab.play("gpumesh.cluster.show", *arguments, "-e", "show_output=json")
+    (shown,) = (json.loads(line) for line in run.output.splitlines() if line.startswith("[{"))
+    return {member["machine"]: member["drift"] for member in shown[0]["members"]}
+
+
+def started(lab: Lab, member: str) -> dict[str, str]:
+    """When each service of the member was started."""
+    names = ("tailscaled", "munge", "slurmctld", "slurmd", "slurmdbd", "mariadb", "ssh")
+    shown = lab.run(member, "systemctl", "show", "--property=Id,ActiveEnterTimestampMonotonic", *names)
+    found = [dict(line.split("=", 1) for line in unit.splitlines()) for unit in shown.strip().split("\n\n")]
+    return {unit["Id"]: unit["ActiveEnterTimestampMonotonic"] for unit in found}
 
 
 def with_api_key() -> tuple[str, ...]:
@@ -95,7 +130,19 @@ def test_a_job_runs_on_both_nodes_over_the_tailnet(lab: Lab) -> None:
     assert sorted(output.split()) == ["t1", "t2"]
 
 
-def test_a_second_run_needs_no_key_and_changes_nothing(lab: Lab) -> None:
+def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing(lab: Lab) -> None:
+    before = {member: started(lab, member) for member in ("t1", "t2")}
+    assert before["t1"]["tailscaled.service"] != "0"
+    run = lab.play("gpumesh.cluster.site")
+    assert run.code == 0, run.output[-6000:]
+    assert set(run.changed.values()) == {0}, run.output[-6000:]
+    assert {member: started(lab, member) for member in ("t1", "t2")} == before
+    assert drift(lab) == {"t1": {}, "t2": {}}
+
+
+# A member that only others dial is no node of Slurm, and the check would rightly say so: it joins after that.
+def test_a_container_without_tun_joins_and_a_second_run_changes_nothing(lab: Lab) -> None:
+    joined(lab, *with_archive())
     run = mesh(lab)
     assert run.changed == dict.fromkeys(MEMBERS, 0), run.output[-4000:]
 
@@ -160,6 +207,7 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
     lab.run("headscale", "headscale", "nodes", "expire", "--identifier", identity)
     lab.wait("t2 knows that its key has expired", lambda: status(lab, "t2")["BackendState"] == "NeedsLogin")
 
+    assert drift(lab)["t2"]["mesh"] == "it is not logged in to its tailnet (NeedsLogin)"
     refused = lab.play("gpumesh.cluster.mesh", *ALL, "--limit", "t2")
     assert refused.code != 0
     assert "no auth key is given" in refused.words
@@ -181,17 +229,12 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
 
 def test_a_machine_that_left_comes_back_under_its_own_name(lab: Lab) -> None:
     identity = nodes(lab)["t3"]
-    removal = ("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3")
-    run = lab.play(*removal, *with_api_key())
-    assert run.code == 0, run.output[-6000:]
-    assert (STATE / "api.key").read_text().strip() not in run.output
+    removed(lab, *with_api_key())
     assert "t3" not in nodes(lab)
     assert status(lab, "t3")["BackendState"] == ""
     assert lab.run("t3", "sh", "-c", "ls /var/lib/tailscale /var/lib/gpumesh/tailscale-login", check=False) == ""
 
-    for playbook in ("gpumesh.cluster.create", "gpumesh.cluster.mesh"):
-        run = lab.play(playbook, *ALL, *with_key())
-        assert run.code == 0, run.output[-6000:]
+    joined(lab)
     assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
     assert nodes(lab)["t3"] != identity
     assert sorted(nodes(lab)) == list(MEMBERS)
@@ -200,13 +243,26 @@ def test_a_machine_that_left_comes_back_under_its_own_name(lab: Lab) -> None:
 
 def test_without_the_api_it_comes_back_as_the_same_device(lab: Lab) -> None:
     identity = nodes(lab)["t3"]
-    run = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3")
-    assert run.code == 0, run.output[-6000:]
+    removed(lab)
     assert nodes(lab)["t3"] == identity
-    for playbook in ("gpumesh.cluster.create", "gpumesh.cluster.mesh"):
-        run = lab.play(playbook, *ALL, *with_key())
-        assert run.code == 0, run.output[-6000:]
+    joined(lab)
     assert nodes(lab)["t3"] == identity
+    assert sorted(nodes(lab)) == list(MEMBERS)
+    assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
+
+
+def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
+    lab.stop("t3")
+    try:
+        removed(lab, *with_api_key())
+        assert sorted(nodes(lab)) == ["t1", "t2"]
+    finally:
+        subprocess.run(["docker", "start", "gpumesh-molecule-tailscale-t3"], check=True, capture_output=True)
+        lab.wait("t3 answers", lambda: lab.module("t3", "ansible.builtin.ping").code == 0)
+    # It is back, and the removal is finished; then its name is free.
+    removed(lab, *with_api_key())
+    assert lab.run("t3", "sh", "-c", "ls /var/lib/tailscale /var/lib/gpumesh/tailscale-login", check=False) == ""
+    joined(lab)
     assert sorted(nodes(lab)) == list(MEMBERS)
     assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
 
@@ -232,9 +288,14 @@ def test_the_firewall_lets_members_in_and_nobody_else(lab: Lab) -> None:
 
     # Everybody is on one LAN here, and the controller of Slurm listens on it.
     assert reaches("headscale", lan, 6817, 20)
+    on, own = ("-e", "firewall_enabled=true"), "table inet own { chain input { type filter hook input priority 0; }; }"
+    lab.run("t1", "sh", "-c", "command -v nft >/dev/null || apt-get install --yes -q nftables")
+    lab.run("t1", "sh", "-c", f"echo '{own}' | nft --file -")
+    before = lab.run("t1", "nft", "list", "ruleset")
+    units = lab.run("t1", "systemctl", "list-unit-files", "--no-legend")
     try:
-        assert all(count > 0 for count in lab.play(playbook).changed.values())
-        assert lab.play(playbook).changed == {"t1": 0, "t2": 0}
+        assert all(count > 0 for count in lab.play(playbook, *on).changed.values())
+        assert lab.play(playbook, *on).changed == {"t1": 0, "t2": 0}
         assert not reaches("headscale", lan, 6817, 3)
         assert reaches("headscale", lan, 22, 20)
         assert reaches("t2", address(lab, "t1"), 6817, 20)
@@ -244,6 +305,10 @@ def test_the_firewall_lets_members_in_and_nobody_else(lab: Lab) -> None:
         lab.start("t2")
         lab.wait("the table is loaded at boot", lambda: "gpumesh_" in lab.run("t2", "nft", "list", "tables"))
     finally:
-        lab.play(playbook, "-e", "firewall_entry=leave")
+        run = lab.play(playbook)
+    assert all(count > 0 for count in run.changed.values()), run.output[-4000:]
     assert reaches("headscale", lan, 6817, 20)
-    assert "gpumesh_" not in lab.run("t1", "nft", "list", "tables")
+    assert lab.run("t1", "nft", "list", "ruleset") == before
+    assert lab.run("t1", "systemctl", "list-unit-files", "--no-legend") == units
+    assert lab.play(playbook).changed == {"t1": 0, "t2": 0}
+    lab.run("t1", "nft", "delete", "table", "inet", "own")
