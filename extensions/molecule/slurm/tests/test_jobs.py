@@ -305,7 +305,8 @@ def test_what_the_user_sets_stays(lab: Lab) -> None:
 def test_all_readers_of_a_job_agree_on_the_order_of_its_nodes(lab: Lab, backwards: None) -> None:
     write(lab, "s1", "/root/ask_all", ASK_ALL)
     options = ("--wait", "--parsable", "--nodes=3", "--ntasks-per-node=1", f"--nodelist={','.join(TRAINERS)}")
-    number = lab.run("s1", "sbatch", *options, "--output=/root/%j.out", "/root/ask_all", timeout=PATIENCE).strip()
+    files = ("--output=/root/%j.out", "--error=/root/%j.err")
+    number = lab.run("s1", "sbatch", *options, *files, "/root/ask_all", timeout=PATIENCE).strip()
     lines = [
         line.split() for line in lab.read(job(lab, number)["BatchHost"], f"/root/{number}.out").decode().splitlines()
     ]

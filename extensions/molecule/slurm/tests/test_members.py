@@ -165,8 +165,9 @@ def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab) -> None:
 
 
 def sacct(lab: Lab, machine: str) -> set[str]:
-    """The numbers of the jobs in the accounting."""
+    """The numbers of the jobs in the accounting, as soon as it answers: slurmdbd may just be starting."""
     asked = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
+    lab.wait("the accounting answers", lambda: lab.run(machine, *asked, check=False) != "", PATIENCE)
     return set(lab.run(machine, *asked).split())
 
 
