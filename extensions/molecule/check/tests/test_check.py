@@ -99,7 +99,7 @@ def test_a_healthy_cluster_passes_at_level_full(lab: Lab, reports: Path) -> None
     names = ("mounts", "shared", "locks", "write", "read", "files")
     assert {f"storage.{name}@{machine}" for name in names for machine in MACHINES} <= passed
     (volume,) = verdict["volumes"]
-    assert volume["mounted_on"] == list(MACHINES)
+    assert sorted(volume["mounted_on"]) == list(MACHINES)
     assert 0 < volume["free_bytes"] < volume["total_bytes"]
     assert all(member["write_mbps"] > 0 and member["read_mbps"] > 0 for member in volume["members"])
     assert lab.run("k1", "ls", "--almost-all", VOLUME) == ""
@@ -143,9 +143,9 @@ def test_show_has_the_volumes_with_what_was_measured(lab: Lab, reports: Path) ->
     assert run.code == 0, run.output
     (line,) = [line for line in run.output.splitlines() if line.startswith("[{")]
     (volume,) = json.loads(line)[0]["volumes"]
-    assert volume["state"]["mounted_on"] == list(MACHINES)
+    assert sorted(volume["state"]["mounted_on"]) == list(MACHINES)
     assert volume["state"]["free_bytes"] > 0
-    assert [member["machine"] for member in volume["state"]["members"]] == list(MACHINES)
+    assert sorted(member["machine"] for member in volume["state"]["members"]) == list(MACHINES)
     assert volume["state"]["measured_at"]
 
 
@@ -356,7 +356,7 @@ def test_each_fault_of_a_volume_is_named(lab: Lab, tmp_path: Path) -> None:
     with faulty_volumes(lab) as faulty:
         run = store(lab, [shared, *faulty])
         assert run.code == 0, run.output
-        wanted = {"check_level": "full", "check_volume_size_mib": 1, "check_min_volume_write_mbps": 10**6}
+        wanted = {"check_level": "full", "check_volume_size_mib": 1, "check_min_volume_write_mbps": 10**5}
         run, verdict = check(lab, tmp_path, "--tags", "storage", **wanted)
         assert run.code != 0
         found = bad(verdict)
@@ -364,7 +364,7 @@ def test_each_fault_of_a_volume_is_named(lab: Lab, tmp_path: Path) -> None:
         assert set(found) == {f"storage.{name}@{machine}" for name in names for machine in MACHINES}, run.output
         assert "k1 does not see what k2, k3 wrote to own at /mnt/own" in found["storage.shared@k1"]["reason"]
         assert "k1 got a lock on lockless while k2 held it." in found["storage.locks@k1"]["reason"]
-        assert "1000000 are required" in found["storage.write@k2"]["reason"]
+        assert "100000 are required" in found["storage.write@k2"]["reason"]
         assert all(one["remedy"] for one in found.values())
         by_name = {volume["name"]: volume for volume in verdict["volumes"]}
         assert {member["locks"] for member in by_name["shared"]["members"]} == {"pass"}
