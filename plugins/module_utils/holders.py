@@ -17,6 +17,7 @@ import struct
 from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import unescaped
 
 #: Links of a process that hold a mount: see proc(5).
 _LINKS = ("cwd", "root", "exe")
@@ -50,7 +51,7 @@ def mounted(mounts: str, wanted: Collection[str]) -> List[str]:
     for line in mounts.splitlines():
         fields = line.split()
         if len(fields) >= 3 and fields[2] != "autofs":
-            found.add(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[1]))
+            found.add(unescaped(fields[1]))
     return [path for path in wanted if path.rstrip("/") in found]
 
 

@@ -22,6 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
     skipped,
     unknown,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -181,14 +182,7 @@ def try_mount(path: str, read_only: bool = False) -> Optional[str]:
 
 def parse_mounted(mountinfo: str) -> Dict[str, str]:
     """File system type by mount point, from /proc/self/mountinfo; the last mount on a point is the one seen."""
-    found: Dict[str, str] = {}
-    for line in mountinfo.splitlines():
-        left, separator, right = line.partition(" - ")
-        fields = left.split()
-        if separator and len(fields) >= 5 and right.split():
-            point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), fields[4])
-            found[point] = right.split()[0]
-    return found
+    return {mount.point: mount.filesystem for mount in parse_mountinfo(mountinfo)}
 
 
 def kind_at(path: str, mounted: Mapping[str, str], external: bool) -> str:

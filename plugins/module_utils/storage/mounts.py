@@ -17,6 +17,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser, refuse_in_use
 
 UNIT_FOLDER = "/etc/systemd/system"
@@ -111,10 +112,11 @@ def apply(run: Runner, plan: Plan, folder: str = UNIT_FOLDER) -> None:
             _systemctl(run, "stop", name + suffix)
     for name in plan.delete:
         _systemctl(run, "disable", name + ".automount")
-        _delete(folder, name)
+        for suffix in _SUFFIXES:
+            remove_file(os.path.join(folder, name + suffix))
     for units in plan.write:
         for suffix, text in units.texts.items():
-            _write(os.path.join(folder, units.name + suffix), text)
+            write_atomic(os.path.join(folder, units.name + suffix), text, 0o644)
     if plan.delete or plan.write:
         _systemctl(run, "daemon-reload")
     for name in plan.start:
@@ -207,22 +209,6 @@ def _read(path: str) -> Optional[str]:
             return stream.read()
     except FileNotFoundError:
         return None
-
-
-def _delete(folder: str, name: str) -> None:
-    for suffix in _SUFFIXES:
-        path = os.path.join(folder, name + suffix)
-        if os.path.exists(path):
-            os.remove(path)
-
-
-def _write(path: str, text: str) -> None:
-    """In one step: systemd reads whole files."""
-    draft = path + ".new"
-    with open(draft, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    os.chmod(draft, 0o644)
-    os.replace(draft, path)
 
 
 def _shown(texts: Mapping[str, str]) -> str:

@@ -7,41 +7,16 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError, bounded
 
 #: A file system that is well answers in milliseconds.
 _SECONDS = 10.0
 #: What mounts something else at first use, and is no file system yet.
 AUTOMOUNT = "autofs"
-
-
-class Mounted(NamedTuple):
-    """One line of /proc/self/mountinfo."""
-
-    point: str
-    filesystem: str
-    source: str
-    read_only: bool
-
-
-def parse_mountinfo(text: str) -> List[Mounted]:
-    """Every mount, the later ones over the earlier ones; proc(5)."""
-    found = []
-    for line in text.splitlines():
-        left, separator, right = line.partition(" - ")
-        fields, more = left.split(), right.split()
-        if separator and len(fields) >= 6 and len(more) >= 2:
-            options = [*fields[5].split(","), *(more[2].split(",") if len(more) > 2 else [])]
-            found.append(Mounted(_unescaped(fields[4]), more[0], _unescaped(more[1]), "ro" in options))
-    return found
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)
 
 
 def mount_of(mounted: Sequence[Mounted], path: str) -> Mounted:

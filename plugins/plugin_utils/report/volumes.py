@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
@@ -106,8 +106,9 @@ def volume_checks(
     """The checks, and the volumes as the verdict lists them."""
     titles = [_SHARED, _LOCKS, _SPACE, *((name, purpose) for name, _key, _unit, purpose in _RATES)]
     if not record["storage"]["volumes"] or evidence is None:
-        reason = "The record has no volume." if evidence is not None else "The volumes were left out of this run."
-        reason = reason if record["storage"]["volumes"] else "The record has no volume."
+        reason = (
+            "The volumes were left out of this run." if record["storage"]["volumes"] else "The record has no volume."
+        )
         return [check(name, purpose, None, "skipped", reason=reason) for name, purpose in titles], []
     found = Found(record, evidence)
     checks = [_space(found, limits.max_used_percent)]
@@ -141,11 +142,14 @@ def _over_volumes(
         None if status == "skipped" else sum(1 for finding in judged if finding.status == "pass"),
         None if status == "skipped" else len(judged),
         "" if status == "skipped" else "volumes",
-        " ".join(dict.fromkeys(finding.words for finding in telling)) if status != "pass" else "",
-        " ".join(dict.fromkeys(finding.remedy for finding in telling if finding.remedy))
-        if status in ("fail", "error")
-        else "",
+        _joined(finding.words for finding in telling) if status != "pass" else "",
+        _joined(finding.remedy for finding in telling) if status in ("fail", "error") else "",
     )
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """Each text once, one after the other."""
+    return " ".join(dict.fromkeys(text for text in texts if text))
 
 
 def _shared(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
@@ -211,8 +215,8 @@ def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: fl
         min(values) if values else None,
         f"≥ {least:g}" if least and status != "skipped" else None,
         unit if values else "",
-        " ".join(dict.fromkeys(finding.words for finding in telling)) if status != "pass" else "",
-        " ".join(dict.fromkeys(finding.remedy for finding in telling if finding.remedy)),
+        _joined(finding.words for finding in telling) if status != "pass" else "",
+        _joined(finding.remedy for finding in telling),
     )
 
 

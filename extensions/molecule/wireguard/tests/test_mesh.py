@@ -361,6 +361,7 @@ def test_a_path_that_swallows_large_packets_is_found_and_obeyed(hosts: dict[str,
     play()
     hosts["router"].check_output(narrow)
     try:
+        assert set(transfers(hosts, patience=10).values()) != {str(1 << 20)}, "the black hole does not swallow anything"
         play()
         for name in ("w2", "w4"):
             mtu = int(hosts[name].file("/sys/class/net/gpumesh0/mtu").content_string)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import mount_table
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import volumes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError, bounded
@@ -25,8 +26,8 @@ MOUNTINFO = """\
 """
 
 
-def at(path: str) -> volumes.Mounted:
-    return volumes.mount_of(volumes.parse_mountinfo(MOUNTINFO), path)
+def at(path: str) -> mount_table.Mounted:
+    return volumes.mount_of(mount_table.parse_mountinfo(MOUNTINFO), path)
 
 
 def test_a_path_is_on_the_last_and_deepest_mount() -> None:

@@ -1,0 +1,35 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is mounted where, as the kernel tells it. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import List, NamedTuple
+
+
+class Mounted(NamedTuple):
+    """One line of /proc/self/mountinfo."""
+
+    point: str
+    filesystem: str
+    source: str
+    read_only: bool
+
+
+def parse_mountinfo(text: str) -> List[Mounted]:
+    """Every mount, the later ones over the earlier ones; proc(5)."""
+    found = []
+    for line in text.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields, more = left.split(), right.split()
+        if separator and len(fields) >= 6 and len(more) >= 2:
+            options = [*fields[5].split(","), *(more[2].split(",") if len(more) > 2 else [])]
+            found.append(Mounted(unescaped(fields[4]), more[0], unescaped(more[1]), "ro" in options))
+    return found
+
+
+def unescaped(text: str) -> str:
+    """A path of a mount table, where blanks stand in octal."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)
