@@ -8,14 +8,17 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 import yaml
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
+from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 DOCUMENTS = [
@@ -28,37 +31,8 @@ FOREIGN = {"srun", "sbatch", "scontrol", "supervisord", "git", "export", "openss
 #: Variables that are no options of a role.
 OTHER_VARIABLES = {"cluster_hosts", "show_output"}
 
-
-class Block(NamedTuple):
-    """Code in a document; ``before`` is the line of text above it."""
-
-    document: Path
-    language: str
-    text: str
-    before: str
-
-
-@lru_cache(maxsize=None)
-def blocks(document: Path) -> tuple[Block, ...]:
-    text = document.read_text(encoding="utf-8")
-    found = re.finditer(r"(?P<before>[^\n]*)\n+```(?P<language>[\w{}]+)\n(?P<text>.*?)\n```", text, re.DOTALL)
-    return tuple(Block(document, one["language"], one["text"], one["before"]) for one in found)
-
-
-def commands() -> list[tuple[Path, str]]:
-    """Each command of the console blocks, once a document."""
-    found = {
-        (block.document, line[2:].strip()): None
-        for document in DOCUMENTS
-        for block in blocks(document)
-        if block.language == "console"
-        for line in block.text.splitlines()
-        if line.startswith(("$ ", "# "))
-    }
-    return list(found)
-
-
-COMMANDS = commands()
+#: Each command, once a document.
+COMMANDS = [(document, line) for document in DOCUMENTS for line in console_lines(document)]
 PLAYS = [(document, line) for document, line in COMMANDS if line.startswith("ansible-playbook ")]
 YAML = [block for document in DOCUMENTS for block in blocks(document) if block.language == "yaml"]
 
@@ -82,9 +56,8 @@ def desk(installed: Installed) -> Installed:
     """The folder of someone who follows the guides: the inventories, and the files that they tell to write."""
     shutil.copytree(ROOT / "inventories", installed.folder / "inventories")
     for block in YAML:
-        written = re.fullmatch(r"`([\w./-]+\.yml)`:", block.before.strip())
-        if written:
-            path = installed.folder / written[1]
+        if block.file:
+            path = installed.folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
     (installed.folder / "mine.yml").write_text(next(one.text for one in YAML if "gpumesh_awx_" in one.text))
@@ -101,12 +74,20 @@ def test_a_playbook_takes_the_command(desk: Installed, document: Path, line: str
     program, *arguments = shlex.split(line)
     if "INVENTORY" in line:
         arguments = ["inventories/lan" if word == "INVENTORY" else word for word in arguments]
-    for flag, value in zip(arguments, arguments[1:]):
-        if flag == "-e" and not value.startswith("@"):
-            assert value.partition("=")[0] in options(), f"no option of a role: {value}"
-    done = desk.run(program, *arguments, "--syntax-check")
+    given = {index for index, word in enumerate(arguments) if "-e" in (word, arguments[index - 1])}
+    for index in given:
+        name, equals, _value = arguments[index].partition("=")
+        assert not equals or name in options(), f"no option of a role: {arguments[index]}"
+        assert not arguments[index].startswith("@") or (desk.folder / arguments[index][1:]).exists()
+    done = syntax(desk.run, program, *(word for index, word in enumerate(arguments) if index not in given))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Unable to parse" not in done.stderr
+
+
+@lru_cache(maxsize=None)
+def syntax(run: Callable[..., CompletedProcess[str]], *words: str) -> CompletedProcess[str]:
+    """Whether Ansible can read it. Variables do not bear on that, and so many commands have one answer."""
+    return run(*words, "--syntax-check")
 
 
 @pytest.mark.parametrize(("document", "line"), [one for one in COMMANDS if one not in PLAYS], ids=name_of)

@@ -1,0 +1,45 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the guides and other documents say can be typed, and the files that they say to write."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Block(NamedTuple):
+    """Code in a document; ``before`` is the line of text above it."""
+
+    document: Path
+    language: str
+    text: str
+    before: str
+
+    @property
+    def file(self) -> str | None:
+        """The file that the line above says this is: "`my-lan/hosts.yml`:"."""
+        written = re.fullmatch(r"`([\w./-]+\.yml)`:", self.before.strip())
+        return written[1] if written else None
+
+
+@lru_cache(maxsize=None)
+def blocks(document: Path) -> tuple[Block, ...]:
+    text = document.read_text(encoding="utf-8")
+    found = re.finditer(r"(?P<before>[^\n]*)\n+```(?P<language>[\w{}]+)\n(?P<text>.*?)\n```", text, re.DOTALL)
+    return tuple(Block(document, one["language"], one["text"], one["before"]) for one in found)
+
+
+def console_lines(document: Path) -> list[str]:
+    """Each command of the console blocks, once."""
+    found = {
+        line[2:].strip(): None
+        for block in blocks(document)
+        if block.language == "console"
+        for line in block.text.splitlines()
+        if line.startswith(("$ ", "# "))
+    }
+    return list(found)
