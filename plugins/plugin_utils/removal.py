@@ -26,7 +26,7 @@ def decide_removal(
     """``authority``: the host on which the record is changed, the manager or, where it is lost, its successor.
 
     ``known``: every machine of the inventory. A machine that is not a member any more passes, so that a removal that
-    was cut off can be finished. Raises InputError.
+    was cut off can be finished, and that of a lost manager too when its successor has the record. Raises InputError.
     """
     if record is None:
         raise InputError(
@@ -47,7 +47,8 @@ def decide_removal(
     plan.remove(record, leaving, new_manager, force=True)
     manager = record["manager"]
     answers_still = manager in answers and answers[manager].silence is None
-    if manager_lost:
+    followed = manager == new_manager and not set(leaving).intersection(machines)
+    if manager_lost and not followed:
         return {"authority": _successor(record, manager, leaving, new_manager, answers, answers_still)}
     if not answers_still:
         silence = answers[manager].silence if manager in answers else "it was not asked"

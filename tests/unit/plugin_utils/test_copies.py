@@ -135,6 +135,12 @@ class TestRemoval:
         decided = removal(answers, ["n1"], new_manager="n3", manager_lost=True)
         assert decided == {"refusal": "", "authority": "n3"}
 
+    def test_the_removal_of_a_lost_manager_can_be_run_again(self) -> None:
+        """n9 was the manager, n1 has followed it, and the command is the same."""
+        answers = {**self.ALL, "n9": holding(OLD)}
+        decided = removal(answers, ["n9"], new_manager="n1", manager_lost=True)
+        assert decided == {"refusal": "", "authority": "n1"}
+
     @pytest.mark.parametrize(
         ("answers", "leaving", "more", "said"),
         [
