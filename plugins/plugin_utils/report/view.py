@@ -146,7 +146,7 @@ def health(machines: Sequence[str], checks: Sequence[Mapping[str, Any]]) -> dict
 def _facts(verdict: Mapping[str, Any]) -> list[dict[str, str]]:
     """The few numbers under the headline."""
     members = verdict["cluster"]["members"]
-    pairs = verdict["reachability"]["pairs"]
+    pairs = [pair for pair in verdict["reachability"]["pairs"] if pair["status"] != "skipped"]
     reached = [pair for pair in pairs if pair["status"] == "pass"]
     timed = [pair for pair in reached if pair.get("rtt_ms") is not None]
     gpus = sum(member["gpus"] for member in members)
@@ -192,6 +192,7 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
     cluster, checks = verdict["cluster"], verdict["checks"]
     machines = [member["machine"] for member in cluster["members"]]
     pairs = {(pair["from"], pair["to"]): pair for pair in verdict["reachability"]["pairs"]}
+    probed = [pair for pair in pairs.values() if pair["status"] != "skipped"]
     bandwidth = matrix(machines, pairs, "bandwidth_gbps", "Gbit/s")
     rdma = matrix(machines, pairs, "rdma_gbps", "Gbit/s")
     return {
@@ -212,7 +213,10 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "topology": figures.topology(cluster, verdict["reachability"]["pairs"]),
         "link_words": _LINK_WORDS,
-        "latency": matrix(machines, pairs, "rtt_ms", "ms") if pairs else None,
+        "latency": matrix(machines, pairs, "rtt_ms", "ms") if probed else None,
+        "probed": "Every ordered pair was probed."
+        if len(probed) == len(pairs)
+        else f"{len(probed)} of {len(pairs)} ordered pairs were probed.",
         "bandwidth": bandwidth if bandwidth and bandwidth["measured"] else None,
         "rdma": rdma if rdma and rdma["measured"] else None,
         "broken": [pair for pair in verdict["reachability"]["pairs"] if pair["status"] == "fail"],

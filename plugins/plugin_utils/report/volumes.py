@@ -304,7 +304,8 @@ def state(looked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     seen = {machine: result for machine, result in looked.items() if not result.get("trouble") and "point" in result}
     room = min(seen.values(), key=lambda result: int(result["free_bytes"]), default={})
     return {
-        "filesystem": room.get("filesystem"),
+        # On its server a volume is of the type of the disk below, elsewhere of that which brings it there.
+        "filesystem": ", ".join(sorted({result["filesystem"] for result in seen.values()})) or None,
         "total_bytes": room.get("total_bytes"),
         "free_bytes": room.get("free_bytes"),
         "mounted_on": list(seen),

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from html.parser import HTMLParser
@@ -117,3 +118,16 @@ def test_findings_of_many_hosts_are_one_entry_in_the_order_of_layers() -> None:
     verdict = samples.verdict(50, dead=["n37"])
     made = view.findings(verdict["checks"], ("fail", "error"))
     assert [(entry["id"], len(entry["hosts"])) for entry in made] == [("members.answer", 1), ("reachability.peers", 49)]
+
+
+def test_pairs_that_were_left_out_are_not_counted_as_broken() -> None:
+    verdict = copy.deepcopy(samples.verdict(3))
+    for pair in verdict["reachability"]["pairs"]:
+        pair |= {"status": "skipped", "verdict": "not_probed", "rtt_ms": None}
+    page = view.build(verdict)
+    assert "Pairs that reach each other" not in {fact["name"] for fact in page["facts"]}
+    assert page["latency"] is None
+    verdict["reachability"]["pairs"][0] |= {"status": "pass", "rtt_ms": 0.2}
+    page = view.build(verdict)
+    assert next(fact["value"] for fact in page["facts"] if fact["name"] == "Pairs that reach each other") == "1 of 1"
+    assert page["probed"] == "1 of 6 ordered pairs were probed."

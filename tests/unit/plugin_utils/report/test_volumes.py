@@ -162,3 +162,10 @@ def test_the_table_shows_room_and_speed() -> None:
 @pytest.mark.parametrize(("value", "text"), [(None, ""), (512, "512 B"), (3 << 40, "3 TiB"), (1023 << 20, "1023 MiB")])
 def test_sizes_in_words(value: int | None, text: str) -> None:
     assert volumes.in_bytes(value) == text
+
+
+def test_a_served_volume_has_the_types_of_its_disk_and_of_its_mounts() -> None:
+    seen = healthy()["write"]["n1"]["volumes"]["shared"]
+    looked = {"n1": {**seen, "filesystem": "xfs"}, "n2": {**seen, "filesystem": "nfs4"}, "n3": {"trouble": "gone"}}
+    assert volumes.state(looked)["filesystem"] == "nfs4, xfs"
+    assert volumes.state({"n3": {"trouble": "gone"}})["filesystem"] is None
