@@ -1,0 +1,207 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The guides for a LAN and for the days after, typed as they stand, by somebody who has the archive and three machines.
+
+Commands are taken from the guides' text. Only addresses differ, and the collection is installed from its archive, since
+there is no Galaxy to ask. The tests run in the order of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import NamedTuple
+
+import pytest
+import yaml
+from lab_hosts import RECAP, Lab
+
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed, install
+from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
+
+GUIDES = ROOT / "docs" / "guides"
+LAB = ROOT / ".lab" / "molecule-guides"
+MACHINES = ("gpu1", "gpu2", "gpu3")
+#: The network of the guides, and that of these machines.
+NETWORK, OURS = "192.168.1.", "10.77.95."
+#: Commands of these guides that are not typed here, and where they are tried.
+ELSEWHERE = {
+    # Scenario `life_cycle` loses its manager.
+    (
+        "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu1 -e cluster_new_manager=gpu2 "
+        "-e cluster_manager_lost=true"
+    ),
+    # It needs PyTorch on the machines: scenario `slurm` trains there.
+    "sbatch examples/ddp/train.sbatch",
+    # The name is not in a Galaxy yet: the fixture installs the archive.
+    "ansible-galaxy collection install gpumesh.cluster",
+    "ansible-galaxy collection install --upgrade gpumesh.cluster",
+}
+
+
+class Typed(NamedTuple):
+    """A command that has ended."""
+
+    output: str
+
+    @property
+    def changed(self) -> dict[str, int]:
+        return {match[1]: int(match[3]) for match in RECAP.finditer(self.output) if match[3] != "0"}
+
+
+class Desk:
+    """The folder of someone who follows the guides, and what was typed there."""
+
+    def __init__(self, installed: Installed, lab: Lab) -> None:
+        self.lab = lab
+        self.typed: set[str] = set()
+        login = yaml.safe_load((LAB / "hosts.yml").read_text())["lab"]["vars"]
+        # Somebody who has logged in before has the key in an agent and the host keys in known_hosts.
+        mine = {
+            "ANSIBLE_PRIVATE_KEY_FILE": login["ansible_ssh_private_key_file"],
+            "ANSIBLE_SSH_COMMON_ARGS": login["ansible_ssh_common_args"],
+            "PWD": str(installed.folder),
+        }
+        self.installed = installed._replace(environment={**installed.environment, **mine})
+
+    def write(self, name: str, text: str) -> None:
+        path = self.installed.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace(NETWORK, OURS))
+
+    def play(self, guide: str, line: str) -> Typed:
+        """Type a command of the guide: ``line`` is the whole of it."""
+        assert line in console_lines(GUIDES / f"{guide}.md"), f"{guide}.md does not say {line}"
+        self.typed.add(line)
+        program, *arguments = shlex.split(line.replace(NETWORK, OURS))
+        done = self.installed.run(program, *arguments, timeout=900)
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+        return Typed(done.stdout)
+
+    def on(self, machine: str, guide: str, line: str) -> str:
+        """Type a command of the guide on a machine."""
+        assert line in console_lines(GUIDES / f"{guide}.md"), f"{guide}.md does not say {line}"
+        self.typed.add(line)
+        return self.lab.run(machine, *shlex.split(line))
+
+    def members(self, asked: str) -> list[str]:
+        """As the record of a machine has them."""
+        record = json.loads(self.lab.read(asked, "/var/lib/gpumesh/clusters/lan.json"))
+        return sorted(member["machine"] for member in record["members"])
+
+
+@pytest.fixture(scope="session")
+def lab() -> Lab:
+    return Lab("molecule-guides")
+
+
+@pytest.fixture(scope="session")
+def desk(tmp_path_factory: pytest.TempPathFactory, lab: Lab) -> Desk:
+    made = Desk(install(tmp_path_factory.mktemp("guides")), lab)
+    for block in blocks(GUIDES / "lan.md"):
+        if block.file:
+            made.write(block.file, without_volumes(block))
+    for path in sorted((ROOT / "inventories" / "lan").rglob("*.yml")):
+        made.write(str(path.relative_to(ROOT)), path.read_text())
+    return made
+
+
+def without_volumes(block: Block) -> str:
+    """These machines are containers of one that may have no NFS: scenario `kernel` has the volumes."""
+    return block.text.partition("storage_volumes:")[0]
+
+
+def test_a_lan_in_ten_minutes(desk: Desk) -> None:
+    found = desk.play("lan", "ansible-playbook -i my-lan gpumesh.cluster.discover")
+    assert "10.77.95.0/24" in found.output
+    desk.play("lan", "ansible-playbook -i my-lan gpumesh.cluster.site --check --diff")
+    assert desk.lab.run("gpu1", "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
+    desk.play("lan", "ansible-playbook -i my-lan gpumesh.cluster.site")
+    assert sorted(desk.on("gpu2", "lan", "srun -N3 hostname").split()) == list(MACHINES)
+    assert (desk.installed.folder / "gpumesh-report").is_dir()
+
+
+def test_see_what_is_there_and_prove_it(desk: Desk) -> None:
+    shown = desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.show")
+    assert all(machine in shown.output for machine in MACHINES)
+    listed = desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.show -e show_output=json").output
+    (clusters,) = (json.loads(line) for line in listed.splitlines() if line.startswith("[{"))
+    assert clusters[0]["machines"] == list(MACHINES)
+    for line in (
+        "ansible-playbook -i inventories/lan gpumesh.cluster.check",
+        "ansible-playbook -i inventories/lan gpumesh.cluster.check -e check_level=full",
+        "ansible-playbook -i inventories/lan gpumesh.cluster.check --tags reachability",
+    ):
+        assert desk.play("day2", line).changed == {}
+
+
+def test_look_for_troubles(desk: Desk) -> None:
+    desk.play(
+        "troubleshooting",
+        "ansible-playbook -i inventories/lan gpumesh.cluster.discover -e discover_subnet=192.168.1.0/24",
+    )
+    desk.lab.run("gpu1", "scontrol", "update", "NodeName=gpu2", "State=DOWN", "Reason=tests")
+    desk.on("gpu1", "troubleshooting", "scontrol update NodeName=gpu2 State=RESUME")
+    desk.lab.wait("gpu2 is idle", lambda: desk.lab.run("gpu1", "sinfo", "-hn", "gpu2", "-o", "%T").strip() == "idle")
+
+
+def test_accounts_limits_and_keys(desk: Desk) -> None:
+    (settings,) = (block for block in blocks(GUIDES / "day2.md") if "slurm_accounts:" in block.text)
+    before = (desk.installed.folder / "inventories/lan/group_vars/cluster.yml").read_text()
+    desk.write("inventories/lan/group_vars/cluster.yml", before + settings.text + "\n")
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.slurm")
+    users = desk.lab.run("gpu1", "sacctmgr", "-nP", "show", "associations", "format=account,user")
+    assert {"research|alice", "research|bob"} <= set(users.split())
+    # Who is in no account may not run jobs from here on.
+    desk.write("inventories/lan/group_vars/cluster.yml", before)
+    key = desk.lab.read("gpu3", "/etc/munge/munge.key")
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.slurm -e munge_rotate_key=true")
+    assert desk.lab.read("gpu3", "/etc/munge/munge.key") != key
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.mesh -e mesh_rotate_keys=true")
+    assert desk.lab.run("gpu3", "srun", "-N3", "--immediate=60", "hostname").split() != []
+
+
+def test_remove_and_join(desk: Desk) -> None:
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3")
+    assert desk.members("gpu1") == ["gpu1", "gpu2"]
+    # The same again, with a time, for a machine that has left.
+    desk.play(
+        "day2",
+        "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3 -e cluster_drain_timeout=3600",
+    )
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.discover")
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.join -e cluster_machines=gpu3")
+    assert desk.members("gpu3") == list(MACHINES)
+
+
+def test_storage_and_its_speed(desk: Desk) -> None:
+    desk.play("storage", "ansible-playbook -i inventories/lan gpumesh.cluster.storage")
+    desk.play(
+        "storage",
+        "ansible-playbook -i inventories/lan gpumesh.cluster.check -e check_level=full -e check_min_volume_read_mbps=500",
+    )
+
+
+def test_upgrade(desk: Desk) -> None:
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.site --check --diff")
+    assert desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.site").changed == {}
+
+
+def test_hand_over_and_end(desk: Desk) -> None:
+    desk.play(
+        "day2",
+        "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu1 -e cluster_new_manager=gpu2",
+    )
+    assert desk.members("gpu3") == ["gpu2", "gpu3"]
+    assert sorted(desk.lab.run("gpu3", "srun", "-N2", "--immediate=60", "hostname").split()) == ["gpu2", "gpu3"]
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.delete")
+    for machine in MACHINES:
+        assert desk.lab.run(machine, "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
+
+
+def test_nothing_that_the_guides_say_was_left_out(desk: Desk) -> None:
+    said = {
+        line for name in ("lan", "day2", "storage", "troubleshooting") for line in console_lines(GUIDES / f"{name}.md")
+    }
+    assert said - desk.typed - ELSEWHERE == set()
