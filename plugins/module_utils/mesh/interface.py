@@ -21,7 +21,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu impo
     echo,
     path_mtus,
     tunnel_mtu,
-    unchanged,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
     UNSHARED,
@@ -270,20 +269,16 @@ def _measured(
     """``desired`` with the MTU lowered to what the paths carry.
 
     What was measured before is only confirmed, and measured again where it is not so any more. An endpoint that does
-    not answer at all, being down or silent by choice, keeps what is known of it.
+    not answer at all, being down or silent by choice, keeps what is known of it, and is asked again by the next run.
     """
     paths = {peer.endpoint: peer.path_mtu for peer in written.values() if peer.endpoint and peer.path_mtu is not None}
     address_of = {endpoint: split_endpoint(dial[0])[0] for endpoint, dial in resolved.items() if dial}
     if not host.check_mode:
-        known = {address: paths[endpoint] or 0 for endpoint, address in address_of.items() if paths.get(endpoint)}
-        confirmed = unchanged(known, desired.mtu, host.probe) if known else set()
-        unsure = {
-            endpoint: address
-            for endpoint, address in address_of.items()
-            if endpoint not in paths or (address in known and address not in confirmed)
-        }
-        found = path_mtus(set(unsure.values()), desired.mtu, host.probe)
-        paths.update({endpoint: found[address] or paths.get(endpoint) or 0 for endpoint, address in unsure.items()})
+        known = dict.fromkeys(address_of.values(), 0)
+        for endpoint, address in address_of.items():
+            known[address] = max(known[address], paths.get(endpoint) or 0)
+        found = path_mtus(known, desired.mtu, host.probe)
+        paths.update({endpoint: found[address] or known[address] for endpoint, address in address_of.items()})
     limits = [tunnel_mtu(paths[endpoint], address) for endpoint, address in address_of.items() if paths.get(endpoint)]
     return desired._replace(
         mtu=min([desired.mtu, *limits]),

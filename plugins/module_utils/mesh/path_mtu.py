@@ -4,39 +4,48 @@
 """What a path really carries: echo requests that may not be fragmented, to all endpoints at once.
 
 An interface's own MTU says nothing about the path behind it, and the message that says so (ICMP "fragmentation
-needed") is dropped by many firewalls: small packets pass and transfers die. So packets of the size are sent.
+needed") is dropped by many firewalls: small packets pass and transfers die. So packets of the size are sent, each with
+a small one beside it: where the small one is lost as well, a host was busy, and nothing is known of the path.
 """
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import select
 import socket
 import struct
 import time
-from typing import Callable, Dict, Iterable, Mapping, Optional, Set, Tuple
+from typing import Callable, Dict, Mapping, Optional, Set
 
 #: Bytes that WireGuard (32), UDP (8) and the outer header (20 or 40) add to a packet.
 _OVERHEAD = {4: 60, 6: 80}
-#: An endpoint that does not even answer to this does not answer to echo requests at all.
+#: Every path of ours carries this. What does not even answer to it does not answer to echo requests at all.
 _SMALLEST = 576
 #: Bytes: the search ends when it knows the MTU this exactly. WireGuard pads to 16 anyway.
 _STEP = 8
-#: Seconds to wait for answers, and how often a packet is sent: one loss is no small MTU.
-_TIMEOUT = 1.0
-_TRIES = 2
+#: How often a pair of packets is sent, and the seconds from one to the next.
+_TRIES, _INTERVAL = 4, 0.25
+#: Small packets that must be answered, and none of their large ones, before the path counts as narrow.
+_EVIDENCE = 2
+#: Seconds to wait in the end for those of whom too little was heard.
+_PATIENCE = 0.75
 
-# <linux/in.h> and <linux/in6.h>; Python names them only since 3.12 or not at all. PROBE sets DF and ignores what the
-# kernel remembers of the path.
+# <linux/in.h>, <linux/in6.h> and <linux/icmp.h>; Python names them only since 3.12 or not at all. PROBE sets DF and
+# ignores what the kernel remembers of the path.
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
+_SO_RCVBUFFORCE = 33
 _ECHO_REQUEST = {4: 8, 6: 128}
 _ECHO_REPLY = {4: 0, 6: 129}
 _HEADER = {4: 20, 6: 40}
 _ICMP = struct.Struct("!BBHHH")
+#: Bytes of answers that may wait while we are not running: the kernel's default holds those of some 90 endpoints.
+_BUFFER = 8 << 20
 
-#: Sends one packet of the given size in bytes to each address, and returns the addresses that answered.
-Probe = Callable[[Mapping[str, int]], Set[str]]
+#: Sends packets of the given size in bytes to each address. True: they are answered. False: they are not, though small
+#: ones sent beside them are. An address that answers to neither is left out.
+Probe = Callable[[Mapping[str, int]], Dict[str, bool]]
 
 
 def tunnel_mtu(path_mtu: int, address: str) -> int:
@@ -44,113 +53,156 @@ def tunnel_mtu(path_mtu: int, address: str) -> int:
     return path_mtu - _OVERHEAD[ipaddress.ip_address(address).version]
 
 
-def unchanged(known: Mapping[str, int], wanted: int, probe: Probe) -> Set[str]:
-    """The addresses whose path carries what is known of it and, where that is not all that a tunnel of ``wanted`` bytes
-    needs, no more than that.
-
-    Full size is confirmed by one packet. On a narrow path a step more is tried first, so that growth is seen.
-    """
-    more = {
-        address: min(size + _STEP, wanted + _OVERHEAD[ipaddress.ip_address(address).version])
-        for address, size in known.items()
-    }
-    narrow = {address for address, size in known.items() if size < more[address]}
-    passed = probe({address: more[address] if address in narrow else size for address, size in known.items()})
-    same = {address: known[address] for address in narrow - passed}
-    return (passed - narrow) | (probe(same) if same else set())
-
-
-def path_mtus(addresses: Iterable[str], wanted: int, probe: Probe) -> Dict[str, Optional[int]]:
+def path_mtus(known: Mapping[str, int], wanted: int, probe: Probe) -> Dict[str, Optional[int]]:
     """For each address the size that its path carries, in bytes, up to what a tunnel of ``wanted`` bytes needs.
 
-    None where the address does not answer to echo requests, so that nothing is known.
+    ``known``: what each was measured to carry before, 0 where nothing is known. Full size is confirmed by one answer. On
+    a narrow path a step more is tried first, so that growth is seen. None where the address does not answer, so that
+    nothing new is known.
     """
-    full = {address: wanted + _OVERHEAD[ipaddress.ip_address(address).version] for address in addresses}
-    answered = probe(full) if full else set()
-    found: Dict[str, Optional[int]] = {address: full[address] for address in answered}
-    silent = {address: _SMALLEST for address in full if address not in answered}
-    answered = probe(silent) if silent else set()
-    found.update({address: None for address in silent if address not in answered})
+    full = {address: wanted + _OVERHEAD[ipaddress.ip_address(address).version] for address in known}
+    found: Dict[str, Optional[int]] = {}
     # Each with the largest size that passed and the smallest that did not.
-    bounds: Dict[str, Tuple[int, int]] = {address: (_SMALLEST, full[address]) for address in answered}
+    bounds = {address: (_SMALLEST, full[address] + 1) for address in known}
     while bounds:
-        sizes = {address: (low + high) // 2 for address, (low, high) in bounds.items()}
-        answered = probe(sizes)
+        sizes = {address: _next_size(*bounds[address], full[address], known[address]) for address in bounds}
+        answers = probe(sizes)
         for address, size in sizes.items():
-            low, high = bounds[address]
-            low, high = (size, high) if address in answered else (low, size)
-            if high - low > _STEP:
-                bounds[address] = (low, high)
-            else:
-                del bounds[address]
+            low, high = bounds.pop(address)
+            if address not in answers:
+                found[address] = None
+                continue
+            low, high = (size, high) if answers[address] else (low, size)
+            if low == full[address] or high - low <= _STEP:
                 found[address] = low
+            else:
+                bounds[address] = (low, high)
     return found
 
 
-def echo(sizes: Mapping[str, int]) -> Set[str]:
+def _next_size(low: int, high: int, full: int, known: int) -> int:
+    """The size to try between one that passed and one that did not: what is likely first, then the middle."""
+    guesses = [min(known + _STEP, full), min(known, full), full] if known else [full]
+    return next((guess for guess in guesses if low < guess < high), (low + high) // 2)
+
+
+def echo(sizes: Mapping[str, int]) -> Dict[str, bool]:
     """The Probe of a real host. Without the right to open raw sockets nobody answers."""
     by_version: Dict[int, Dict[str, int]] = {4: {}, 6: {}}
     for address, size in sizes.items():
         by_version[ipaddress.ip_address(address).version][address] = size
-    return {address for version, part in by_version.items() if part for address in _echo(version, part)}
+    answers: Dict[str, bool] = {}
+    for version, part in by_version.items():
+        if part:
+            answers.update(_echo(version, part))
+    return answers
 
 
-def _echo(version: int, sizes: Mapping[str, int]) -> Set[str]:
+def _echo(version: int, sizes: Mapping[str, int]) -> Dict[str, bool]:
     try:
-        raw = (
-            socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
-            if version == 4
-            else socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
-        )
+        raw = _open(version)
     except OSError:
-        return set()
-    answered: Set[str] = set()
+        return {}
     with raw:
-        if version == 4:
-            raw.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
-        else:
-            raw.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
-        # Random, so that no answer to somebody else's echo request is taken for ours.
-        identity = int.from_bytes(os.urandom(2), "big")
+        talk = _Talk(raw, version, sizes)
         for _try in range(_TRIES):
-            waiting = {address: size for address, size in sizes.items() if address not in answered}
-            for address, size in waiting.items():
+            talk.send()
+            talk.listen(_INTERVAL, talk.undecided)
+        talk.listen(_PATIENCE, talk.unheard)
+    return talk.verdicts()
+
+
+def _open(version: int) -> socket.socket:
+    """A raw socket that sends with DF set. Raises OSError where that is not allowed."""
+    if version == 4:
+        raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+        raw.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
+    else:
+        raw = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+        raw.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
+    try:
+        raw.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+    except OSError:
+        # Not in every container. What the limit allows then.
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+    return raw
+
+
+class _Talk:
+    """Pairs of a packet of the size and a small one, and what was heard of them.
+
+    The sequence numbers of the former are even. Each of ``undecided`` may still show that the size passes; of each of
+    ``unheard`` too little was heard to say anything.
+    """
+
+    def __init__(self, raw: socket.socket, version: int, sizes: Mapping[str, int]) -> None:
+        self._raw, self._version, self._sizes = raw, version, sizes
+        # Random, so that no answer to somebody else's echo request is taken for ours.
+        self._identity = int.from_bytes(os.urandom(2), "big")
+        self._sequence = 0
+        self._passed: Set[str] = set()
+        self._small: Dict[str, Set[int]] = {address: set() for address in sizes}
+        #: Those for whom the size does not even fit through this host's own interface.
+        self._refused: Set[str] = set()
+        self.undecided, self.unheard = set(sizes), set(sizes)
+
+    def verdicts(self) -> Dict[str, bool]:
+        """As a Probe returns them."""
+        return {address: address in self._passed for address in self._sizes if address not in self.unheard}
+
+    def send(self) -> None:
+        """Send one more pair to each that is undecided; what comes meanwhile is taken in."""
+        for address in sorted(self.undecided):
+            for sequence, size in ((self._sequence, self._sizes[address]), (self._sequence + 1, _SMALLEST)):
                 try:
-                    raw.sendto(_request(version, identity, size), (address, 0))
-                except OSError:
-                    # Too large for the interface itself, or no route: no answer either way.
-                    continue
-            answered |= _answers(raw, version, identity, waiting)
-            if len(answered) == len(sizes):
-                break
-    return answered
+                    self._raw.sendto(_request(self._version, self._identity, sequence, size), (address, 0))
+                except OSError as failure:
+                    # Without a route there is no answer either way.
+                    if failure.errno == errno.EMSGSIZE:
+                        self._refused.add(address)
+            self._take(0)
+        self._sequence += 2
+
+    def listen(self, seconds: float, waiting_for: Set[str]) -> None:
+        """Take answers in until nobody is waited for, or the time is over."""
+        deadline = time.monotonic() + seconds
+        # What has come is taken in even when the time is over: it may be this host that was busy.
+        while waiting_for and self._take(max(deadline - time.monotonic(), 0)):
+            continue
+
+    def _take(self, seconds: float) -> bool:
+        """Take in one packet that comes within the seconds; whether any has."""
+        if not select.select([self._raw], [], [], seconds)[0]:
+            return False
+        packet, sender = self._raw.recvfrom(65535)
+        # An IPv4 raw socket hands over the IP header too.
+        start = (packet[0] & 0x0F) * 4 if self._version == 4 else 0
+        if len(packet) >= start + _ICMP.size:
+            kind, _code, _checksum_seen, identity, sequence = _ICMP.unpack_from(packet, start)
+            if kind == _ECHO_REPLY[self._version] and identity == self._identity and sender[0] in self._sizes:
+                self._count(str(sender[0]), sequence)
+        return True
+
+    def _count(self, address: str, sequence: int) -> None:
+        """Take an answer as evidence."""
+        small = self._small[address]
+        if sequence % 2 == 0:
+            self._passed.add(address)
+        else:
+            small.add(sequence)
+        decided = address in self._passed or (small and address in self._refused)
+        if decided:
+            self.undecided.discard(address)
+        if decided or len(small) >= _EVIDENCE:
+            self.unheard.discard(address)
 
 
-def _request(version: int, identity: int, size: int) -> bytes:
+def _request(version: int, identity: int, sequence: int, size: int) -> bytes:
     payload = bytes(size - _HEADER[version] - _ICMP.size)
-    header = _ICMP.pack(_ECHO_REQUEST[version], 0, 0, identity, 1)
+    header = _ICMP.pack(_ECHO_REQUEST[version], 0, 0, identity, sequence)
     # The kernel fills in the checksum of ICMPv6, which covers addresses that only it knows.
     checksum = _checksum(header + payload) if version == 4 else 0
-    return _ICMP.pack(_ECHO_REQUEST[version], 0, checksum, identity, 1) + payload
-
-
-def _answers(raw: socket.socket, version: int, identity: int, waiting: Mapping[str, int]) -> Set[str]:
-    answered: Set[str] = set()
-    deadline = time.monotonic() + _TIMEOUT
-    while len(answered) < len(waiting):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([raw], [], [], left)[0]:
-            break
-        packet, sender = raw.recvfrom(65535)
-        # An IPv4 raw socket hands over the IP header too.
-        start = (packet[0] & 0x0F) * 4 if version == 4 else 0
-        if len(packet) < start + _ICMP.size:
-            continue
-        kind, _code, _checksum_seen, their_identity, _sequence = _ICMP.unpack_from(packet, start)
-        address = str(sender[0])
-        if kind == _ECHO_REPLY[version] and their_identity == identity and address in waiting:
-            answered.add(address)
-    return answered
+    return _ICMP.pack(_ECHO_REQUEST[version], 0, checksum, identity, sequence) + payload
 
 
 def _checksum(data: bytes) -> int:

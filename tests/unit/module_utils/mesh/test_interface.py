@@ -21,8 +21,8 @@ from ansible_collections.gpumesh.cluster.tests.unit.module_utils.mesh.hosts impo
 READS = {("wg", "show"), ("wg", "pubkey"), ("ip", "-j")}
 
 
-def silent(sizes: Mapping[str, int]) -> set[str]:
-    return set()
+def silent(sizes: Mapping[str, int]) -> dict[str, bool]:
+    return {}
 
 
 def wanted(*numbers: int, **overrides: Any) -> Desired:
@@ -209,9 +209,9 @@ def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:
 
     carries = {"203.0.113.2": 1500, "203.0.113.3": 1400}
 
-    def path(sizes: Mapping[str, int]) -> set[str]:
+    def path(sizes: Mapping[str, int]) -> dict[str, bool]:
         seen.append(dict(sizes))
-        return {address for address, size in sizes.items() if size <= carries[address]}
+        return {address: size <= carries[address] for address, size in sizes.items()}
 
     def run(desired: Desired, probe: Any = path) -> Result:
         return present(lab.host(probe=probe), "gpumesh0", desired, probe_mtu=True)
@@ -235,3 +235,17 @@ def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:
     assert run(wanted(2, 3)).mtu == narrow.mtu
     # The narrow one leaves.
     assert run(wanted(2)).mtu == 1420
+
+
+def test_an_endpoint_that_was_silent_at_first_is_measured_by_the_next_run(lab: Lab) -> None:
+    def run(probe: Any) -> Result:
+        return present(lab.host(probe=probe), "gpumesh0", wanted(2), probe_mtu=True)
+
+    def narrow(sizes: Mapping[str, int]) -> dict[str, bool]:
+        return {address: size <= 1400 for address, size in sizes.items()}
+
+    assert run(silent).mtu == 1420
+    assert not run(silent).changed
+    found = run(narrow)
+    assert found.changed and 1400 - 60 - 8 <= found.mtu <= 1400 - 60
+    assert not run(narrow).changed

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -15,36 +18,38 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import path_mtu
 
+ONE, OTHER = "192.0.2.1", "2001:db8::1"
+
 
 def network(carries: Mapping[str, int], rounds: list[int] | None = None) -> path_mtu.Probe:
     """Addresses with the size that their path carries; an address that is not there is silent."""
 
-    def probe(sizes: Mapping[str, int]) -> set[str]:
+    def probe(sizes: Mapping[str, int]) -> dict[str, bool]:
         if rounds is not None:
             rounds.append(len(sizes))
-        return {address for address, size in sizes.items() if size <= carries.get(address, 0)}
+        return {address: size <= carries[address] for address, size in sizes.items() if address in carries}
 
     return probe
 
 
 def test_full_size_needs_one_packet() -> None:
-    rounds: list[int] = []
-    found = path_mtu.path_mtus(
-        ["192.0.2.1", "2001:db8::1"], 1420, network({"192.0.2.1": 1500, "2001:db8::1": 1500}, rounds)
-    )
-    assert found == {"192.0.2.1": 1480, "2001:db8::1": 1500}
-    assert rounds == [2]
+    for known in (0, 1480):
+        rounds: list[int] = []
+        found = path_mtu.path_mtus({ONE: known, OTHER: 0}, 1420, network({ONE: 1500, OTHER: 1500}, rounds))
+        assert found == {ONE: 1480, OTHER: 1500}
+        assert rounds == [2]
 
 
 def test_silence_is_no_small_mtu() -> None:
-    assert path_mtu.path_mtus(["192.0.2.1"], 1420, network({})) == {"192.0.2.1": None}
-    assert path_mtu.path_mtus([], 1420, network({})) == {}
+    assert path_mtu.path_mtus({ONE: 0}, 1420, network({})) == {ONE: None}
+    assert path_mtu.path_mtus({ONE: 1400}, 1420, network({})) == {ONE: None}
+    assert path_mtu.path_mtus({}, 1420, network({})) == {}
 
 
 @given(st.dictionaries(st.integers(1, 250).map(lambda n: f"192.0.2.{n}"), st.integers(576, 1600), max_size=8))
 def test_the_search_never_exceeds_the_path_and_is_exact_to_a_step(carries: dict[str, int]) -> None:
     rounds: list[int] = []
-    found = path_mtu.path_mtus(carries, 1420, network(carries, rounds))
+    found = path_mtu.path_mtus(dict.fromkeys(carries, 0), 1420, network(carries, rounds))
     for address, limit in carries.items():
         size = found[address]
         assert size is not None
@@ -53,23 +58,15 @@ def test_the_search_never_exceeds_the_path_and_is_exact_to_a_step(carries: dict[
 
 
 @given(st.integers(576, 1600), st.integers(576, 1600))
-def test_a_path_is_unchanged_unless_it_shrank_or_grew(before: int, after: int) -> None:
-    known = path_mtus_of(before)
-    same = path_mtu.unchanged(known, 1420, network({"192.0.2.1": after}))
-    assert bool(same) == (path_mtus_of(after) == known or known["192.0.2.1"] <= after < known["192.0.2.1"] + 8)
-
-
-def path_mtus_of(carries: int) -> dict[str, int]:
-    found = path_mtu.path_mtus(["192.0.2.1"], 1420, network({"192.0.2.1": carries}))
-    assert found["192.0.2.1"] is not None
-    return {"192.0.2.1": found["192.0.2.1"]}
-
-
-def test_full_size_is_confirmed_by_one_packet() -> None:
+def test_what_is_known_is_confirmed_or_measured_again(before: int, after: int) -> None:
+    known = path_mtu.path_mtus({ONE: 0}, 1420, network({ONE: before}))[ONE]
+    assert known is not None
     rounds: list[int] = []
-    known = {"192.0.2.1": 1480, "2001:db8::1": 1500}
-    assert path_mtu.unchanged(known, 1420, network({"192.0.2.1": 1500, "2001:db8::1": 1500}, rounds)) == set(known)
-    assert rounds == [2]
+    found = path_mtu.path_mtus({ONE: known}, 1420, network({ONE: after}, rounds))[ONE]
+    assert found is not None
+    assert min(after, 1480) - 8 <= found <= after
+    if known <= after < known + 8:
+        assert found == known and len(rounds) <= 2, "what has not changed stays as it was, to the byte"
 
 
 @pytest.mark.parametrize(("address", "mtu"), [("192.0.2.1", 1440), ("2001:db8::1", 1420)])
@@ -83,10 +80,96 @@ def test_the_checksum_of_rfc_1071() -> None:
     assert path_mtu._checksum(data + struct.pack("!H", path_mtu._checksum(data))) == 0
 
 
+class FakeRaw:
+    """A raw socket to a network in memory: ``passes`` says which echo requests are answered, by size and number."""
+
+    def __init__(self, version: int, passes: Callable[[int, int], bool]) -> None:
+        self._header = b"" if version == 6 else b"\x45" + bytes(19)
+        self._reply = {4: 0, 6: 129}[version]
+        self._passes, self._size = passes, {4: 20, 6: 40}[version]
+        self._far, self._near = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._senders: list[str] = []
+        self.sent: list[int] = []
+
+    def __enter__(self) -> FakeRaw:
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        self._far.close()
+        self._near.close()
+
+    def fileno(self) -> int:
+        return self._near.fileno()
+
+    def sendto(self, packet: bytes, target: tuple[str, int]) -> None:
+        size = len(packet) + self._size
+        self.sent.append(size)
+        if size > 9000:
+            raise OSError(errno.EMSGSIZE, "Message too long")
+        if self._passes(size, len(self.sent)):
+            self._senders.append(target[0])
+            self._far.send(self._header + bytes([self._reply]) + packet[1:])
+
+    def recvfrom(self, size: int) -> tuple[bytes, tuple[str, int]]:
+        return self._near.recv(size), (self._senders.pop(0), 0)
+
+
+@pytest.fixture(name="talk")
+def _talk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, Callable[[int, int], bool]], tuple[object, int]]:
+    """Probe one address in a network in memory: the verdict (None for silence), and how many packets that took."""
+    monkeypatch.setattr(path_mtu, "_INTERVAL", 0.01)
+    monkeypatch.setattr(path_mtu, "_PATIENCE", 0.01)
+
+    def probe(address: str, size: int, passes: Callable[[int, int], bool]) -> tuple[object, int]:
+        raw = FakeRaw(6 if ":" in address else 4, passes)
+        monkeypatch.setattr(path_mtu, "_open", lambda _version: raw)
+        return path_mtu.echo({address: size}).get(address), len(raw.sent)
+
+    return probe
+
+
+@pytest.mark.parametrize("address", [ONE, OTHER])
+def test_a_lost_packet_is_no_narrow_path(talk: Callable[..., tuple[object, int]], address: str) -> None:
+    assert talk(address, 1480, lambda _size, _number: True) == (True, 2)
+    # The large packets of three pairs get lost, and then one gets through.
+    assert talk(address, 1480, lambda size, number: size < 1480 or number > 6) == (True, 8)
+    # A host that is too busy to answer at all, or answers once, says nothing about its path.
+    assert talk(address, 1480, lambda _size, _number: False) == (None, 8)
+    assert talk(address, 1480, lambda size, number: size < 1480 and number > 6) == (None, 8)
+    # The small ones come, again and again, and the large ones never.
+    assert talk(address, 1480, lambda size, _number: size < 1480) == (False, 8)
+
+
+def test_what_does_not_fit_the_hosts_own_interface_is_known_at_once(talk: Callable[..., tuple[object, int]]) -> None:
+    assert talk(ONE, 9001, lambda _size, _number: True) == (False, 2)
+    assert talk(ONE, 9001, lambda _size, _number: False) == (None, 8)
+
+
+def test_answers_that_came_while_this_host_was_busy_count(
+    talk: Callable[..., tuple[object, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait is over before it has begun, as for a process that did not get to run."""
+    held_back = True
+
+    def wait(read: list[FakeRaw], write: list[object], other: list[object], seconds: float) -> tuple[list[object], ...]:
+        return ([], [], []) if held_back else select_really(read, write, other, 0)
+
+    def passes(_size: int, number: int) -> bool:
+        nonlocal held_back
+        held_back = number < 8
+        return True
+
+    select_really = select.select
+    monkeypatch.setattr(path_mtu.select, "select", wait)
+    monkeypatch.setattr(path_mtu, "_INTERVAL", 0.0)
+    monkeypatch.setattr(path_mtu, "_PATIENCE", 0.0)
+    assert talk(ONE, 1480, passes) == (True, 8)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="not checked: raw sockets need root")
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_real_echo_requests_have_the_size_and_are_answered(address: str) -> None:
     if address == "::1" and not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("not checked: this host has no IPv6")
-    assert path_mtu.echo({address: 1480}) == {address}
-    assert path_mtu.echo({"192.0.2.1": 70000}) == set()
+    assert path_mtu.echo({address: 1480}) == {address: True}
+    assert path_mtu.echo({address: 70000}) == {address: False}
