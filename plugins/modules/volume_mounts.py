@@ -122,6 +122,12 @@ removed:
   elements: str
   returned: success
   sample: [mnt-old]
+quotas:
+  description: Volumes of the cluster that P(gpumesh.cluster.volume_quota#module) has limited on this host.
+  type: list
+  elements: str
+  returned: success
+  sample: [scratch]
 """
 
 import os
@@ -132,7 +138,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, holders
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab, mounts, volumes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab, mounts, quota, volumes
 
 _PROC = "/proc"
 
@@ -189,9 +195,8 @@ def work_without_automounts(params: Dict[str, Any], check_mode: bool) -> Outcome
     return Outcome(plan.changed, values, *fstab.as_diff(plan, wanted, host))
 
 
-def work(module: AnsibleModule) -> Outcome:
+def mount(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """Look, plan, apply."""
-    params = module.params
     wanted = [
         mounts.Units(each["unit"], each["mount_point"], {".mount": each["mount"], ".automount": each["automount"]})
         for each in params["mounts"]
@@ -206,14 +211,21 @@ def work(module: AnsibleModule) -> Outcome:
     if missing:
         return Outcome(False, {"missing": missing, "healed": [], "removed": []})
     if not automounts:
-        return work_without_automounts(params, module.check_mode)
+        return work_without_automounts(params, check_mode)
     host = look(params, wanted)
     plan = mounts.make_plan(wanted, host, params["force"])
-    if plan.changed and not module.check_mode:
+    if plan.changed and not check_mode:
         mounts.apply(command.run, plan)
     healed = [units.mount_point for units in wanted if units.name in plan.heal]
     values = {"missing": [], "healed": healed, "removed": plan.delete}
     return Outcome(plan.changed, values, *mounts.as_diff(plan, host))
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Mount, and say which quotas an earlier run has left."""
+    outcome = mount(module.params, module.check_mode)
+    quotas = sorted(quota.parse(quota.read_files(), module.params["cluster"]))
+    return outcome._replace(values={**outcome.values, "quotas": quotas})
 
 
 def main() -> None:

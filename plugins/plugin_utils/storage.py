@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import quota
 
 #: What systemd leaves as it is in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
 _UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
@@ -36,6 +37,7 @@ _OPTIONS: dict[str, object] = {
     "owner": None,
     "group": None,
     "mode": None,
+    "quota": None,
 }
 
 #: The same of an external volume, beyond name and mount_point.
@@ -271,6 +273,8 @@ def _normal(volume: dict[str, Any]) -> dict[str, Any]:
             f"Give {', '.join(_TRANSFER)}, or leave it out: the mesh then says what suits.",
             volume=name,
         )
+    if full["quota"] is not None:
+        quota.size_of(name, str(full["quota"]))
     if full["path"].rstrip("/") == full["mount_point"].rstrip("/"):
         raise InputError(
             f"Volume '{name}' would be mounted onto its own data: path and mount_point are both {full['path']}.",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -81,9 +82,10 @@ class Lab:
         sources = [text for path in (self.inventory, *inventories) for text in ("-i", str(path))]
         return self._ansible("ansible-playbook", *sources, playbook, *arguments)
 
-    def module(self, hosts: str, name: str) -> Run:
-        """Run a module without arguments on the hosts that the pattern names; a line of output for each of them."""
-        return self._ansible("ansible", "-i", str(self.inventory), hosts, "--module-name", name, "--one-line")
+    def module(self, hosts: str, name: str, **options: object) -> Run:
+        """Run a module on the hosts that the pattern names; a line of output for each of them."""
+        arguments = ("--module-name", name, "--args", json.dumps(options), "--one-line")
+        return self._ansible("ansible", "-i", str(self.inventory), hosts, *arguments)
 
     def ping_seconds(self) -> float:
         """What one `ansible -m ping` of all members takes."""

@@ -106,6 +106,8 @@ def test_units_are_named_as_systemd_names_them(path: str) -> None:
         ({"recovery": "never"}, "never"),
         ({"link": "carrier pigeon"}, "carrier pigeon"),
         ({"mount_point": "/srv/data"}, "own data"),
+        ({"quota": "500GB"}, "the quota '500GB'"),
+        ({"quota": 500}, "the quota '500'"),
     ],
 )
 def test_bad_volumes_are_refused_by_name(extra: dict[str, Any], word: str) -> None:
@@ -122,6 +124,8 @@ def test_a_volume_without_a_server_is_neither_exported_nor_mounted() -> None:
     assert storage.external(both) == [
         {"volume": "lustre", "mount_point": "/lustre", "filesystem": "lustre", "read_only": False}
     ]
+    with pytest.raises(InputError, match="unknown option quota"):
+        storage.external(record({**external, "quota": "1T"}))
     with pytest.raises(InputError, match="unknown option root_squash"):
         storage.external(record({**external, "root_squash": True}))
 

@@ -15,6 +15,7 @@ import subprocess
 
 import pytest
 from kernel_hosts import KernelLab
+from lab_hosts import Run
 
 MACHINES = ("v1", "v2", "v3")
 MESH = "gpumesh0"
@@ -23,6 +24,10 @@ MESH = "gpumesh0"
 BOUNDED = 240
 REFUSED = r"access denied|not permitted|No such file"
 STORAGE = "gpumesh.cluster.storage"
+DATA = {"name": "data", "server": "v1", "path": "/srv/data", "mount_point": "/data"}
+SCRATCH = {"name": "scratch", "server": "v2", "path": "/srv/scratch", "mount_point": "/scratch", "recovery": "hard"}
+LIMITED = {"name": "limited", "server": "v2", "path": "/srv/limited/data", "mount_point": "/limited"}
+TOO_MUCH = "No space left on device|Disk quota exceeded"
 CONTENT = "".join(f"{number}\n" for number in range(200_000))
 CHECKSUM = hashlib.sha256(CONTENT.encode()).hexdigest()
 
@@ -70,6 +75,23 @@ def failed(lab: KernelLab, machine: str) -> set[str]:
     """The units that have failed, once the machine's boot is over."""
     listed = "systemctl is-system-running --quiet --wait; systemctl list-units --failed --plain --no-legend"
     return {line.split()[0] for line in lab.shell(machine, listed).splitlines()}
+
+
+def share(lab: KernelLab, *volumes: dict[str, str]) -> Run:
+    """Have these volumes and no others."""
+    return lab.play(STORAGE, "-e", json.dumps({"storage_volumes": volumes}))
+
+
+def make_filesystem(lab: KernelLab, kind: str, option: str, point: str) -> None:
+    """A file system of v2's own that counts by projects."""
+    options = "-O project,quota" if kind == "ext4" else ""
+    made = f"truncate --size 320M {point}.img && mkfs.{kind} -q {options} {point}.img"
+    lab.shell("v2", f"modprobe loop && {made} && mount --mkdir -o loop,{option} {point}.img {point}")
+
+
+def write(path: str, mebibytes: int) -> str:
+    """The command that writes a file, down to the disk."""
+    return f"dd if=/dev/zero of={path} bs=1M count={mebibytes} conv=fsync"
 
 
 def assert_fails(lab: KernelLab, command: str) -> None:
@@ -140,10 +162,65 @@ def test_a_job_writes_on_one_node_and_another_reads(lab: KernelLab) -> None:
     assert checksum(lab, "v1", "/srv/data/kept") == CHECKSUM
 
 
+def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
+    run = share(lab, DATA, {**SCRATCH, "quota": "16M"})
+    assert run.code != 0
+    assert re.search(r"'scratch' at /srv/scratch cannot have a quota: it is on ext4.*tune2fs", run.words), run.output
+    assert not any(run.changed.values()), run.changed
+
+    make_filesystem(lab, "ext4", "prjquota", "/srv/limited")
+    # What was there before counts too.
+    lab.shell("v2", f"install -d -m 1777 /srv/limited/data/deep && {write('/srv/limited/data/deep/before', 8)}")
+    run = share(lab, DATA, SCRATCH, {**LIMITED, "quota": "16M"})
+    assert run.code == 0, run.output[-4000:]
+    size, used = lab.shell("v3", "ls /limited/ && df --block-size=1M --output=size,used /limited").split()[-2:]
+    assert (size, used) in {("16", "8"), ("16", "9")}
+    place = {key: LIMITED[key] for key in ("name", "mount_point")}
+    looked = lab.module("v3", "gpumesh.cluster.volume_probe", phase="look", volumes=[place]).output
+    assert f'"total_bytes": {16 << 20}' in looked
+    attempt = lab.ssh("v3", write("/limited/more", 12))
+    assert attempt.returncode != 0
+    assert re.search(TOO_MUCH, attempt.stderr), attempt.stderr
+    lab.shell("v3", f"{write('/scratch/more', 24)} && rm /scratch/more")
+
+    run = share(lab, DATA, SCRATCH, {**LIMITED, "quota": "32M"})
+    assert run.code == 0, run.output[-4000:]
+    lab.shell("v3", write("/limited/more", 12))
+
+    run = share(lab, DATA, SCRATCH)
+    assert run.code == 0, run.output[-4000:]
+    assert lab.ssh("v2", "grep --no-messages gpumesh /etc/projid /etc/projects").stdout == ""
+    listed = lab.shell("v2", "lsattr -d -p /srv/limited/data /srv/limited/data/deep /srv/limited/data/more")
+    assert {line.split()[0] for line in listed.splitlines()} == {"0"}
+    assert lab.shell("v2", "ls /srv/limited/data").split() == ["deep", "more"]
+
+
+def test_a_quota_on_xfs(lab: KernelLab) -> None:
+    make_filesystem(lab, "xfs", "pquota", "/srv/xfs")
+    lab.shell("v2", "install -d -m 1777 /srv/xfs/data")
+    as_nobody = f"runuser -u nobody -- {write('/srv/xfs/data/file', 24)}"
+    lab.shell("v2", as_nobody)
+
+    def limit(*quotas: str) -> str:
+        volumes = [{"name": "xfs", "path": "/srv/xfs/data", "quota": quota} for quota in quotas]
+        return lab.module("v2", "gpumesh.cluster.volume_quota", cluster="kernel", volumes=volumes).output
+
+    assert re.search(r"has 24\S* MiB in it, more than its quota of 16 MiB", limit("16M"))
+    lab.shell("v2", "rm /srv/xfs/data/file")
+    assert "CHANGED" in limit("16M")
+    assert "SUCCESS" in limit("16M")
+    assert lab.shell("v2", "df --block-size=1M --output=size /srv/xfs/data").split()[-1] == "16"
+    attempt = lab.ssh("v2", as_nobody)
+    assert attempt.returncode != 0
+    assert re.search(TOO_MUCH, attempt.stderr), attempt.stderr
+    assert "gpumesh.kernel.xfs" in lab.shell("v2", "xfs_quota -x -c 'report -p' /srv/xfs")
+    assert "CHANGED" in limit()
+    lab.shell("v2", as_nobody)
+
+
 def test_a_volume_in_use_is_not_unmounted(lab: KernelLab) -> None:
     lab.shell("v3", "systemd-run --quiet --unit=holder --working-directory=/data sleep infinity")
-    scratch = [{"name": "scratch", "server": "v2", "path": "/srv/scratch", "mount_point": "/scratch"}]
-    run = lab.play(STORAGE, "-e", json.dumps({"storage_volumes": scratch}))
+    run = share(lab, SCRATCH)
     assert run.code != 0
     assert re.search(r"sleep of root \(process \d+\) uses /data", run.words), run.output[-4000:]
     assert not any(run.changed.values()), run.changed
