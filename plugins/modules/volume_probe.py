@@ -164,6 +164,12 @@ volumes:
     lock:
       description: "Phases V(compare) and V(take): V(granted), V(busy), or why there are no locks. Null where nobody holds one."
       type: str
+users:
+  description: "Phase V(write): the numbers of the people who have an account here, by which volumes tell them apart."
+  returned: success
+  type: dict
+  sample:
+    alice: 1001
 """
 
 import functools
@@ -219,7 +225,15 @@ def work(params: Dict[str, Any]) -> Outcome:
             examine(params, volume, value)
         except HostStateError as failure:
             value["trouble"] = failure.message
-    return Outcome(False, {"volumes": found})
+    return Outcome(False, {"volumes": found, "users": people() if params["phase"] == "write" else {}})
+
+
+def people() -> Dict[str, int]:
+    """Nobody, where the directory that knows them does not answer."""
+    try:
+        return bounded(probe.users, _LOOK_SECONDS)
+    except HostStateError:
+        return {}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import shutil
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar
@@ -31,6 +32,10 @@ _LOCK_SECONDS = 15.0
 _PAUSE = 0.2
 #: A folder that an earlier run has left, having been cut off, goes after this many seconds.
 _LEFT_BEHIND = 3600
+
+#: Accounts of people begin here. From 60000 on to 65535 are those that systemd and the kernel make up.
+_FIRST_USER = 1000
+_NO_USERS = range(60000, 65536)
 
 GRANTED, BUSY = "granted", "busy"
 
@@ -54,6 +59,15 @@ def folder_of(mount_point: str, run: str, machine: str) -> str:
 def lock_of(mount_point: str, run: str, machine: str) -> str:
     """The file that the member locks."""
     return os.path.join(folder_of(mount_point, run, machine), "lock")
+
+
+def users() -> Dict[str, int]:
+    """The number of each account of a person that this host lists. May wait for a directory: see ``bounded``."""
+    return {
+        entry.pw_name: entry.pw_uid
+        for entry in pwd.getpwall()
+        if entry.pw_uid >= _FIRST_USER and entry.pw_uid not in _NO_USERS
+    }
 
 
 def look(mount_point: str) -> Dict[str, Any]:

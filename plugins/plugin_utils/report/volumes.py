@@ -26,6 +26,7 @@ _RATES = (
 _SHARED = ("storage.shared", "Volumes are the same file systems on every member")
 _LOCKS = ("storage.locks", "A lock on a volume keeps the other members out")
 _SPACE = ("storage.space", "Room on every volume")
+_USERS = ("storage.users", "A user's files are the user's own on every member")
 
 _RATE_REMEDY = (
     "All members were measured at the same time, and share what the server and its link can do: compare with "
@@ -75,6 +76,10 @@ class Found:
         said = str(((self.evidence.get(phase) or {}).get(machine) or {}).get("msg") or "no result").rstrip(".")
         return {"trouble": f"volume_probe on {machine} failed: {said}"}
 
+    def users(self, machine: str) -> Mapping[str, int]:
+        """The numbers of the people there."""
+        return ((self.evidence.get("write") or {}).get(machine) or {}).get("users") or {}
+
     def wrote(self, machine: str, volume: Mapping[str, Any]) -> bool:
         """Whether the member's files are on the volume."""
         found = self.of("write", machine, volume)
@@ -104,14 +109,14 @@ def volume_checks(
     record: Record, evidence: Mapping[str, Any] | None, limits: Limits, level: str
 ) -> tuple[list[Check], list[dict[str, Any]]]:
     """The checks, and the volumes as the verdict lists them."""
-    titles = [_SHARED, _LOCKS, _SPACE, *((name, purpose) for name, _key, _unit, purpose in _RATES)]
+    titles = [_SHARED, _LOCKS, _SPACE, _USERS, *((name, purpose) for name, _key, _unit, purpose in _RATES)]
     if not record["storage"]["volumes"] or evidence is None:
         reason = (
             "The volumes were left out of this run." if record["storage"]["volumes"] else "The record has no volume."
         )
         return [check(name, purpose, None, "skipped", reason=reason) for name, purpose in titles], []
     found = Found(record, evidence)
-    checks = [_space(found, limits.max_used_percent)]
+    checks = [_space(found, limits.max_used_percent), _users(found)]
     for machine in found.ring:
         checks.append(_over_volumes(_SHARED, machine, found, _shared))
         checks.append(_over_volumes(_LOCKS, machine, found, _locks))
@@ -267,6 +272,34 @@ def _space(found: Found, limit: float) -> Check:
         "%",
         "" if good else f"{volume['name']} at {volume['mount_point']} is {used:g} % full, as {machine} sees it.",
         "" if good else f"Make room: du -xh --max-depth=2 {volume['mount_point']} | sort -h shows what takes it.",
+    )
+
+
+def _users(found: Found) -> Check:
+    """Volumes know users by their numbers, whatever their names."""
+    holders: dict[str, dict[int, list[str]]] = {}
+    for machine in found.ring:
+        for name, number in found.users(machine).items():
+            holders.setdefault(name, {}).setdefault(number, []).append(machine)
+    if not holders:
+        return check(*_USERS, None, "skipped", reason="No member lists an account of a person.")
+    torn = {name: numbers for name, numbers in sorted(holders.items()) if len(numbers) > 1}
+    words = []
+    for name, numbers in torn.items():
+        places = [f"{number} on {', '.join(machines)}" for number, machines in sorted(numbers.items())]
+        words.append(f"{name} is {' and '.join(places)}.")
+    return check(
+        *_USERS,
+        None,
+        "fail" if torn else "pass",
+        len(holders) - len(torn),
+        len(holders),
+        "users",
+        _joined(words),
+        "Give each of them one number on all members (usermod --uid, then chown what is theirs), or have all members "
+        "use one directory such as LDAP."
+        if torn
+        else "",
     )
 
 

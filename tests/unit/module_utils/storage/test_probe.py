@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -101,3 +102,10 @@ def test_the_ring_has_everybody_once() -> None:
     assert [probe.neighbour_of(machine, ["a", "b", "c"]) for machine in "abc"] == ["b", "c", "a"]
     assert probe.neighbour_of("a", ["a"]) is None
     assert probe.neighbour_of("z", ["a", "b"]) is None
+
+
+def test_people_are_told_from_the_accounts_of_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"root": 0, "slurm": 64030, "alice": 1000, "nobody": 65534, "far": 200_001}
+    entries = [pwd.struct_passwd((name, "x", number, 0, "", "/", "/bin/sh")) for name, number in numbers.items()]
+    monkeypatch.setattr(probe.pwd, "getpwall", lambda: entries)
+    assert probe.users() == {"alice": 1000, "far": 200_001}

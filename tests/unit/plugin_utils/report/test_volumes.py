@@ -48,6 +48,8 @@ def healthy() -> dict[str, Any]:
     found: dict[str, Any] = {"members": MACHINES}
     for phase, value in phases.items():
         found[phase] = {machine: {"volumes": {"shared": copy.deepcopy(value)}} for machine in MACHINES}
+    for machine in MACHINES:
+        found["write"][machine]["users"] = {"alice": 1000, "bob": 1001}
     return found
 
 
@@ -71,7 +73,7 @@ def test_a_good_volume_passes_every_check() -> None:
     assert bad(checks) == {}
     assert {check["status"] for check in checks.values()} == {"pass"}
     assert checks["storage.write@n2"]["actual"] == 900.0
-    assert len(checks) == 1 + 5 * len(MACHINES)
+    assert len(checks) == 2 + 5 * len(MACHINES)
 
 
 def test_at_level_quick_nothing_is_measured() -> None:
@@ -100,6 +102,23 @@ def test_each_fault_is_named(change: tuple[str, str, Any], declared: Any, name: 
     assert list(found) == [name]
     assert words in found[name]
     assert judged(with_change(phase, machine, **values), declared=record(**declared))[name]["remedy"]
+
+
+def test_users_who_are_others_elsewhere_are_named() -> None:
+    found = healthy()
+    found["write"]["n3"]["users"] = {"alice": 1001, "carol": 1002}
+    checks = judged(found)
+    assert bad(checks) == {"storage.users@None": "alice is 1000 on n1, n2 and 1001 on n3."}
+    told = checks["storage.users@None"]
+    assert (told["actual"], told["required"]) == (2, 3)
+    assert "usermod --uid" in told["remedy"]
+
+
+def test_members_that_list_nobody_prove_nothing() -> None:
+    found = healthy()
+    for machine in MACHINES:
+        del found["write"][machine]["users"]
+    assert judged(found)["storage.users@None"]["status"] == "skipped"
 
 
 def test_a_slow_volume_is_named_with_what_is_required() -> None:
