@@ -58,8 +58,10 @@ _STATE = struct.Struct("=bxH156x")
 _COUNTED_AND_ENFORCED = 0x30
 
 _REMEDIES = {
-    "ext4": "Unmount it, run 'tune2fs -O project,quota {source}', and mount it with the option prjquota",
-    "xfs": "Mount it anew with the option pquota; a root file system needs rootflags=pquota on the kernel's command line",
+    "ext4": "Unmount it, run 'tune2fs -O project,quota {source}', and mount it with the option prjquota; for a root file system "
+    "that takes a rescue system, and rootflags=prjquota on the kernel's command line",
+    "xfs": "Unmount it and mount it with the option pquota; a root file system needs rootflags=pquota on the kernel's command "
+    "line",
     "btrfs": "Limit the volume by 'btrfs qgroup limit'",
     "zfs": "Limit the volume by 'zfs set quota'",
 }
