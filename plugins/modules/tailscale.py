@@ -149,7 +149,9 @@ name:
   returned: success
   sample: gpu1
 addresses:
-  description: The host's addresses in the tailnet; none where it is not logged in.
+  description:
+    - The host's addresses in the tailnet; none where it is not logged in. With O(state=absent), those that it had, so that
+      its device can be deleted, now or later.
   type: list
   elements: str
   returned: success
@@ -235,7 +237,7 @@ def work(module: AnsibleModule) -> Outcome:
             "version": status.version,
             "id": status.id,
             "name": status.name,
-            "addresses": list(status.addresses) if status.state == "Running" else [],
+            "addresses": list(result.addresses),
             "tags": list(status.tags),
             "tags_differ": result.tags_differ,
             "managed": result.managed,

@@ -10,11 +10,11 @@ import shutil
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import (
     Desired,
     Prefs,
@@ -34,7 +34,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale imp
 _TUN = "/dev/net/tun"
 #: Where the daemon keeps the host's identity.
 _STATE_DIRECTORY = "/var/lib/tailscale"
-#: Says that this collection logged the host in; without it, a login was there before and is not ours to end.
+#: Says that this collection logged the host in; without it, a login was there before and is not ours to end. Its lines
+#: are the login server and the addresses that it gave.
 _MARK = "/var/lib/gpumesh/tailscale-login"
 _SYSTEMD_BOOT = "/etc/systemd/system/multi-user.target.wants/tailscaled.service"
 _SUPERVISORD_BOOT = "/etc/supervisor/conf.d/gpumesh-tailscaled.conf"
@@ -65,6 +66,8 @@ class Result(NamedTuple):
     managed: bool = False
     before: str = ""
     after: str = ""
+    #: Of the host in the tailnet; for one that has left, those that it had, by which its device is known.
+    addresses: Tuple[str, ...] = ()
 
 
 def present(host: Host, desired: Desired, key: Optional[str]) -> Result:
@@ -81,7 +84,7 @@ def present(host: Host, desired: Desired, key: Optional[str]) -> Result:
     before = describe(prefs, status)
     if host.check_mode:
         after = describe(*planned(desired, prefs, status)) if steps.needed else before
-        return Result(steps.needed, status, tags_differ(desired, status), _is_managed(host), before, after)
+        return _result(host, steps.needed, status, tags_differ(desired, status), before, after)
     if steps.login:
         _log_in(host, desired, prefs, key, steps.login)
     elif steps.resume:
@@ -91,8 +94,14 @@ def present(host: Host, desired: Desired, key: Optional[str]) -> Result:
     if steps.needed:
         status = _settled(host) or status
         prefs = read_prefs(host)
+    if steps.login:
+        _note(host, prefs.login_server, _held(status))
     after = describe(prefs, status)
-    return Result(steps.needed, status, tags_differ(desired, status), _is_managed(host), before, after)
+    return _result(host, steps.needed, status, tags_differ(desired, status), before, after)
+
+
+def _result(host: Host, changed: bool, status: Status, tags_differ: bool, before: str, after: str) -> Result:
+    return Result(changed, status, tags_differ, _is_managed(host), before, after, _held(status))
 
 
 def absent(host: Host, forget: bool) -> Result:
@@ -103,18 +112,21 @@ def absent(host: Host, forget: bool) -> Result:
     """
     status = read_status(host)
     ours = _is_managed(host)
+    addresses = (_held(status) if status else ()) or tuple(_noted(host)[1:])
     if status is None:
         gone = forget and ours and os.path.isdir(host.state_directory)
         if gone and not host.check_mode:
             shutil.rmtree(host.state_directory)
             remove_file(host.mark)
-        return Result(gone, None, managed=ours)
+        return Result(gone, None, managed=ours, addresses=addresses)
     changed = ours and status.state not in ("NoState", "NeedsLogin")
     prefs = read_prefs(host)
     if changed and not host.check_mode:
+        # Whoever deletes the device, now or in another run, knows it by its address.
+        _note(host, prefs.login_server, addresses)
         host.run(["tailscale", "logout"], timeout=host.timeout)
     after = status._replace(state="NeedsLogin") if changed else status
-    return Result(changed, status, False, ours, describe(prefs, status), describe(prefs, after))
+    return Result(changed, status, False, ours, describe(prefs, status), describe(prefs, after), addresses)
 
 
 def read_status(host: Host) -> Optional[Status]:
@@ -155,6 +167,20 @@ def starts_at_boot(systemd: bool) -> bool:
     return os.path.lexists(_SYSTEMD_BOOT if systemd else _SUPERVISORD_BOOT)
 
 
+def _note(host: Host, login_server: str, addresses: Sequence[str]) -> None:
+    """Keep for whoever logs out what this login is."""
+    os.makedirs(os.path.dirname(host.mark), mode=0o755, exist_ok=True)
+    write_atomic(host.mark, "".join(f"{line}\n" for line in (login_server, *addresses)), 0o644)
+
+
+def _noted(host: Host) -> List[str]:
+    return (read_text(host.mark) or "").splitlines()
+
+
+def _held(status: Status) -> Tuple[str, ...]:
+    return status.addresses if status.state == "Running" else ()
+
+
 def _is_managed(host: Host) -> bool:
     return os.path.exists(host.mark)
 
@@ -185,8 +211,9 @@ def _log_in(host: Host, desired: Desired, prefs: Prefs, key: Optional[str], why:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(key)
         # Before the login: cut off in between, it would be taken for somebody else's.
-        os.makedirs(os.path.dirname(host.mark), mode=0o755, exist_ok=True)
-        write_atomic(host.mark, f"{desired.login_server or prefs.login_server}\n", 0o644)
+        server = desired.login_server or prefs.login_server
+        if _noted(host)[:1] != [server]:
+            _note(host, server, ())
         _up(host, [f"--auth-key=file:{path}", *login_options(desired, prefs, asks_for_tags(key))], [key])
     finally:
         remove_file(path)

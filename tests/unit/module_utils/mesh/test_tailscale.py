@@ -356,6 +356,27 @@ def test_our_login_is_ended_and_its_identity_dropped_when_asked(host_of: Any, mo
     assert not tailnet.absent(host, forget=True).changed
 
 
+def test_a_host_that_has_left_still_says_which_addresses_it_had(host_of: Any) -> None:
+    """So that a deletion of its device that failed can be done by another run."""
+    daemon = Daemon("NeedsLogin")
+    host = host_of(daemon)
+    before = tailnet.present(host, desired(), "hskey-secret").addresses
+    assert before
+    assert tailnet.absent(host, forget=False).addresses == before
+    again = tailnet.absent(host, forget=False)
+    assert (again.changed, again.managed, again.addresses) == (False, True, before)
+    # One whose key has expired cannot be asked any more.
+    tailnet.present(host, desired(), "hskey-secret")
+    daemon.state = "NeedsLogin"
+    assert tailnet.absent(host, forget=False).addresses == before
+    # A login that is refused keeps them, unless it was to another tailnet.
+    daemon.refuses = True
+    for server, kept in ((None, before), ("https://other.example.org", ())):
+        with pytest.raises(HostStateError):
+            tailnet.present(host, desired(login_server=server), "hskey-secret")
+        assert tailnet.absent(host, forget=False).addresses == kept
+
+
 # --- the control server's API --------------------------------------------------------------------------------
 
 HEADSCALE_NODES = {"nodes": [{"id": "7", "name": "t3", "givenName": "t3-x", "ipAddresses": ["100.64.0.3"], "tags": []}]}
