@@ -1,0 +1,52 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Machines that others dial, and that dial nobody, are no nodes of the scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PLAYBOOK = shutil.which("ansible-playbook", path=os.path.dirname(sys.executable))
+
+#: n2 and n4 are told to do without an interface, and n4 is no member. Whether n1 can have one is up to this machine.
+INVENTORY = {
+    "all": {
+        "vars": {"ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}"},
+        "hosts": {"n1": {}, "n2": {"mesh_userspace": "always"}, "n4": {"mesh_userspace": "always"}},
+    }
+}
+PLAY = [
+    {
+        "hosts": "all",
+        "gather_facts": False,
+        "vars": {"cluster_record": {"members": [{"machine": name} for name in ("n1", "n2", "n3")]}},
+        "tasks": [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": "nodes"}}],
+    }
+]
+
+
+def test_a_member_without_an_interface_of_the_tailnet_is_refused_by_name(tmp_path: Path) -> None:
+    assert PLAYBOOK, "there is no ansible-playbook beside this Python"
+    (tmp_path / "inventory.json").write_text(json.dumps(INVENTORY), encoding="utf-8")
+    (tmp_path / "play.yml").write_text(json.dumps(PLAY), encoding="utf-8")
+    done = subprocess.run(
+        [PLAYBOOK, "-i", "inventory.json", "play.yml"],
+        cwd=tmp_path,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "false"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    refused = re.search(r"([n0-9, ]+) cannot run jobs, and nothing has been changed", " ".join(done.stdout.split()))
+    assert refused, done.stdout
+    tun = ["n2"] if os.path.exists("/dev/net/tun") else ["n1", "n2"]
+    assert refused[1].strip().split(", ") == tun
