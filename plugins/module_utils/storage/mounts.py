@@ -122,7 +122,7 @@ def apply(run: Runner, plan: Plan, folder: str = UNIT_FOLDER) -> None:
     for name in plan.start:
         _systemctl(run, "enable", "--now", name + ".automount")
     for name in plan.heal:
-        _systemctl(run, "stop", name + ".mount")
+        _unmount_stale(run, name + ".mount")
         # Stopping a mount leaves its automount waiting, except where it has failed meanwhile.
         _systemctl(run, "start", name + ".automount")
 
@@ -201,6 +201,14 @@ def _error(run: Runner, path: str) -> Optional[int]:
 
 def _systemctl(run: Runner, *words: str) -> None:
     run(["systemctl", *words], timeout=_SYSTEMCTL_SECONDS)
+
+
+def _unmount_stale(run: Runner, unit: str) -> None:
+    argv = ["systemctl", "stop", unit]
+    done = run(argv, timeout=_SYSTEMCTL_SECONDS, check=False)
+    # Whoever asks for the volume once it is unmounted has it mounted anew, which cancels the rest of this.
+    if done.rc != 0 and "canceled" not in done.stderr:
+        raise CommandError(argv, f"exited {done.rc}", done.rc, done.stderr)
 
 
 def _read(path: str) -> Optional[str]:

@@ -170,7 +170,8 @@ def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
 
     make_filesystem(lab, "ext4", "prjquota", "/srv/limited")
     # What was there before counts too.
-    lab.shell("v2", f"install -d -m 1777 /srv/limited/data/deep && {write('/srv/limited/data/deep/before', 8)}")
+    before = "/srv/limited/data/deep/before"
+    lab.shell("v2", f"install -d -m 1777 /srv/limited/data /srv/limited/data/deep && {write(before, 8)}")
     run = share(lab, DATA, SCRATCH, {**LIMITED, "quota": "16M"})
     assert run.code == 0, run.output[-4000:]
     size, used = lab.shell("v3", "ls /limited/ && df --block-size=1M --output=size,used /limited").split()[-2:]
@@ -284,7 +285,8 @@ def test_without_its_server_a_volume_fails_in_bounded_time_and_nothing_else_does
         # The mount is attempted anew, and that is bounded too.
         assert_fails(lab, "ls /data/")
         assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=30).startswith("v3")
-        assert failed(lab, "v3") - healthy == {"data.mount"}
+        # Or it is just being tried again, for the health check.
+        assert failed(lab, "v3") - healthy <= {"data.mount"}
         # The health check drains a node whose volume is away, whenever it runs next. The node itself is there.
         back = {"v3 idle", "v3 draining", "v3 drained"}
         lab.wait("the node of v3 is back", lambda: bool(back & nodes(lab)), seconds=240)

@@ -90,6 +90,16 @@ def test_a_stale_volume_is_mounted_anew_whoever_uses_it() -> None:
     assert mounts.make_plan([], host(stale=["/data"], users=[USER])).delete == ["data"]
 
 
+def test_a_stale_volume_that_is_asked_for_meanwhile_is_healed_all_the_same() -> None:
+    plan = mounts.Plan([], [], [], [], ["data"])
+    stop = ("systemctl", "stop", "data.mount")
+    asked = Systemd({stop: Completed(1, "", "Job for data.mount canceled.\n")})
+    mounts.apply(asked, plan)
+    assert asked.told[-1] == "systemctl start data.automount"
+    with pytest.raises(CommandError, match=r"'systemctl stop data.mount' exited 1: Job for data.mount failed"):
+        mounts.apply(Systemd({stop: Completed(1, "", "Job for data.mount failed.\n")}), plan)
+
+
 def test_an_automount_that_does_not_run_is_started() -> None:
     assert mounts.make_plan([DATA], host(idle=["data"])).start == ["data"]
     disabled = Systemd({("systemctl", "is-enabled", "--quiet", "data.automount"): Completed(1, "", "")})
