@@ -140,7 +140,13 @@ def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing(lab: La
     assert drift(lab) == {"t1": {}, "t2": {}}
 
 
-# A member that only others dial is no node of Slurm, and the check would rightly say so: it joins after that.
+def test_a_container_without_tun_is_refused_as_a_node_before_anything_changes(lab: Lab) -> None:
+    run = lab.play("gpumesh.cluster.site", *ALL, *with_key(), *with_archive())
+    assert run.code != 0
+    assert "t3 cannot run jobs, and nothing has been changed. Without /dev/net/tun" in run.words
+    assert set(run.changed.values()) == {0}, run.output[-4000:]
+
+
 def test_a_container_without_tun_joins_and_a_second_run_changes_nothing(lab: Lab) -> None:
     joined(lab, *with_archive())
     run = mesh(lab)
