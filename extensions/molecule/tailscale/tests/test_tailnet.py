@@ -100,6 +100,12 @@ def status(lab: Lab, member: str) -> dict[str, Any]:
     return dict(json.loads(text)) if text.startswith("{") else {"BackendState": "", "Self": {}}
 
 
+def ephemeral_key(lab: Lab) -> str:
+    """A key for one login, whose device the control server forgets as soon as it is gone."""
+    argv = ("preauthkeys", "create", "--user", "1", "--ephemeral", "--expiration", "1h", "--output", "json")
+    return str(json.loads(lab.run("headscale", "headscale", *argv))["key"])
+
+
 def address(lab: Lab, member: str) -> str:
     """The member's address in the cluster record."""
     record = json.loads(lab.run("t1", "cat", "/var/lib/gpumesh/clusters/tailscale.json"))
@@ -235,15 +241,30 @@ def test_an_expired_member_logs_in_again_under_its_own_name(lab: Lab) -> None:
 
 def test_a_machine_that_left_comes_back_under_its_own_name(lab: Lab) -> None:
     identity = nodes(lab)["t3"]
+    wrong = (*with_api_key(), "-e", "mesh_api_key=wrong")
+    failed = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3", *wrong)
+    assert failed.code != 0
+    assert nodes(lab)["t3"] == identity
+    # Logged out by now, and not in the record any more: the same command finishes it.
     removed(lab, *with_api_key())
     assert "t3" not in nodes(lab)
     assert status(lab, "t3")["BackendState"] == ""
     assert lab.run("t3", "sh", "-c", "ls /var/lib/tailscale /var/lib/gpumesh/tailscale-login", check=False) == ""
 
-    joined(lab)
+    joined(lab, "-e", f"mesh_auth_key={ephemeral_key(lab)}")
     assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
     assert nodes(lab)["t3"] != identity
     assert sorted(nodes(lab)) == list(MEMBERS)
+    assert address(lab, "t3") in status(lab, "t3")["TailscaleIPs"]
+
+
+def test_the_device_of_an_ephemeral_key_goes_with_its_logout_and_its_name_is_free(lab: Lab) -> None:
+    identity = nodes(lab)["t3"]
+    lab.run("t3", "tailscale", "logout")
+    lab.wait("the control server has forgotten t3", lambda: "t3" not in nodes(lab))
+    mesh(lab, "--limit", "t3", *with_key())
+    assert status(lab, "t3")["Self"]["DNSName"].startswith("t3.")
+    assert nodes(lab)["t3"] != identity
     assert address(lab, "t3") in status(lab, "t3")["TailscaleIPs"]
 
 
@@ -260,6 +281,12 @@ def test_without_the_api_it_comes_back_as_the_same_device(lab: Lab) -> None:
 def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
     lab.stop("t3")
     try:
+        # A deletion that fails leaves the machine in the record, for another run of the same command.
+        wrong = (*with_api_key(), "-e", "mesh_api_key=wrong")
+        refused = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3", *wrong)
+        assert refused.code != 0
+        assert "Look whether the API key is valid" in refused.words
+        assert address(lab, "t3") and "t3" in nodes(lab)
         removed(lab, *with_api_key())
         assert sorted(nodes(lab)) == ["t1", "t2"]
     finally:
