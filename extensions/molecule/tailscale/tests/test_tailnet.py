@@ -291,7 +291,7 @@ def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
         assert sorted(nodes(lab)) == ["t1", "t2"]
     finally:
         subprocess.run(["docker", "start", "gpumesh-molecule-tailscale-t3"], check=True, capture_output=True)
-        lab.wait("t3 answers", lambda: lab.module("t3", "ansible.builtin.ping").code == 0)
+        lab.wait("t3 answers", lambda: lab.module("t3", "ansible.builtin.ping").code == 0, seconds=300)
     # It is back, and the removal is finished; then its name is free.
     removed(lab, *with_api_key())
     assert lab.run("t3", "sh", "-c", "ls /var/lib/tailscale /var/lib/gpumesh/tailscale-login", check=False) == ""
