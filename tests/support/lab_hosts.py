@@ -84,8 +84,9 @@ class Lab:
 
     def module(self, hosts: str, name: str, **options: object) -> Run:
         """Run a module on the hosts that the pattern names; a line of output for each of them."""
-        arguments = ("--module-name", name, "--args", json.dumps(options), "--one-line")
-        return self._ansible("ansible", "-i", str(self.inventory), hosts, *arguments)
+        # Without options there is no text for them: a module takes an empty one for raw words, and refuses it.
+        given = ("--args", json.dumps(options)) if options else ()
+        return self._ansible("ansible", "-i", str(self.inventory), hosts, "--module-name", name, *given, "--one-line")
 
     def ping_seconds(self) -> float:
         """What one `ansible -m ping` of all members takes."""
