@@ -170,7 +170,7 @@ def _shared(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
     compared = found.of("compare", machine, volume)
     if compared["trouble"]:
         return Finding("error", f"{name} could not be compared: {compared['trouble']}.", _remedy(volume))
-    unseen = [other for other in compared["unseen"] if found.wrote(other, volume)]
+    unseen = sorted(other for other in compared["unseen"] if found.wrote(other, volume))
     if unseen:
         words = (
             f"{machine} does not see what {', '.join(unseen)} wrote to {name} at {volume['mount_point']}: it has "
