@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -45,6 +45,12 @@ class Run(NamedTuple):
     @property
     def changed(self) -> dict[str, int]:
         return {match[1]: int(match[3]) for match in RECAP.finditer(self.output)}
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """What the playbook show prints for programs (show_output=json): the clusters, in one line of its own."""
+        (clusters,) = (json.loads(line) for line in self.output.splitlines() if line.startswith("[{"))
+        return list(clusters)
 
     @property
     def plays(self) -> int:

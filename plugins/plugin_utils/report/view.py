@@ -143,10 +143,15 @@ def health(machines: Sequence[str], checks: Sequence[Mapping[str, Any]]) -> dict
     return {"rows": rows, "values": len(machines) <= _VALUES_UP_TO}
 
 
+def _probed(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The pairs that were not left out of the run."""
+    return [pair for pair in verdict["reachability"]["pairs"] if pair["status"] != "skipped"]
+
+
 def _facts(verdict: Mapping[str, Any]) -> list[dict[str, str]]:
     """The few numbers under the headline."""
     members = verdict["cluster"]["members"]
-    pairs = [pair for pair in verdict["reachability"]["pairs"] if pair["status"] != "skipped"]
+    pairs = _probed(verdict)
     reached = [pair for pair in pairs if pair["status"] == "pass"]
     timed = [pair for pair in reached if pair.get("rtt_ms") is not None]
     gpus = sum(member["gpus"] for member in members)
@@ -192,7 +197,7 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
     cluster, checks = verdict["cluster"], verdict["checks"]
     machines = [member["machine"] for member in cluster["members"]]
     pairs = {(pair["from"], pair["to"]): pair for pair in verdict["reachability"]["pairs"]}
-    probed = [pair for pair in pairs.values() if pair["status"] != "skipped"]
+    probed = _probed(verdict)
     bandwidth = matrix(machines, pairs, "bandwidth_gbps", "Gbit/s")
     rdma = matrix(machines, pairs, "rdma_gbps", "Gbit/s")
     return {

@@ -177,7 +177,7 @@ def test_a_job_does_not_notice_that_two_machines_join(lab: Lab) -> None:
 def shown(lab: Lab) -> dict[str, Any]:
     """What the playbook show says of the cluster."""
     run = ends_well(lab.play("gpumesh.cluster.show", "-e", "show_output=json"))
-    (cluster,) = json.loads(next(line for line in run.output.splitlines() if line.startswith("[{")))
+    (cluster,) = run.shown
     return cluster
 
 

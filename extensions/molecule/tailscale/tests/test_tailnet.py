@@ -70,8 +70,7 @@ def removed(lab: Lab, *arguments: str) -> None:
 def drift(lab: Lab, *arguments: str) -> dict[str, dict[str, str]]:
     """What the playbook show says of each member."""
     run = lab.play("gpumesh.cluster.show", *arguments, "-e", "show_output=json")
-    (shown,) = (json.loads(line) for line in run.output.splitlines() if line.startswith("[{"))
-    return {member["machine"]: member["drift"] for member in shown[0]["members"]}
+    return {member["machine"]: member["drift"] for member in run.shown[0]["members"]}
 
 
 def started(lab: Lab, member: str) -> dict[str, str]:
@@ -291,7 +290,7 @@ def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
         assert sorted(nodes(lab)) == ["t1", "t2"]
     finally:
         subprocess.run(["docker", "start", "gpumesh-molecule-tailscale-t3"], check=True, capture_output=True)
-        lab.wait("t3 answers", lambda: lab.module("t3", "ansible.builtin.ping").code == 0, seconds=300)
+        lab.wait("t3 answers", lambda: lab.module("t3", "ansible.builtin.ping").code == 0)
     # It is back, and the removal is finished; then its name is free.
     removed(lab, *with_api_key())
     assert lab.run("t3", "sh", "-c", "ls /var/lib/tailscale /var/lib/gpumesh/tailscale-login", check=False) == ""
