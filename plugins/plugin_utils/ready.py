@@ -1,0 +1,24 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Has the filters of this collection loaded before Ansible's workers need them.
+
+Ansible forks a worker for each task and host. A worker that meets the first filter of a collection loads the files of all
+of them, compiles each from its source, since the loader of collections keeps no byte code, and takes all of it along when
+it ends. Loaded once in the process that forks, they are there in every worker (``tests/bench/bench_filters.py``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ansible.plugins.loader import filter_loader
+
+_FILTERS = Path(__file__).resolve().parents[1] / "filter"
+
+
+def load_filters() -> None:
+    """Load every filter of this collection in this process."""
+    # The loader goes through the files in this order until it comes to the one that is asked for.
+    last = max(path.stem for path in _FILTERS.glob("*.py"))
+    filter_loader.get(f"gpumesh.cluster.{last}")

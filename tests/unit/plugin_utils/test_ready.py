@@ -1,0 +1,41 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A worker of Ansible is a copy of the process that forked it: what is loaded there, no worker loads again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+FILTERS = {path.stem for path in (ROOT / "plugins" / "filter").glob("*.py")}
+
+#: As a strategy does before it forks: it looks for the action of a task, which need not be one of ours.
+QUEUE = """
+import sys
+from ansible.plugins.loader import action_loader, init_plugin_loader
+init_plugin_loader([])
+action_loader.get(sys.argv[1], class_only=True)
+prefix = "ansible_collections.gpumesh.cluster.plugins.filter."
+print(*(name[len(prefix):] for name in sys.modules if name.startswith(prefix)))
+"""
+
+
+def loaded_after(action: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", QUEUE, action], capture_output=True, text=True, check=True, timeout=120
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("action", ["gpumesh.cluster.cluster_info", "gpumesh.cluster.interface_info"])
+def test_the_first_task_of_a_run_has_all_filters_loaded(action: str) -> None:
+    assert loaded_after(action) == FILTERS
+
+
+def test_another_task_loads_none() -> None:
+    assert loaded_after("ansible.builtin.copy") == set()
