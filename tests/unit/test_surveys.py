@@ -37,7 +37,7 @@ NOT_ASKED = {
     "AWX says who started the job": {"cluster_actor"},
     "a file on the machine that runs Ansible, which is gone with the job": {"discover_facts_file"},
     "patterns of the site's names": {"discover_prefer", "discover_exclude", "discover_include"},
-    "internal to the playbooks": {"cluster_adopted_record", "cluster_keep_record", "cluster_runs_jobs"},
+    "internal to the playbooks": {"cluster_adopted_record", "cluster_keep_record"},
 }
 #: Asked for by one playbook only: others take what the record says, or show it as people read it.
 OF_ONE = {"cluster_subnet": "create", "cluster_manager": "create", "cluster_output": "show"}

@@ -145,16 +145,27 @@ def test_a_second_site_needs_no_key_changes_nothing_and_restarts_nothing(lab: La
     assert drift(lab) == {"t1": {}, "t2": {}}
 
 
-def test_a_container_without_tun_is_refused_as_a_node_before_anything_changes(lab: Lab) -> None:
-    run = lab.play("gpumesh.cluster.site", *ALL, *with_key(), *with_archive())
+def test_a_container_without_tun_serves_no_volume(lab: Lab) -> None:
+    volume = {"name": "data", "server": "t3", "path": "/srv/data", "mount_point": "/data"}
+    served = ("-e", json.dumps({"storage_volumes": [volume]}))
+    run = lab.play("gpumesh.cluster.site", *ALL, *with_key(), *with_archive(), *served)
     assert run.code != 0
-    assert "t3 cannot run jobs, and nothing has been changed. Without /dev/net/tun" in run.words
+    assert "t3 cannot be the manager or serve a volume, and nothing has been changed. Without /dev/net/tun" in run.words
     assert set(run.changed.values()) == {0}, run.output[-4000:]
 
 
-def test_a_container_without_tun_joins_and_a_second_run_changes_nothing(lab: Lab) -> None:
-    joined(lab, *with_archive())
-    run = mesh(lab)
+def test_a_container_without_tun_is_a_member_and_no_node(lab: Lab) -> None:
+    run = lab.play("gpumesh.cluster.site", *ALL, *with_key(), *with_archive())
+    assert run.code == 0, run.output[-6000:]
+    assert "t3: in the mesh of cluster 'tailscale', and left out here. Without /dev/net/tun" in run.words
+    assert lab.run("t1", "ssh", address(lab, "t3"), "hostname").strip() == "t3"
+    assert sorted(lab.run("t1", "sinfo", "--noheader", "--Node", "--format=%N").split()) == ["t1", "t2"]
+    output = lab.run("t1", "srun", "--nodes=2", "--ntasks-per-node=1", "printenv", "SLURMD_NODENAME", timeout=180)
+    assert sorted(output.split()) == ["t1", "t2"]
+
+
+def test_with_it_a_second_run_changes_nothing(lab: Lab) -> None:
+    run = lab.play("gpumesh.cluster.site", *ALL)
     assert run.changed == dict.fromkeys(MEMBERS, 0), run.output[-4000:]
 
 
