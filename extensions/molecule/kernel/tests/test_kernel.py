@@ -232,16 +232,18 @@ def test_a_volume_in_use_is_not_unmounted(lab: KernelLab) -> None:
 
 
 def test_a_stale_handle_is_healed_by_the_next_run(lab: KernelLab) -> None:
-    lab.shell("v3", "ls /data/open")
+    for machine in ("v2", "v3"):
+        lab.shell(machine, "ls /data/open")
     # As after the data has come back from a backup: the same path, another folder.
     lab.shell(
         "v1", "systemctl stop data.mount && mv /srv/data /srv/before && cp -a /srv/before /srv/data && exportfs -f"
     )
     try:
         assert "Stale file handle" in lab.ssh("v3", "ls /data/").stderr
+        # v2 has not asked for anything since, and may go by what it knew for a minute.
         run = lab.play(STORAGE)
         assert run.code == 0, run.output[-4000:]
-        assert run.changed["v3"] == 1, run.output[-4000:]
+        assert (run.changed["v2"], run.changed["v3"]) == (1, 1), run.output[-4000:]
     finally:
         lab.shell("v1", "rm -r /srv/before")
     for machine in MACHINES:
