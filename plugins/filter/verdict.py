@@ -31,6 +31,10 @@ options:
         description: The machines that are in this run. A member that is not is reported as skipped.
         type: list
         elements: str
+      only_dialled:
+        description: Members without an interface of their tailnet. What they cannot do is reported as skipped.
+        type: list
+        elements: str
       answered:
         description: The machines that answered over SSH until the end.
         type: list

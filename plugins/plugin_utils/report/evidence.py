@@ -33,12 +33,22 @@ _ENOUGH_LINKS = 6
 SINFO_FORMAT = "%N|%T|%o|%E"
 
 
-def member_checks(machines: Sequence[str], asked: Sequence[str], answered: Sequence[str]) -> list[Check]:
+def only_dialled_check(name: str, purpose: str, machine: str) -> Check:
+    """Of a member that others dial and that cannot dial them."""
+    reason = f"{machine} is in the mesh alone: others dial it, and it dials them by a proxy."
+    return check(name, purpose, machine, "skipped", reason=reason)
+
+
+def member_checks(
+    machines: Sequence[str], asked: Sequence[str], answered: Sequence[str], only_dialled: Sequence[str] = ()
+) -> list[Check]:
     """Who answered. A member that is not in this run is skipped, not forgotten."""
     purpose = "The member answers over SSH"
     made = []
     for machine in machines:
-        if machine in answered:
+        if machine in only_dialled:
+            made.append(only_dialled_check("members.answer", purpose, machine))
+        elif machine in answered:
             made.append(check("members.answer", purpose, machine, "pass", "answers", "answers"))
         elif machine in asked:
             made.append(
@@ -256,7 +266,12 @@ def _slow_words(pair: Pair, gate: float, minimum_gbps: float, kind: str) -> str:
     return f"{ends}; the median {kind} is {gate / _SHARE_OF_MEDIAN:.3g}."
 
 
-def health_checks(machines: Sequence[str], answered: Sequence[str], health: Mapping[str, Any] | None) -> list[Check]:
+def health_checks(
+    machines: Sequence[str],
+    answered: Sequence[str],
+    health: Mapping[str, Any] | None,
+    only_dialled: Sequence[str] = (),
+) -> list[Check]:
     """node_health's own results; an error for a member that answered and gave none."""
     if health is None:
         return [
@@ -265,7 +280,9 @@ def health_checks(machines: Sequence[str], answered: Sequence[str], health: Mapp
     made: list[Check] = []
     for machine in machines:
         results = (health.get(machine) or {}).get("checks")
-        if results:
+        if machine in only_dialled:
+            made.append(only_dialled_check("health.node", "The node is fit", machine))
+        elif results:
             made += [{**result, "host": machine} for result in results]
         elif machine in answered:
             said = str((health.get(machine) or {}).get("msg") or "node_health gave no result")
@@ -295,7 +312,7 @@ def parse_sinfo(text: str) -> dict[str, tuple[str, str, str]]:
     return nodes
 
 
-def slurm_checks(record: Record, slurm: Mapping[str, Any] | None) -> list[Check]:
+def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, only_dialled: Sequence[str] = ()) -> list[Check]:
     """Each member is a node that takes jobs, at its cluster address."""
     purpose = "The Slurm node takes jobs, at the member's cluster address"
     manager = record["manager"]
@@ -307,6 +324,9 @@ def slurm_checks(record: Record, slurm: Mapping[str, Any] | None) -> list[Check]
     made = []
     for machine, seat in seats(record).items():
         required = f"idle at {seat['address']}"
+        if machine in only_dialled:
+            made.append(only_dialled_check("slurm.node", purpose, machine))
+            continue
         if machine not in nodes:
             made.append(
                 check(
@@ -375,10 +395,12 @@ def _command_trouble(result: Mapping[str, Any] | None, program: str, manager: st
     return "", ""
 
 
-def job_checks(record: Record, job: Mapping[str, Any] | None) -> tuple[list[Check], list[dict[str, Any]]]:
+def job_checks(
+    record: Record, job: Mapping[str, Any] | None, only_dialled: Sequence[str] = ()
+) -> tuple[list[Check], list[dict[str, Any]]]:
     """A task of one job ran on every member. Gives the check and the job as the report shows it."""
     purpose = "A job runs on every member"
-    machines = [member["machine"] for member in record["members"]]
+    machines = [member["machine"] for member in record["members"] if member["machine"] not in only_dialled]
     required = f"{len(machines)} nodes"
     trouble, status = _command_trouble(job, "srun", record["manager"])
     if job is None or status == "skipped":
@@ -482,7 +504,9 @@ def judge(
 ) -> Verdict:
     """The verdict on a cluster from all that a run has found."""
     machines = [member["machine"] for member in record["members"]]
+    only_dialled = evidence.get("only_dialled", [])
     asked = [machine for machine in evidence.get("asked", machines) if machine in machines]
+    asked = [machine for machine in asked if machine not in only_dialled]
     answered = [machine for machine in evidence.get("answered", []) if machine in machines]
     reachability = evidence.get("reachability")
     probed = list(reachability.get("pairs", [])) if reachability and not reachability.get("skipped") else []
@@ -491,18 +515,18 @@ def judge(
     pairs = mark_slow(record, pairs, gates)
     ends = (reachability or {}).get("rdma") or {}
     pairs = rdma.mark_slow(pairs, ends, rdma_limits)
-    job_results, jobs = job_checks(record, evidence.get("job"))
+    job_results, jobs = job_checks(record, evidence.get("job"), only_dialled)
     volume_results, volumes = volume_checks(record, evidence.get("volumes"), Limits(**(volume_limits or {})), level)
     checks = [
-        *member_checks(machines, asked, answered),
+        *member_checks(machines, asked, answered, only_dialled),
         *reachability_checks(machines, pairs),
         *(dict(one) for one in (reachability or {}).get("checks", []) if one["host"] in machines),
         *bandwidth_checks(record, pairs, gates, min_bandwidth_gbps, asked, level),
         *rdma.checks(pairs, ends, rdma_limits, asked, level),
         *clock_checks(machines, pairs, max_clock_offset),
-        *health_checks(machines, answered, evidence.get("health")),
+        *health_checks(machines, answered, evidence.get("health"), only_dialled),
         *volume_results,
-        *slurm_checks(record, evidence.get("slurm")),
+        *slurm_checks(record, evidence.get("slurm"), only_dialled),
         *job_results,
         *collective_checks(evidence.get("collectives"), level),
     ]

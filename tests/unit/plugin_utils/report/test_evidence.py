@@ -85,6 +85,24 @@ def test_a_member_outside_the_run_is_skipped_and_named() -> None:
     assert {p["status"] for p in verdict["reachability"]["pairs"] if "n3" in (p["from"], p["to"])} == {"skipped"}
 
 
+def test_what_a_member_that_is_only_dialled_cannot_do_is_skipped_and_said() -> None:
+    found = healthy()
+    # As its play ends before anything is asked of it.
+    found["answered"] = ["n1", "n2"]
+    found["only_dialled"] = ["n3"]
+    del found["health"]["n3"]
+    found["slurm"]["stdout"] = SINFO.replace("n3|idle|10.99.0.3|none\n", "")
+    found["job"]["stdout"] = "n1\nn2"
+    found["reachability"]["pairs"] = [p for p in found["reachability"]["pairs"] if "n3" not in (p["from"], p["to"])]
+    verdict = judged(found)
+    assert verdict["status"] == "pass"
+    said = {c["id"]: c["reason"] for c in verdict["checks"] if c["host"] == "n3" and c["status"] == "skipped"}
+    alone = "n3 is in the mesh alone: others dial it, and it dials them by a proxy."
+    assert {said[name] for name in ("members.answer", "slurm.node", "health.node")} == {alone}
+    assert {p["status"] for p in verdict["reachability"]["pairs"] if "n3" in (p["from"], p["to"])} == {"skipped"}
+    assert [c["required"] for c in verdict["checks"] if c["id"] == "slurm.job"] == ["2 nodes"]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

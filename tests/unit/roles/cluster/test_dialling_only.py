@@ -30,6 +30,7 @@ PLAY = [
         "tasks": [
             {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": "dialling_only"}},
             {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on"}},
+            {"ansible.builtin.debug": {"msg": "remembered {{ groups['gpumesh_only_dialled'] | sort | join(' ') }}."}},
         ],
     }
 ]
@@ -53,5 +54,6 @@ def test_a_member_without_an_interface_of_the_tailnet_is_named_and_left_out(tmp_
     assert named, done.stdout
     left_out = ["n2"] if os.path.exists("/dev/net/tun") else ["n1", "n2"]
     assert named[1].strip().split(", ") == left_out
+    assert f"remembered {' '.join(left_out)}." in done.stdout
     # n4 is no member: that is not for this to judge.
     assert sorted(set(re.findall(r"(n\d) goes on", done.stdout))) == sorted({"n1", "n2", "n4"} - set(left_out))
