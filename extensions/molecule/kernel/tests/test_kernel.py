@@ -113,6 +113,13 @@ def test_the_tunnel_is_the_kernels(lab: KernelLab) -> None:
         assert len(lab.shell(machine, f"wg show {MESH} latest-handshakes").splitlines()) == 2
 
 
+@pytest.mark.parametrize("playbook", ["gpumesh.cluster.mesh", STORAGE])
+def test_a_second_run_changes_nothing(lab: KernelLab, playbook: str) -> None:
+    run = lab.play(playbook)
+    assert run.code == 0, run.output[-4000:]
+    assert set(run.changed.values()) == {0}, run.output[-4000:]
+
+
 def test_the_jobs_are_in_control_groups_of_version_2(lab: KernelLab) -> None:
     assert lab.shell("v3", "stat --file-system --format=%T /sys/fs/cgroup").strip() == "cgroup2fs"
     lab.wait("all nodes are idle", lambda: all_idle(lab), seconds=180)
