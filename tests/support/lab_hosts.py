@@ -57,6 +57,23 @@ class Run(NamedTuple):
         return len(re.findall(r"^PLAY \[", self.output, re.MULTILINE))
 
 
+def ansible(program: str, *arguments: str, cwd: Path = ROOT) -> Run:
+    """Run a program of Ansible beside this Python, whether it succeeds or not."""
+    started = time.monotonic()
+    done = subprocess.run(
+        [str(BIN / program), *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=3600,
+        # Molecule has its own output coloured, and what runs below it too.
+        env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
+    )
+    return Run(done.returncode, done.stdout, time.monotonic() - started)
+
+
 class Lab:
     """The running lab of this name; see lab/lab.yml."""
 
@@ -86,17 +103,17 @@ class Lab:
     def play(self, playbook: str, *arguments: str, inventories: Sequence[Path] = ()) -> Run:
         """Run a playbook against the lab, whether it succeeds or not."""
         sources = [text for path in (self.inventory, *inventories) for text in ("-i", str(path))]
-        return self._ansible("ansible-playbook", *sources, playbook, *arguments)
+        return ansible("ansible-playbook", *sources, playbook, *arguments)
 
     def module(self, hosts: str, name: str, **options: object) -> Run:
         """Run a module on the hosts that the pattern names; a line of output for each of them."""
         # Without options there is no text for them: a module takes an empty one for raw words, and refuses it.
         given = ("--args", json.dumps(options)) if options else ()
-        return self._ansible("ansible", "-i", str(self.inventory), hosts, "--module-name", name, *given, "--one-line")
+        return ansible("ansible", "-i", str(self.inventory), hosts, "--module-name", name, *given, "--one-line")
 
     def ping_seconds(self) -> float:
         """What one `ansible -m ping` of all members takes."""
-        run = self._ansible("ansible", "-i", str(self.inventory), "cluster", "-m", "ansible.builtin.ping")
+        run = ansible("ansible", "-i", str(self.inventory), "cluster", "-m", "ansible.builtin.ping")
         assert run.code == 0, run.output
         return run.seconds
 
@@ -129,18 +146,3 @@ class Lab:
         """The files that were made or changed since `mark`, without those that change by themselves."""
         found = self.run(host, "find", "/", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark").splitlines()
         return [path for path in found if not path.startswith(RESTLESS)]
-
-    def _ansible(self, program: str, *arguments: str) -> Run:
-        started = time.monotonic()
-        done = subprocess.run(
-            [str(BIN / program), *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=3600,
-            # Molecule has its own output coloured, and what runs below it too.
-            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
-        )
-        return Run(done.returncode, done.stdout, time.monotonic() - started)

@@ -27,8 +27,8 @@ _SUFFIXES = (".mount", ".automount")
 _PROBE_SECONDS = 10
 #: A mount unit's own limit is 60 s.
 _SYSTEMCTL_SECONDS = 100
-#: Asked of another process, which can be left behind. The room is asked of the server each time, while the attributes of a
-#: folder may be a minute old.
+#: Asked of another process, which can be left behind. The room is asked of the server each time, while the attributes
+#: of a folder may be a minute old.
 _PROBE = "import os, sys\ntry:\n    os.statvfs(sys.argv[1])\nexcept OSError as failure:\n    print(failure.errno)\n"
 
 

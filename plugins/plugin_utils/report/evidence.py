@@ -505,8 +505,8 @@ def judge(
     """The verdict on a cluster from all that a run has found."""
     machines = [member["machine"] for member in record["members"]]
     only_dialled = evidence.get("only_dialled", [])
-    asked = [machine for machine in evidence.get("asked", machines) if machine in machines]
-    asked = [machine for machine in asked if machine not in only_dialled]
+    judged = [machine for machine in machines if machine not in only_dialled]
+    asked = [machine for machine in evidence.get("asked", machines) if machine in judged]
     answered = [machine for machine in evidence.get("answered", []) if machine in machines]
     reachability = evidence.get("reachability")
     probed = list(reachability.get("pairs", [])) if reachability and not reachability.get("skipped") else []

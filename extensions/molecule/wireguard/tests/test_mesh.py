@@ -9,10 +9,8 @@ The tests run in the order of the file; each leaves the mesh as it found it.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +21,10 @@ from typing import Any
 
 import pytest
 import testinfra
+from lab_hosts import BIN, ROOT, ansible
 from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[4]
 INVENTORY = ROOT / ".lab" / "molecule-wireguard" / "hosts.yml"
-BIN = Path(sys.executable).parent
 MACHINES = ("w1", "w2", "w3", "w4")
 PAIRS = tuple(permutations(MACHINES, 2))
 ROUTER = "10.77.50.254"
@@ -73,17 +70,9 @@ def _hosts() -> dict[str, Host]:
 
 def play(*arguments: str, check: bool = True, playbook: str = "gpumesh.cluster.mesh") -> str:
     """Run a playbook on the mesh; its whole output."""
-    done = subprocess.run(
-        [str(BIN / "ansible-playbook"), "-i", str(INVENTORY), playbook, "-e", "cluster_name=wireguard", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert not check or done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+    run = ansible("ansible-playbook", "-i", str(INVENTORY), playbook, "-e", "cluster_name=wireguard", *arguments)
+    assert not check or run.code == 0, run.output[-4000:]
+    return run.output
 
 
 def changed(output: str) -> dict[str, int]:

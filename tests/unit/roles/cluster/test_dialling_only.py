@@ -8,12 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-PLAYBOOK = shutil.which("ansible-playbook", path=os.path.dirname(sys.executable))
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ansible
 
 #: n2 and n4 are told to do without an interface, and n4 is no member. Whether n1 can have one is up to this machine.
 INVENTORY = {
@@ -37,23 +34,14 @@ PLAY = [
 
 
 def test_a_member_without_an_interface_of_the_tailnet_is_named_and_left_out(tmp_path: Path) -> None:
-    assert PLAYBOOK, "there is no ansible-playbook beside this Python"
     (tmp_path / "inventory.json").write_text(json.dumps(INVENTORY), encoding="utf-8")
     (tmp_path / "play.yml").write_text(json.dumps(PLAY), encoding="utf-8")
-    done = subprocess.run(
-        [PLAYBOOK, "-i", "inventory.json", "play.yml"],
-        cwd=tmp_path,
-        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "false"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    named = re.search(r"([n0-9, ]+): in the mesh of cluster 'lab', and left out here", " ".join(done.stdout.split()))
-    assert named, done.stdout
+    run = ansible("ansible-playbook", "-i", "inventory.json", "play.yml", cwd=tmp_path)
+    assert run.code == 0, run.output
+    named = re.search(r"([n0-9, ]+): in the mesh of cluster 'lab', and left out here", run.words)
+    assert named, run.output
     left_out = ["n2"] if os.path.exists("/dev/net/tun") else ["n1", "n2"]
     assert named[1].strip().split(", ") == left_out
-    assert f"remembered {' '.join(left_out)}." in done.stdout
+    assert f"remembered {' '.join(left_out)}." in run.output
     # n4 is no member: that is not for this to judge.
-    assert sorted(set(re.findall(r"(n\d) goes on", done.stdout))) == sorted({"n1", "n2", "n4"} - set(left_out))
+    assert set(re.findall(r"(n\d) goes on", run.output)) == {"n1", "n2", "n4"} - set(left_out)
