@@ -170,6 +170,13 @@ def test_with_it_a_second_run_changes_nothing(lab: Lab) -> None:
     assert run.changed == dict.fromkeys(MEMBERS, 0), run.output[-4000:]
 
 
+def test_a_container_without_tun_does_not_take_the_cluster_over(lab: Lab) -> None:
+    run = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t1", "-e", "cluster_new_manager=t3")
+    assert run.code != 0
+    assert "t3 cannot be the manager or serve a volume, and nothing has been changed. Without /dev/net/tun" in run.words
+    assert set(run.changed.values()) == {0}, run.output[-4000:]
+
+
 def test_the_way_to_every_peer_is_reported(lab: Lab) -> None:
     run = mesh(lab, "-e", "mesh_report_paths=true")
     ways = {}

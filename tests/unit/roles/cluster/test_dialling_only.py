@@ -5,38 +5,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ansible
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
 #: n2 and n4 are told to do without an interface, and n4 is no member. Whether n1 can have one is up to this machine.
-INVENTORY = {
-    "all": {
-        "vars": {"ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}"},
-        "hosts": {"n1": {}, "n2": {"mesh_userspace": "always"}, "n4": {"mesh_userspace": "always"}},
-    }
-}
-PLAY = [
-    {
-        "hosts": "all",
-        "gather_facts": False,
-        "vars": {"cluster_record": {"name": "lab", "members": [{"machine": name} for name in ("n1", "n2", "n3")]}},
-        "tasks": [
-            {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": "dialling_only"}},
-            {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on"}},
-            {"ansible.builtin.debug": {"msg": "remembered {{ groups['gpumesh_only_dialled'] | sort | join(' ') }}."}},
-        ],
-    }
+HOSTS: dict[str, dict[str, Any]] = {"n1": {}, "n2": {"mesh_userspace": "always"}, "n4": {"mesh_userspace": "always"}}
+RECORD = {"name": "lab", "members": [{"machine": name} for name in ("n1", "n2", "n3")]}
+TASKS = [
+    {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": "dialling_only"}},
+    {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on"}},
+    {"ansible.builtin.debug": {"msg": "remembered {{ groups['gpumesh_only_dialled'] | sort | join(' ') }}."}},
 ]
 
 
 def test_a_member_without_an_interface_of_the_tailnet_is_named_and_left_out(tmp_path: Path) -> None:
-    (tmp_path / "inventory.json").write_text(json.dumps(INVENTORY), encoding="utf-8")
-    (tmp_path / "play.yml").write_text(json.dumps(PLAY), encoding="utf-8")
-    run = ansible("ansible-playbook", "-i", "inventory.json", "play.yml", cwd=tmp_path)
+    run = run_tasks(tmp_path, HOSTS, {"cluster_record": RECORD}, TASKS)
     assert run.code == 0, run.output
     named = re.search(r"([n0-9, ]+): in the mesh of cluster 'lab', and left out here", run.words)
     assert named, run.output

@@ -1,0 +1,28 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tasks of a role on this machine, under the names of several hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run, ansible
+
+
+def run_tasks(
+    folder: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tasks: Sequence[Mapping[str, Any]],
+) -> Run:
+    """One play of these tasks, from ``folder``. ``hosts``: their variables by name; ``variables``: those of the play."""
+    here = {"ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}"}
+    inventory = {"all": {"vars": here, "hosts": hosts}}
+    playbook = [{"hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}]
+    (folder / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
+    (folder / "play.yml").write_text(json.dumps(playbook), encoding="utf-8")
+    return ansible("ansible-playbook", "-i", "inventory.json", "play.yml", cwd=folder)
