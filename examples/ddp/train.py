@@ -11,6 +11,7 @@ with the same weights; the last line of rank 0 says both.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 
 import torch
@@ -105,6 +106,9 @@ def main() -> None:
         if not same or last >= first:
             raise SystemExit(1)
     finally:
+        # The wrapped network refers to itself, and to the process group. Left to the end of the interpreter, that ends the
+        # threads of gloo under it now and then: "terminate called without an active exception", after all was well.
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -93,6 +93,10 @@ class Lab:
         assert not check or done.returncode == 0, f"{host}: {' '.join(argv)}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def copy(self, folder: Path, host: str, path: str) -> None:
+        """Copy a folder of this machine to a host, where ``path`` is not there yet."""
+        subprocess.run(["docker", "cp", "--quiet", str(folder), f"gpumesh-{self.name}-{host}:{path}"], check=True)
+
     def read(self, host: str, path: str) -> bytes:
         """The content of a file of the host."""
         done = subprocess.run(

@@ -13,6 +13,7 @@ from lab_hosts import Lab
 
 #: s4 has supervisord instead of systemd.
 MACHINES = ("s1", "s2", "s3", "s4")
+TRAINERS = ("s1", "s2", "s3")
 SCENARIO = os.environ.get("MOLECULE_SCENARIO_NAME", "slurm")
 LAB = Lab(f"molecule-{SCENARIO}")
 NETWORK = {"slurm": "10.77.30", "slurm_bookworm": "10.77.31"}[SCENARIO]

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from slurm_members import (
     PATIENCE,
     REST,
     SLURM,
+    TRAINERS,
     job,
     processes,
     states,
@@ -32,18 +31,6 @@ import json, os
 hosts = open(os.environ["GPUMESH_HOSTFILE"]).read()
 with open("/root/task.json", "w") as stream:
     json.dump({"environment": dict(os.environ), "hosts": hosts}, stream)
-"""
-#: Of a program's arguments, files and constants nothing is known here but what the environment says.
-TRAIN = """
-import torch
-import torch.distributed as group
-
-group.init_process_group("gloo")
-values = torch.full((1 << 16,), float(group.get_rank() + 1))
-group.all_reduce(values)
-assert values.unique().tolist() == [sum(range(1, group.get_world_size() + 1))], values
-print("rank", group.get_rank(), "of", group.get_world_size(), "has", int(values[0]))
-group.destroy_process_group()
 """
 #: Asks for the nodes in a version of the interface with a token, once with a wrong one.
 ASK = """
@@ -63,8 +50,6 @@ srun sh -c 'echo task:$SLURM_PROCID:$(hostname) $MASTER_ADDR $GPUMESH_NODE_IPS'
 srun env -i PATH="$PATH" SLURM_JOB_ID="$SLURM_JOB_ID" bash -lc 'echo login $MASTER_ADDR $GPUMESH_NODE_IPS'
 srun python3 -c 'from os import environ as e; print("python", e["MASTER_ADDR"], ",".join(e["DSTACK_NODES_IPS"].split()))'
 """
-TORCH = "/srv/torch"
-TRAINERS = ("s1", "s2", "s3")
 
 
 @pytest.fixture(name="lab", scope="module")
@@ -355,42 +340,6 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(lab: Lab, machi
 def test_jobs_that_do_not_ask_for_memory_share_a_node(lab: Lab) -> None:
     second = "env -u SLURM_JOB_ID sbatch --wait --parsable --nodelist=s1 --output=/dev/null --wrap=true"
     lab.run("s1", "salloc", "--nodelist=s1", "--ntasks=1", "sh", "-c", second, timeout=PATIENCE)
-
-
-@pytest.mark.once
-def test_torch_adds_up_over_three_nodes_by_the_environment_alone(lab: Lab) -> None:
-    with ThreadPoolExecutor(len(TRAINERS)) as pool:
-        list(pool.map(lambda machine: have_torch(lab, machine), TRAINERS))
-    libraries = ":".join(
-        f"{TORCH}/usr/lib{part}" for part in ("", *(f"/{triple()}{name}" for name in ("", "/blas", "/lapack")))
-    )
-    found = f"PYTHONPATH={TORCH}/usr/lib/python3/dist-packages LD_LIBRARY_PATH={libraries}"
-    shown = lab.run(
-        "s1",
-        *("env", *found.split(), "srun", "--nodes=3", "--ntasks-per-node=1", "--nodelist=s1,s2,s3"),
-        *("python3", "/root/train.py"),
-        timeout=600,
-    )
-    assert sorted(shown.splitlines()) == [f"rank {rank} of 3 has 6" for rank in range(3)]
-
-
-def triple() -> str:
-    return f"{os.uname().machine}-linux-gnu"
-
-
-def have_torch(lab: Lab, machine: str) -> None:
-    """Debian's PyTorch, unpacked and not installed: that takes a tenth of the time."""
-    write(lab, machine, "/root/train.py", TRAIN)
-    fetch = f"""
-        set -e
-        mkdir -p {TORCH}/debs/partial
-        apt-get update -qq
-        apt-get install -qq --yes --no-install-recommends --download-only \
-            -o Dir::Cache::archives={TORCH}/debs python3-torch
-        for package in {TORCH}/debs/*.deb; do dpkg-deb --extract "$package" {TORCH}; done
-        rm -r {TORCH}/debs
-    """
-    lab.run(machine, "sh", "-c", fetch, timeout=600)
 
 
 # --- Again

@@ -1,16 +1,17 @@
 """Where a training step spends its time: torch.profiler around a few steps, one trace a rank.
 
-    srun -N3 python3 profile.py --output /mnt/shared/traces
+    srun -N3 python3 profile_steps.py --output /mnt/shared/traces
 
 Each rank writes rank<N>.json, which chrome://tracing and Perfetto open; rank 0 prints the table of the longest
 operations. On NVIDIA machines Nsight Systems sees the kernels and NCCL as well:
 
-    srun -N2 --gpus-per-node=1 nsys profile -t cuda,nvtx,osrt -o /mnt/shared/traces/%q{SLURM_PROCID} python3 profile.py
+    srun -N2 --gpus-per-node=1 nsys profile -t cuda,nvtx,osrt -o /mnt/shared/traces/%q{SLURM_PROCID} python3 profile_steps.py
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 from pathlib import Path
 
 import torch
@@ -51,6 +52,9 @@ def main() -> None:
             print(profiler.key_averages().table(sort_by=order, row_limit=12))
         print(f"rank {dist.get_rank()}: {trace}", flush=True)
     finally:
+        # The wrapped network refers to itself, and to the process group. Left to the end of the interpreter, that ends the
+        # threads of gloo under it now and then: "terminate called without an active exception", after all was well.
+        gc.collect()
         dist.destroy_process_group()
 
 
