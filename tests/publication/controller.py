@@ -32,7 +32,7 @@ FIELDS = {
     },
     "credentials": {"name", "organization"},
     "credential_types": {"name", "description", "kind", "inputs", "injectors", "managed"},
-    "execution_environments": {"name", "image"},
+    "execution_environments": {"name", "description", "organization", "image", "pull"},
     "notification_templates": {"name", "organization"},
     "inventories": {"name", "description", "organization", "kind"},
     "inventory_sources": {

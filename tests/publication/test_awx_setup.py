@@ -8,6 +8,7 @@ Their controller is one that keeps what they make.
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> I
                 "gpumesh_awx_organization": "Research",
                 "gpumesh_awx_cluster_name": "lan",
                 "gpumesh_awx_credentials": ["machines", "munge"],
-                "gpumesh_awx_execution_environment": "gpumesh",
+                "gpumesh_awx_execution_environment_image": "images.example.com/gpumesh-ee:1.0.0",
                 "gpumesh_awx_notifications": ["chat"],
             }
         )
@@ -57,7 +58,6 @@ def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> I
         organization = controller.add("organizations", {"name": "Research"})["id"]
         for kind, names in {
             "credentials": ["machines", "munge"],
-            "execution_environments": ["gpumesh"],
             "notification_templates": ["chat"],
         }.items():
             for name in names:
@@ -93,6 +93,14 @@ def test_there_is_a_template_for_every_playbook(outcome: Outcome) -> None:
     assert set(made) == {f"playbooks/{path.name}" for path in (ROOT / "playbooks").glob("*.yml")}
     project = outcome.controller.named("projects", "gpumesh")["id"]
     assert {one["project"] for one in made.values()} == {project}
+
+
+def test_templates_run_in_the_environment_that_is_made(outcome: Outcome) -> None:
+    made = outcome.controller.named("execution_environments", "gpumesh")
+    assert made["image"] == "images.example.com/gpumesh-ee:1.0.0"
+    assert {one["execution_environment"] for one in outcome.controller.objects["job_templates"].values()} == {
+        made["id"]
+    }
 
 
 def test_templates_have_the_credentials_and_the_survey(outcome: Outcome) -> None:
@@ -181,6 +189,35 @@ def test_the_settings_work_as_they_are(installed: Installed) -> None:
         done = apply(installed, address)
         assert done.returncode == 0, done.stdout + done.stderr
         assert len(controller.objects["job_templates"]) == len(data("templates")["controller_templates"])
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "named", "made"),
+    [
+        ("", "", "", []),
+        ("ours", "", "ours", []),
+        ("", "ee:1", "gpumesh", ["gpumesh"]),
+        ("ours", "ee:1", "ours", ["ours"]),
+    ],
+)
+def test_the_environment_of_jobs(
+    installed: Installed, tmp_path: Path, name: str, image: str, named: str, made: list[str]
+) -> None:
+    files = ("settings", "execution_environments", "surveys", "templates")
+    read = {
+        "hosts": "localhost",
+        "gather_facts": False,
+        "vars_files": [str(AWX / "data" / f"{file}.yml") for file in files],
+        "tasks": [
+            {"ansible.builtin.assert": {"that": "controller_templates | map(attribute=attribute) | unique == [named]"}},
+            {"ansible.builtin.assert": {"that": "controller_execution_environments | map(attribute='name') == made"}},
+        ],
+    }
+    (tmp_path / "read.yml").write_text(yaml.safe_dump([read]))
+    given = {"named": named, "made": made, "attribute": "execution_environment"}
+    given |= {"gpumesh_awx_execution_environment": name, "gpumesh_awx_execution_environment_image": image}
+    done = installed.run("ansible-playbook", "-i", "localhost,", str(tmp_path / "read.yml"), "-e", json.dumps(given))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_other_collection_can_be_named(installed: Installed) -> None:
