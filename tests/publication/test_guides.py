@@ -27,7 +27,10 @@ DOCUMENTS = [
     *sorted((ROOT / "roles").glob("*/README.md")),
 ]
 #: Programs on the members, or on the machine of whoever reads: their commands are not ours to try.
-FOREIGN = {"srun", "sbatch", "scontrol", "supervisord", "git", "export", "openssl", "docker", "python3", "pip", "cd"}
+FOREIGN = {
+    *("srun", "sbatch", "scontrol", "supervisord"),
+    *("ansible", "cd", "docker", "export", "git", "openssl", "pip", "python3", "scp"),
+}
 #: Variables that are no options of a role.
 OTHER_VARIABLES = {"cluster_hosts", "show_output"}
 
