@@ -95,7 +95,8 @@ class Lab:
 
     def copy(self, folder: Path, host: str, path: str) -> None:
         """Copy a folder of this machine to a host, where ``path`` is not there yet."""
-        subprocess.run(["docker", "cp", "--quiet", str(folder), f"gpumesh-{self.name}-{host}:{path}"], check=True)
+        argv = ["docker", "cp", str(folder), f"gpumesh-{self.name}-{host}:{path}"]
+        subprocess.run(argv, check=True, capture_output=True)
 
     def read(self, host: str, path: str) -> bytes:
         """The content of a file of the host."""
