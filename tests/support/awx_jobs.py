@@ -87,8 +87,10 @@ class Node:
         folder: Path,
         prefix: Sequence[str] = (),
         by_name: bool = False,
+        programs: Path = BIN,
     ) -> None:
-        """``key`` is the private key of the machine credential, ``prefix`` what starts a job's process elsewhere.
+        """``key`` is the private key of the machine credential, ``prefix`` what starts a job's process elsewhere,
+        ``programs`` the folder of the Ansible that the execution environment has.
 
         The project is a clone of this repository, and a playbook one of its files. ``by_name``: it is empty, and a
         playbook is that of the installed collection.
@@ -98,6 +100,7 @@ class Node:
         self.key = key
         self.prefix = prefix
         self.by_name = by_name
+        self.programs = programs
         self.inventory = inventory
         self.jobs: list[Job] = []
 
@@ -191,7 +194,7 @@ class Node:
     def environment(self) -> dict[str, str]:
         """What a job of AWX sets, and where its collections are."""
         own = {key: value for key, value in self.installed.environment.items() if key.startswith("ANSIBLE_")}
-        return {**own, "PATH": f"{BIN}:{os.environ['PATH']}"}
+        return {**own, "PATH": f"{self.programs}:{os.environ['PATH']}"}
 
     def slice(self, only: Sequence[str]) -> dict[str, Any]:
         """The inventory as a slice of a job has it: the hosts of the others are not in it."""

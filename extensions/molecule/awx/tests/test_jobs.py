@@ -3,15 +3,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Every playbook as a job of AWX, on hosts: answers as texts, credentials by injectors, limits, slices, check mode.
 
-The collection is that of its archive, installed as the sync of a project does, and the project has no file: each playbook
-runs by its full name, and nothing of the checkout is used. The jobs run in the order of the file, as the life of a
-cluster is.
+The execution environment has the oldest ansible-core that is supported. The collection is that of its archive,
+installed as the sync of a project does, and the project has no file: each playbook runs by its full name, and nothing of
+the checkout is used. The jobs run in the order of the file, as the life of a cluster is.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ LAB = ROOT / ".lab" / "molecule-awx"
 SECRET = "GIx1bWVzaCBtdW5nZSBrZXkgb2YgYSBjcmVkZW50aWFsIHRoYXQgbXVzdCBub3QgYmUgaW4gYW55IHJlY29yZA=="
 MUNGE = Credential("gpumesh munge key", {"munge_key": SECRET})
 PAIR = "a1,a2"
+CORE = "2.18"
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +38,14 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
     variables = {name: value for name, value in written["vars"].items() if name != "ansible_ssh_private_key_file"}
     variables["ansible_ssh_common_args"] = variables["ansible_ssh_common_args"].replace("-o IdentitiesOnly=yes", "")
     inventory = {"all": {"vars": variables, "children": {"cluster": written["children"]["cluster"]}}}
-    return Node(install(folder), inventory, (LAB / "id_ed25519").read_text(), folder / "jobs", by_name=True)
+    key = (LAB / "id_ed25519").read_text()
+    return Node(install(folder), inventory, key, folder / "jobs", by_name=True, programs=programs())
+
+
+def programs() -> Path:
+    """Where Ansible is that has this ansible-core."""
+    python = subprocess.run([ROOT / "tests" / "matrix", "python", CORE], stdout=subprocess.PIPE, text=True, check=True)
+    return Path(python.stdout.strip()).parent
 
 
 @pytest.fixture(scope="session")
@@ -180,6 +189,8 @@ def test_every_playbook_ran_from_the_archive(node: Node) -> None:
         assert not list((job.folder / "project").rglob("*.yml"))
         assert job.sources
         assert {path for path in job.sources if not path.is_relative_to(node.installed.collection)} == set()
+    version = subprocess.run([node.programs / "ansible-playbook", "--version"], capture_output=True, check=True)
+    assert version.stdout.decode().startswith(f"ansible-playbook [core {CORE}.")
     found = node.installed.run("ansible-galaxy", "collection", "list", "gpumesh.cluster", "--format", "json")
     assert list(json.loads(found.stdout)) == [str(node.installed.collection.parents[1])]
 
