@@ -209,12 +209,16 @@ def test_the_environment_of_jobs(
         "gather_facts": False,
         "vars_files": [str(AWX / "data" / f"{file}.yml") for file in files],
         "tasks": [
-            {"ansible.builtin.assert": {"that": "controller_templates | map(attribute=attribute) | unique == [named]"}},
+            {
+                "ansible.builtin.assert": {
+                    "that": "controller_templates | map(attribute='execution_environment') | unique == [named]"
+                }
+            },
             {"ansible.builtin.assert": {"that": "controller_execution_environments | map(attribute='name') == made"}},
         ],
     }
     (tmp_path / "read.yml").write_text(yaml.safe_dump([read]))
-    given = {"named": named, "made": made, "attribute": "execution_environment"}
+    given = {"named": named, "made": made}
     given |= {"gpumesh_awx_execution_environment": name, "gpumesh_awx_execution_environment_image": image}
     done = installed.run("ansible-playbook", "-i", "localhost,", str(tmp_path / "read.yml"), "-e", json.dumps(given))
     assert done.returncode == 0, done.stdout + done.stderr

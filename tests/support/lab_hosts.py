@@ -84,7 +84,7 @@ class Lab:
     def run(self, host: str, *argv: str, check: bool = True, timeout: float = 120) -> str:
         """Run a command on the host, as root and not through Ansible; its stdout."""
         done = subprocess.run(
-            ["docker", "exec", f"gpumesh-{self.name}-{host}", *argv],
+            ["docker", "exec", self._container(host), *argv],
             capture_output=True,
             text=True,
             check=False,
@@ -95,13 +95,13 @@ class Lab:
 
     def copy(self, folder: Path, host: str, path: str) -> None:
         """Copy a folder of this machine to a host, where ``path`` is not there yet."""
-        argv = ["docker", "cp", str(folder), f"gpumesh-{self.name}-{host}:{path}"]
+        argv = ["docker", "cp", str(folder), f"{self._container(host)}:{path}"]
         subprocess.run(argv, check=True, capture_output=True)
 
     def read(self, host: str, path: str) -> bytes:
         """The content of a file of the host."""
         done = subprocess.run(
-            ["docker", "exec", f"gpumesh-{self.name}-{host}", "cat", path], capture_output=True, check=True, timeout=60
+            ["docker", "exec", self._container(host), "cat", path], capture_output=True, check=True, timeout=60
         )
         return done.stdout
 
@@ -123,11 +123,11 @@ class Lab:
         return run.seconds
 
     def stop(self, host: str) -> None:
-        subprocess.run(["docker", "stop", f"gpumesh-{self.name}-{host}"], check=True, capture_output=True, timeout=120)
+        subprocess.run(["docker", "stop", self._container(host)], check=True, capture_output=True, timeout=120)
 
     def start(self, host: str) -> None:
         """Start the host and wait for its services."""
-        subprocess.run(["docker", "start", f"gpumesh-{self.name}-{host}"], check=True, capture_output=True, timeout=120)
+        subprocess.run(["docker", "start", self._container(host)], check=True, capture_output=True, timeout=120)
         self.wait(
             f"{host} is up",
             lambda: self.run(host, "systemctl", "is-system-running", check=False).strip() in {"running", "degraded"},
@@ -151,3 +151,6 @@ class Lab:
         """The files that were made or changed since `mark`, without those that change by themselves."""
         found = self.run(host, "find", "/", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark").splitlines()
         return [path for path in found if not path.startswith(RESTLESS)]
+
+    def _container(self, host: str) -> str:
+        return f"gpumesh-{self.name}-{host}"
