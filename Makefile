@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help venv dev lab lab-down test lint unit integration molecule build check publication docs sanity matrix
+.PHONY: help venv dev lab lab-down test lint unit integration security molecule build check publication docs sanity matrix
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ dev: ## Make .venv with what the tests need, and start the container engine
 
 test: ## Run every test
 	@lab/bootstrap dev engine
-	@tests/run lint unit publication integration sanity molecule
+	@tests/run lint unit publication integration security sanity molecule
 
 lint: ## Check formatting and style
 	@lab/bootstrap dev
@@ -36,6 +36,10 @@ unit: ## Run the tests that need no hosts
 integration: ## Run the tests in network namespaces of this machine
 	@lab/bootstrap dev engine
 	@tests/run integration
+
+security: ## Run the attacks that need no hosts (SCENARIO=security make molecule: those on hosts)
+	@lab/bootstrap dev
+	@tests/run security
 
 molecule: ## Run the scenarios on real hosts (SCENARIO=name for one)
 	@lab/bootstrap dev engine

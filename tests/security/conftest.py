@@ -1,0 +1,27 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What attacks need: accounts that are nobody, on this machine. The attacks on whole hosts are in the folder `hosts`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def attacker() -> Iterator[pwd.struct_passwd]:
+    """An ordinary account of this machine, which goes with the tests, and so does everything that it runs."""
+    name = f"gpumesh-attack{os.getpid()}"
+    subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", name], check=True, capture_output=True)
+    try:
+        yield pwd.getpwnam(name)
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            subprocess.run(["pkill", "-KILL", "-u", name], check=True, capture_output=True)
+        subprocess.run(["userdel", "--remove", "--force", name], check=False, capture_output=True)
