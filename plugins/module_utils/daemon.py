@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
 
 SYSTEMD, SUPERVISORD = "systemd", "supervisord"
 #: A database may take minutes to start on a busy machine.
@@ -205,6 +206,9 @@ def make_plan(run: Runner, manager: str, daemon: Daemon, places: Places) -> Plan
 
 def apply(run: Runner, manager: str, daemon: Daemon, plan: Plan) -> None:
     """Bring it about. Raises HostStateError, with the daemon's last words, when it does not start."""
+    if plan.commands and daemon.state != "absent":
+        # A check that was cut off may still listen where the daemon has to.
+        detach.stop_all()
     if plan.after and plan.after != plan.before:
         os.makedirs(os.path.dirname(plan.path), mode=0o755, exist_ok=True)
         write_atomic(plan.path, plan.after, mode=0o644)

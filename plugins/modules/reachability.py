@@ -17,6 +17,9 @@ description:
     P(gpumesh.cluster.reachability_verdicts#filter) says what the results mean.
   - A listener binds to the member's address alone, hangs up on whoever does not prove to know O(token), and is ended by
     the kernel after O(lifetime), even if everything else has died. Nothing is written to the disk.
+  - Where a run is cut off, what it has left ends a quarter of O(lifetime) after the SSH connection of its controller is
+    gone, and at once when the same controller begins another run, or when the role P(gpumesh.cluster.daemon#role) starts
+    a service. What belongs to another controller that is still connected is left alone.
   - Needs Python and iproute2 on the host, and root for ports below 1024 and for the search for duplicate addresses.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -32,14 +35,13 @@ options:
       - V(probe) connects to O(peers) and returns what was found out.
       - V(throughput) starts measuring the throughput to O(peers) in the background, V(collect) waits for the result.
         The listeners must be there.
-      - V(stop) ends what this run has left on this host.
+      - V(stop) ends what this run has left on this host; without O(run), what runs that were cut off have.
     type: str
     required: true
     choices: [listen, probe, throughput, collect, stop]
   run:
-    description: Name of the run, the same on all hosts and a new one each time.
+    description: Name of the run, the same on all hosts and a new one each time. Needed for all but V(stop).
     type: str
-    required: true
   token:
     description: The secret that all hosts of the run share. Needed for V(listen), V(probe) and V(throughput).
     type: str
@@ -283,7 +285,7 @@ def work(params: Dict[str, Any]) -> Outcome:
 
 
 def main() -> None:
-    own = ["token", "machine", "address", "interface"]
+    own = ["run", "token", "machine", "address", "interface"]
     module = AnsibleModule(
         argument_spec={
             "phase": {
@@ -291,7 +293,7 @@ def main() -> None:
                 "required": True,
                 "choices": ["listen", "probe", "throughput", "collect", "stop"],
             },
-            "run": {"type": "str", "required": True},
+            "run": {"type": "str"},
             "token": {"type": "str", "no_log": True},
             "machine": {"type": "str"},
             "address": {"type": "str"},
@@ -331,7 +333,12 @@ def main() -> None:
             "check_name": {"type": "bool", "default": True},
             "throughput_seconds": {"type": "int", "default": 3},
         },
-        required_if=[("phase", "listen", own), ("phase", "probe", own), ("phase", "throughput", own)],
+        required_if=[
+            ("phase", "listen", own),
+            ("phase", "probe", own),
+            ("phase", "throughput", own),
+            ("phase", "collect", ["run"]),
+        ],
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module.params), host=module.params["machine"])

@@ -5,6 +5,9 @@
 
 It is told to end, or asked, through an abstract Unix socket: no file, no process number that may have become somebody
 else's, and nothing left behind by a host that loses power. Such names are per network namespace, like the ports.
+
+A question is one line: what is asked, then the connection of who asks. ``stop`` ends the process, ``replace`` ends one
+whose controller is gone or begins anew; both are answered when its ports are free.
 """
 
 from __future__ import annotations
@@ -14,20 +17,42 @@ import os
 import signal
 import socket
 import struct
-from typing import Any, Callable, Collection, Dict, Optional
+import threading
+import time
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import lease
 
 _CREDENTIALS = struct.Struct("3i")
 #: What ``ps -o comm`` shows; 15 characters at most.
 PROCESS_NAME = "gpumesh-reach"
+_PREFIX = "gpumesh/reach/"
+#: What a run of probes leaves on a host, by the purpose in its name.
+_OF_A_RUN = ("listener", "runner")
+#: Seconds for all that earlier runs have left to end. What does not is ended by its alarm.
+_REPLACE_SECONDS = 5.0
 
 
-def detach(work: Callable[[], None], lifetime: int, keep: Collection[int]) -> None:
+class Question(NamedTuple):
+    """What a detached process is asked, and by which connection."""
+
+    what: str
+    connection: Optional[lease.Process]
+
+
+def new_lease(lifetime: int) -> lease.Lease:
+    """For what the present module starts."""
+    tree = Tree()
+    return lease.Lease(lifetime, lease.connection_of(tree, os.getpid()), tree)
+
+
+def detach(work: Callable[[], None], term: lease.Lease, keep: Collection[int]) -> None:
     """Run ``work`` in a process of its own session; return at once.
 
-    After ``lifetime`` seconds the kernel ends it: the alarm needs no code of ours to run. Of the open files only the
-    standard ones, on /dev/null, and the descriptors in ``keep`` stay.
+    It ends when ``term`` is over. After its lifetime the kernel ends it: the alarm needs no code of ours to run. Of the
+    open files only the standard ones, on /dev/null, and the descriptors in ``keep`` stay.
     """
     child = os.fork()
     if child:
@@ -42,14 +67,20 @@ def detach(work: Callable[[], None], lifetime: int, keep: Collection[int]) -> No
         for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.alarm(lifetime)
+        signal.alarm(term.lifetime)
         os.chdir("/")
         _only(keep)
         _name_process()
+        threading.Thread(target=_end_with, args=(term,), daemon=True).start()
         work()
         status = 0
     finally:
         os._exit(status)
+
+
+def _end_with(term: lease.Lease) -> None:
+    term.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _only(keep: Collection[int]) -> None:
@@ -92,23 +123,71 @@ def control_socket(purpose: str, run: str) -> socket.socket:
 
 
 def may_ask(connection: socket.socket) -> bool:
-    """Whether the other end belongs to root or to who runs this process: everybody can connect to such a name."""
+    """Whether the other end belongs to root or to who runs this process: everybody can use such a name."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user = _CREDENTIALS.unpack(raw)[1]
     return user in (0, os.geteuid())
 
 
-def ask(purpose: str, run: str, question: str, timeout: float) -> Optional[Dict[str, Any]]:
+def parse_question(line: bytes) -> Question:
+    """What came in. What is not known is a question for how things are."""
+    what, _blank, rest = line.decode("ascii", "replace").strip().partition(" ")
+    return Question(what, lease.from_text(rest))
+
+
+def ask(purpose: str, run: str, what: str, timeout: float) -> Optional[Dict[str, Any]]:
     """The answer of a detached process; None where there is none (any more). Raises HostStateError when it is mute."""
+    return _ask(_name(purpose, run), what, timeout)
+
+
+def replace_others(run: str) -> int:
+    """End what earlier runs have left on this host, unless their controller is another one that is still there.
+
+    Returns how many were asked.
+    """
+    return _ask_all([name for name in _names() if not name.endswith(f"/{run}")], "replace")
+
+
+def stop_all() -> int:
+    """End what any run has left on this host: something needs its ports. Returns how many were asked."""
+    return _ask_all(_names(), "stop")
+
+
+def _ask_all(names: List[str], what: str) -> int:
+    end = time.monotonic() + _REPLACE_SECONDS
+    asked = 0
+    for name in names:
+        try:
+            asked += _ask(name, what, max(0.1, end - time.monotonic())) is not None
+        except HostStateError:
+            # Stopped or busy: its alarm will end it.
+            continue
+    return asked
+
+
+def _names() -> List[str]:
+    """What of all runs is bound in this network namespace."""
+    lines = (Tree().read("proc/self/net/unix") or "").splitlines()[1:]
+    found = [line.split()[-1] for line in lines if len(line.split()) == 8]
+    # The kernel shows the zero at the start of an abstract name as @. A connection to it has its name, too.
+    ours = tuple(f"@{_PREFIX}{purpose}/" for purpose in _OF_A_RUN)
+    return ["\0" + name[1:] for name in dict.fromkeys(found) if name.startswith(ours)]
+
+
+def _ask(name: str, what: str, timeout: float) -> Optional[Dict[str, Any]]:
+    question = f"{what} {lease.as_text(lease.connection_of(Tree(), os.getpid()))}\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(timeout)
         try:
-            client.connect(_name(purpose, run))
-            client.sendall(question.encode() + b"\n")
+            client.connect(name)
+            if not may_ask(client):
+                return None
+            client.sendall(question.encode())
             answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
         except (ConnectionError, FileNotFoundError):
             return None
         except OSError as failure:
+            purpose, _slash, run = name[len(_PREFIX) + 1 :].partition("/")
             raise HostStateError(
                 f"The {purpose} of run {run} did not answer within {timeout:g} s.",
                 "It ends by itself at the end of its lifetime.",
@@ -122,4 +201,4 @@ def ask(purpose: str, run: str, question: str, timeout: float) -> Optional[Dict[
 
 
 def _name(purpose: str, run: str) -> str:
-    return f"\0gpumesh/reach/{purpose}/{run}"
+    return f"\0{_PREFIX}{purpose}/{run}"

@@ -16,7 +16,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, cast
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, perftest, protocol, sockets
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, lease, perftest, protocol, sockets
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.payload import Payloads
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
 
@@ -65,8 +65,9 @@ async def send(writer: asyncio.StreamWriter, message: Dict[str, Any]) -> None:
 class Listener:
     """All of a member's open ports."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, term: lease.Lease) -> None:
         self._settings = settings
+        self._term = term
         self._expected: Set[str] = set(settings.visitors)
         self._refused = 0
         self._open = 0
@@ -75,6 +76,8 @@ class Listener:
         self._payloads = Payloads()
         self._ready: List[asyncio.StreamWriter] = []
         self._end: Optional[asyncio.Event] = None
+        self._servers: List[asyncio.AbstractServer] = []
+        self._transports: List[asyncio.BaseTransport] = []
         self._gathering: Optional[asyncio.TimerHandle] = None
 
     async def serve(self, opened: Sequence[socket.socket], control: socket.socket) -> None:
@@ -84,9 +87,12 @@ class Listener:
         sockets.raise_file_limit()
         for one in opened:
             if one.type == socket.SOCK_STREAM:
-                await asyncio.start_server(self._visitor, sock=one)
+                self._servers.append(await asyncio.start_server(self._visitor, sock=one))
             else:
-                await loop.create_datagram_endpoint(lambda: _Datagrams(self._settings.token, self._numbers), sock=one)
+                transport, _protocol = await loop.create_datagram_endpoint(
+                    lambda: _Datagrams(self._settings.token, self._numbers), sock=one
+                )
+                self._transports.append(transport)
         await asyncio.start_unix_server(self._asked, sock=control)
         await self._end.wait()
         # What was written last, the answers to `done` and `stop`, is still on its way.
@@ -96,15 +102,26 @@ class Listener:
         try:
             if not detach.may_ask(writer.get_extra_info("socket")):
                 return
-            question = await asyncio.wait_for(reader.readline(), _HANDSHAKE_SECONDS)
+            question = detach.parse_question(await asyncio.wait_for(reader.readline(), _HANDSHAKE_SECONDS))
+            ends = question.what == "stop" or (question.what == "replace" and self._term.yields_to(question.connection))
+            if ends and self._end is not None:
+                await self._close_ports()
+                self._end.set()
             state = {"refused": self._refused, "left": len(self._expected)}
             writer.write(json.dumps(state).encode())
-            if question.strip() == b"stop" and self._end is not None:
-                self._end.set()
         except (asyncio.TimeoutError, ConnectionError):
             return
         finally:
             writer.close()
+
+    async def _close_ports(self) -> None:
+        """Who asked for the end may need them at once."""
+        for server in self._servers:
+            server.close()
+        for transport in self._transports:
+            transport.close()
+        # A transport closes its socket in the next turn of the loop.
+        await asyncio.sleep(0)
 
     async def _visitor(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = os.urandom(8)
@@ -154,6 +171,7 @@ class Listener:
         """Do what is asked next; False when the session is over."""
         reader, writer = stream
         order = await receive(reader, _IDLE_SECONDS)
+        self._term.renew()
         received = time.time()
         what = order.get("do")
         if what == "time":
@@ -317,6 +335,6 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._transport.sendto(protocol.pack_datagram(self._token, answer, request.size - overhead), addr)
 
 
-def run(settings: Settings, opened: Sequence[socket.socket], control: socket.socket) -> None:
+def run(settings: Settings, opened: Sequence[socket.socket], control: socket.socket, term: lease.Lease) -> None:
     """The whole life of a listener, in a process of its own."""
-    asyncio.run(Listener(settings).serve(opened, control))
+    asyncio.run(Listener(settings, term).serve(opened, control))

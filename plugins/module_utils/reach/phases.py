@@ -69,7 +69,11 @@ class Listening(NamedTuple):
 
 
 def listen(own: Self, run: str, token: str, wanted: Wanted, visitors: Sequence[str]) -> Listening:
-    """Start the listener; it serves when this returns. Raises HostStateError."""
+    """Start the listener; it serves when this returns. Raises HostStateError.
+
+    What a run that was cut off has left is ended before: its listener has the ports.
+    """
+    detach.replace_others(run)
     end = _rdma_end(own)
     control = detach.control_socket("listener", run)
     opened: List[socket.socket] = []
@@ -78,7 +82,8 @@ def listen(own: Self, run: str, token: str, wanted: Wanted, visitors: Sequence[s
         mtu = arp.read_nic(own.interface)["mtu"] or 0
         settings = listener.Settings(run, token, own.address, mtu, visitors, end)
         keep = [one.fileno() for one in (control, *opened)]
-        detach.detach(lambda: listener.run(settings, opened, control), wanted.lifetime, keep)
+        term = detach.new_lease(wanted.lifetime)
+        detach.detach(lambda: listener.run(settings, opened, control, term), term, keep)
         return Listening(found, end)
     finally:
         # The detached process has its own copies.
@@ -90,8 +95,10 @@ def _rdma_end(own: Self) -> RdmaEnd:
     return perftest.choose(rdma.read_ports(Tree()), own.interface, command.find)
 
 
-def stop(run: str) -> bool:
-    """End what this run has left on this host; False when there was nothing (any more)."""
+def stop(run: Optional[str]) -> bool:
+    """End what this run has left on this host, or without a name runs that were cut off; False when there was nothing."""
+    if run is None:
+        return detach.replace_others("") > 0
     answers = [detach.ask(purpose, run, "stop", _CONTROL_SECONDS) for purpose in ("listener", "runner")]
     return any(answer is not None for answer in answers)
 
@@ -133,8 +140,9 @@ def start_throughput(own: Self, run: str, token: str, peers: Sequence[Peer], sec
     control = detach.control_socket("runner", run)
     try:
         by_name = {peer["machine"]: peer for peer in peers}
-        work = runner.Runner(own, token, by_name, timetable, seconds, _rdma_end(own))
-        detach.detach(lambda: work.run(peers[0]["machine"], control), longest + _COLLECT_SECONDS, [control.fileno()])
+        term = detach.new_lease(longest + _COLLECT_SECONDS)
+        work = runner.Runner(own, token, by_name, timetable, seconds, _rdma_end(own), term)
+        detach.detach(lambda: work.run(peers[0]["machine"], control), term, [control.fileno()])
     finally:
         control.close()
     return longest

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -13,7 +14,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, perftest, protocol
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, lease, perftest, protocol
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.schedule import Slot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import (
     Bandwidth,
@@ -33,6 +34,8 @@ _RETRY_SECONDS = 0.3
 _LEAD = 1.0
 #: Seconds that all hosts have to come to the start.
 _GATHER_SECONDS = 70.0
+#: Seconds between two looks whether the results have been collected.
+_CONTROL_SPACING = 0.2
 _PIECE = bytes(1 << 20)
 
 
@@ -101,8 +104,10 @@ class Runner:
         timetable: Sequence[Slot],
         seconds: int,
         rdma: RdmaEnd,
+        term: lease.Lease,
     ) -> None:
         self._own = own
+        self._term = term
         self._rdma_end = rdma
         self._token = token
         self._peers = peers
@@ -110,21 +115,41 @@ class Runner:
         self._seconds = seconds
         self._measured: List[Bandwidth] = []
         self._through = threading.Event()
+        self._collected = threading.Event()
 
     def run(self, starter: str, control: socket.socket) -> None:
         """Until the results have been collected, or somebody on this host says stop."""
         threading.Thread(target=self._all, args=(starter,), daemon=True).start()
-        control.setblocking(True)
-        while True:
-            connection, _address = control.accept()
-            with connection:
-                if not detach.may_ask(connection):
-                    continue
-                question = connection.makefile("rb").readline().strip()
-                if question == b"collect":
-                    self._through.wait()
-                connection.sendall(json.dumps({"measured": self._measured}).encode())
+        control.settimeout(_CONTROL_SPACING)
+        while not self._collected.is_set():
+            try:
+                connection, _address = control.accept()
+            except socket.timeout:
+                continue
+            connection.setblocking(True)
+            if not self._goes_on(connection):
                 return
+
+    def _goes_on(self, connection: socket.socket) -> bool:
+        """Answer one who asks; False when that was the end. Who collects waits, and others may come meanwhile."""
+        if not detach.may_ask(connection):
+            connection.close()
+            return True
+        question = detach.parse_question(connection.makefile("rb").readline())
+        if question.what == "collect":
+            self._term.follow(question.connection)
+            threading.Thread(target=self._hand_over, args=(connection,), daemon=True).start()
+            return True
+        ends = question.what == "stop" or (question.what == "replace" and self._term.yields_to(question.connection))
+        with connection:
+            connection.sendall(json.dumps({"measured": self._measured}).encode())
+        return not ends
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        self._through.wait()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(json.dumps({"measured": self._measured}).encode())
+        self._collected.set()
 
     def _all(self, starter: str) -> None:
         try:

@@ -19,7 +19,7 @@ def start(mount_point: str, run: str, machine: str, volume: str, lifetime: int) 
     """Take the lock and keep it; empty, or why that did not work. Raises HostStateError when nobody can tell in time."""
     control = detach.control_socket(_purpose(volume, machine), run)
     try:
-        detach.detach(lambda: _keep(control, mount_point, run, machine), lifetime, [control.fileno()])
+        detach.detach(lambda: _keep(control, mount_point, run, machine), detach.new_lease(lifetime), [control.fileno()])
     finally:
         # The process has its own copy.
         control.close()
@@ -43,7 +43,7 @@ def _keep(control: socket.socket, mount_point: str, run: str, machine: str) -> N
         connection, _address = control.accept()
         with connection:
             if detach.may_ask(connection):
-                question = connection.recv(64).decode("ascii", "replace").strip()
+                question = detach.parse_question(connection.recv(64)).what
                 connection.sendall(json.dumps({"trouble": trouble}).encode())
 
 

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,6 +31,13 @@ def call(*argv: str, stdin: str | None = None) -> str:
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}{done.stdout}"
     return done.stdout
+
+
+def kill_group(running: subprocess.Popen[bytes]) -> None:
+    """As somebody who closes the terminal or runs out of patience."""
+    with suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
 
 
 class Host:
@@ -138,6 +145,8 @@ class Farm:
     def __init__(self, net: Network, number: int, folder: Path) -> None:
         self.net = net
         self.folder = folder
+        #: What the controller has beside the usual, such as ANSIBLE_SSH_ARGS.
+        self.environment: dict[str, str] = {}
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "host_key"))
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -191,6 +200,28 @@ class Farm:
         self, tasks: Sequence[dict[str, Any]], forks: int = 25, dead: Sequence[Host] = (), **variables: Any
     ) -> subprocess.CompletedProcess[str]:
         """Run a play of ``tasks`` on all members."""
+        argv, environment = self._prepare(tasks, forks, dead, variables)
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+    @contextmanager
+    def playing(self, tasks: Sequence[dict[str, Any]], **variables: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """The same in the background, in a process group of its own, which is killed in the end."""
+        argv, environment = self._prepare(tasks, 25, (), variables)
+        with open(self.folder / "playing.log", "wb") as log:
+            running = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield running
+        finally:
+            kill_group(running)
+
+    def hang_up(self) -> None:
+        """End what is left of the controller, as when its machine is gone: the connections that ssh keeps open."""
+        for process in self.controller.processes():
+            os.kill(process, signal.SIGKILL)
+
+    def _prepare(
+        self, tasks: Sequence[dict[str, Any]], forks: int, dead: Sequence[Host], variables: dict[str, Any]
+    ) -> tuple[list[str], dict[str, str]]:
         book = self.folder / "play.json"
         book.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": list(tasks), "vars": variables}]))
         (self.folder / "ansible.cfg").touch()
@@ -215,7 +246,7 @@ class Farm:
             str(self.inventory(dead)),
             str(book),
         ]
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        return argv, {**environment, **self.environment}
 
 
 @contextmanager

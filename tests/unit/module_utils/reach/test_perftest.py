@@ -18,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import listener, perftest, runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.lease import Lease
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Self
 
 FIXTURES = Path(__file__).parent / "fixtures" / "perftest"
@@ -191,7 +193,10 @@ def test_two_hosts_measure_with_each_other(tmp_path: Path, monkeypatch: pytest.M
         control.bind(str(tmp_path / "control"))
         control.listen()
         settings = listener.Settings("run", "T0ken", "127.0.0.1", 1500, [], end)
-        serving = multiprocessing.get_context("fork").Process(target=listener.run, args=(settings, [opened], control))
+        term = Lease(60, None, Tree())
+        serving = multiprocessing.get_context("fork").Process(
+            target=listener.run, args=(settings, [opened], control, term)
+        )
         serving.start()
         number = opened.getsockname()[1]
     peer: Any = {
@@ -202,9 +207,9 @@ def test_two_hosts_measure_with_each_other(tmp_path: Path, monkeypatch: pytest.M
     }
     own = Self("n1", "127.0.0.1", "lo")
     try:
-        work = runner.Runner(own, "T0ken", {"n2": peer}, [], 3, end)
+        work = runner.Runner(own, "T0ken", {"n2": peer}, [], 3, end, term)
         assert work.rdma("n2", time.monotonic() + 60) == {"gbps": 394.86, "latency_us": 0.98, "error": ""}
-        nobody = runner.Runner(own, "T0ken", {"n2": {**peer, "rdma": False}}, [], 3, end)
+        nobody = runner.Runner(own, "T0ken", {"n2": {**peer, "rdma": False}}, [], 3, end, term)
         assert nobody.rdma("n2", time.monotonic() + 60) == {"gbps": None, "latency_us": None, "error": ""}
     finally:
         serving.kill()

@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long a detached process may stay: to the end of its lifetime, and not for long without its controller.
+
+All that a host sees of the controller is the server process of its SSH connection, which is among the ancestors of each
+module. It is gone when the controller is, or when the controller connects anew for each task. So its end alone means
+nothing: it is over when, beyond that, nobody has come for a part of the lifetime.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+#: What serves a connection: OpenSSH, since 9.8 by a program of its own, and Dropbear.
+_SERVERS = ("sshd", "sshd-session", "dropbear")
+#: The part of the lifetime that is left when the connection is gone.
+_PART = 4
+#: Seconds between two looks.
+_SPACING = 1.0
+
+
+class Process(NamedTuple):
+    """A process: its number may become another's, but not with the same start, in ticks since the boot."""
+
+    number: int
+    started: int
+
+
+class _Stat(NamedTuple):
+    name: str
+    parent: int
+    started: int
+
+
+def _parse_stat(text: Optional[str]) -> Optional[_Stat]:
+    """The text of /proc/NUMBER/stat. The name in brackets may have any character in it."""
+    opened, closed = (text or "").find("("), (text or "").rfind(")")
+    fields = (text or "")[closed + 1 :].split()
+    # What is a zombie holds nothing any more.
+    if opened < 0 or closed < opened or len(fields) < 20 or fields[0] in ("Z", "X"):
+        return None
+    return _Stat((text or "")[opened + 1 : closed], int(fields[1]), int(fields[19]))
+
+
+def connection_of(tree: Tree, number: int) -> Optional[Process]:
+    """The nearest ancestor of a process that serves an SSH connection; None where it came in another way."""
+    while number > 1:
+        stat = _parse_stat(tree.read("proc", str(number), "stat"))
+        if stat is None:
+            return None
+        if stat.name in _SERVERS:
+            return Process(number, stat.started)
+        number = stat.parent
+    return None
+
+
+def as_text(process: Optional[Process]) -> str:
+    """For one line of a question."""
+    return f"{process.number} {process.started}" if process else ""
+
+
+def from_text(text: str) -> Optional[Process]:
+    """The reverse of ``as_text``; None for anything else."""
+    fields = text.split()
+    if len(fields) != 2 or not all(field.isascii() and field.isdecimal() for field in fields):
+        return None
+    return Process(int(fields[0]), int(fields[1]))
+
+
+class Lease:
+    """What keeps a detached process alive. Without a known connection it is the lifetime alone, which the kernel ends."""
+
+    def __init__(
+        self,
+        lifetime: int,
+        connection: Optional[Process],
+        tree: Tree,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lifetime = lifetime
+        self._connection = connection
+        self._tree = tree
+        self._clock = clock
+        self._renewed = clock()
+
+    def renew(self) -> None:
+        """Somebody of this run has come."""
+        self._renewed = self._clock()
+
+    def follow(self, connection: Optional[Process]) -> None:
+        """A later module of the same run has come by ``connection``."""
+        self._connection = connection or self._connection
+        self.renew()
+
+    def yields_to(self, connection: Optional[Process]) -> bool:
+        """Whether a run that comes by ``connection`` may end this one.
+
+        The same connection is the same controller, which does one thing after the other. Another one that is still there
+        is somebody else at work.
+        """
+        return self._connection is None or self._connection == connection or not self._connected()
+
+    def is_over(self) -> bool:
+        """Whether the controller is gone."""
+        if self._connection is None:
+            return False
+        if self._connected():
+            self.renew()
+        return self._clock() - self._renewed >= self.lifetime / _PART
+
+    def wait(self) -> None:
+        """Return when it is over."""
+        while not self.is_over():
+            time.sleep(_SPACING)
+
+    def _connected(self) -> bool:
+        if self._connection is None:
+            return False
+        stat = _parse_stat(self._tree.read("proc", str(self._connection.number), "stat"))
+        return stat is not None and stat.started == self._connection.started

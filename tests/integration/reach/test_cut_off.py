@@ -1,0 +1,158 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs that are killed: what they leave ends with them, or with the next run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Network, kill_group
+
+ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
+PORTS = [6817, 6818]
+
+
+@pytest.fixture
+def farm(net: Network, tmp_path: Path) -> Farm:
+    return Farm(net, 2, tmp_path)
+
+
+def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]:
+    """The tasks of a run that is still at its first phase."""
+    addresses = {member.machine: member.address for member in farm.members}
+    options = {
+        "phase": "listen",
+        "run": run,
+        "token": "T0ken",
+        "machine": "{{ inventory_hostname }}",
+        "address": "{{ addresses[inventory_hostname] }}",
+        "interface": "eth0",
+        "ports": PORTS,
+        "lifetime": lifetime,
+        "visitors": list(addresses),
+    }
+    return [
+        {"gpumesh.cluster.reachability": options, "vars": {"addresses": addresses}},
+        {"ansible.builtin.pause": {"seconds": 120}},
+    ]
+
+
+def listening(farm: Farm) -> dict[str, list[int]]:
+    """The processes by machine."""
+    return {
+        member.machine: [number for number in member.processes() if name_of(number) == "gpumesh-reach"]
+        for member in farm.members
+    }
+
+
+def name_of(number: int) -> str:
+    try:
+        return Path(f"/proc/{number}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def await_listeners(farm: Farm) -> dict[str, list[int]]:
+    for _try in range(300):
+        found = listening(farm)
+        if all(found.values()):
+            return found
+        time.sleep(0.1)
+    raise AssertionError((farm.folder / "playing.log").read_text())
+
+
+def gone_within(farm: Farm, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(listening(farm).values()):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_new_run_ends_what_a_killed_one_left(farm: Farm) -> None:
+    with farm.playing(listen_and_wait(farm, "killed", 120)) as running:
+        left = await_listeners(farm)
+        kill_group(running)
+    assert listening(farm) == left
+    kept = farm.folder / "result.json"
+    keep = {
+        "ansible.builtin.copy": {
+            "content": "{{ dict(ansible_play_hosts | zip(ansible_play_hosts | map('extract', hostvars,"
+            " '__reachability_listen'))) | to_json }}",
+            "dest": str(kept),
+        },
+        "delegate_to": "localhost",
+        "vars": {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"},
+        "run_once": True,
+    }
+    done = farm.play(
+        [ROLE, keep],
+        reachability_members=farm.members_variable(),
+        reachability_ports=PORTS,
+        reachability_assert=True,
+    )
+    assert done.returncode == 0, done.stdout
+    states = {port["state"] for host in json.loads(kept.read_text()).values() for port in host["ports"]}
+    assert states == {"listening"}
+    assert listening(farm) == {"n1": [], "n2": []}
+
+
+def test_a_listener_ends_with_its_controller(farm: Farm) -> None:
+    with farm.playing(listen_and_wait(farm, "alone", 16)) as running:
+        left = await_listeners(farm)
+        time.sleep(6)
+        # As long as the controller is there, its pauses are its own business.
+        assert listening(farm) == left
+        kill_group(running)
+        farm.hang_up()
+        assert gone_within(farm, 7)
+
+
+def test_a_connection_for_each_task_is_enough(farm: Farm) -> None:
+    farm.environment["ANSIBLE_SSH_ARGS"] = "-o ControlMaster=no"
+    done = farm.play([ROLE], reachability_members=farm.members_variable(), reachability_assert=True)
+    assert done.returncode == 0, done.stdout
+    assert listening(farm) == {"n1": [], "n2": []}
+
+
+def test_the_run_of_another_controller_is_left_alone(farm: Farm) -> None:
+    with farm.playing(listen_and_wait(farm, "another", 120)):
+        left = await_listeners(farm)
+        # Another folder for its connections makes it another controller, as far as the hosts can see.
+        farm.environment["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(farm.folder / "other")
+        done = farm.play([ROLE], reachability_members=farm.members_variable(), reachability_assert=True)
+        assert done.returncode == 0, done.stdout
+        assert listening(farm) == left
+
+
+def test_a_service_gets_its_port(net: Network) -> None:
+    member = net.member(1)
+    for run in ("one", "two"):
+        listened = member.module(phase="listen", run=run, token="T0ken", ports=[PORTS[run == "two"]], lifetime=60)
+        assert "ports" in listened, listened
+    code = (
+        "import socket\n"
+        "from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach\n"
+        "detach.stop_all()\n"
+        f"for port in {PORTS}:\n"
+        "    socket.create_server(('0.0.0.0', port))\n"
+    )
+    member.run(sys.executable, "-c", code)
+    assert gone_within_namespace(member.processes, 2)
+
+
+def gone_within_namespace(processes: Any, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not processes():
+            return True
+        time.sleep(0.1)
+    return False
