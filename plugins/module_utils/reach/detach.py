@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -68,6 +69,8 @@ def detach(work: Callable[[], None], term: lease.Lease, keep: Collection[int]) -
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.alarm(term.lifetime)
+        # It holds the secret of its run: no crash may leave that on the disk.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir("/")
         _only(keep)
         _name_process()

@@ -147,6 +147,8 @@ class Farm:
         self.folder = folder
         #: What the controller has beside the usual, such as ANSIBLE_SSH_ARGS.
         self.environment: dict[str, str] = {}
+        #: And what the command has beside the usual.
+        self.arguments: list[str] = []
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "host_key"))
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -245,6 +247,7 @@ class Farm:
             "-i",
             str(self.inventory(dead)),
             str(book),
+            *self.arguments,
         ]
         return argv, {**environment, **self.environment}
 
