@@ -20,9 +20,21 @@ def run_tasks(
     tasks: Sequence[Mapping[str, Any]],
 ) -> Run:
     """One play of these tasks, from ``folder``. ``hosts``: their variables by name; ``variables``: those of the play."""
+    return run_plays(folder, hosts, [{"hosts": "all", "vars": variables, "tasks": tasks}])
+
+
+def run_plays(
+    folder: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    plays: Sequence[Mapping[str, Any]],
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Run:
+    """These plays, as run_tasks does one. ``groups``: names of hosts, by group of the inventory."""
     here = {"ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}"}
-    inventory = {"all": {"vars": here, "hosts": hosts}}
-    playbook = [{"hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}]
+    inventory: dict[str, Any] = {"all": {"vars": here, "hosts": hosts}}
+    for group, names in (groups or {}).items():
+        inventory[group] = {"hosts": dict.fromkeys(names)}
+    playbook = [{"gather_facts": False, **play} for play in plays]
     (folder / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
     (folder / "play.yml").write_text(json.dumps(playbook), encoding="utf-8")
     return ansible("ansible-playbook", "-i", "inventory.json", "play.yml", cwd=folder)

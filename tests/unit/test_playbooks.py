@@ -1,0 +1,85 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which hosts each play of the playbooks is for: the first one's are the inventory's, every later one's the members."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
+
+PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
+GROUP = "{{ cluster_hosts | default('cluster') }}"
+HANDED_ON = "{{ hostvars['localhost'].cluster_play_%s | default([], true) or '!all' }}"
+
+
+def plays_of(path: Path) -> list[dict[str, Any]]:
+    """The plays, those of imported playbooks in their place."""
+    found: list[dict[str, Any]] = []
+    for play in yaml.safe_load(path.read_text(encoding="utf-8")):
+        imported = play.get("ansible.builtin.import_playbook")
+        found += plays_of(path.parent / imported) if imported else [play]
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PLAYBOOKS.glob("*.yml")), ids=lambda path: path.stem)
+def test_only_the_first_play_sees_hosts_that_are_not_members(path: Path) -> None:
+    first, *later = plays_of(path)
+    assert first["hosts"] == GROUP
+    allowed = {HANDED_ON % who for who in ("members", "leaving", "former_manager", "scheduling")}
+    assert {play["hosts"] for play in later} <= allowed
+
+
+def handed_on(folder: Path, *clusters: list[str]) -> Run:
+    """Register clusters of these members, one after the other, on the hosts a to d, each with a play that follows."""
+    plays: list[dict[str, Any]] = []
+    for members in clusters:
+        record = {"name": "lab", "members": [{"machine": machine} for machine in members]}
+        only = {"name": "gpumesh.cluster.cluster", "tasks_from": "members_only"}
+        plays += [
+            {
+                "hosts": "all",
+                "tasks": [
+                    {"ansible.builtin.set_fact": {"cluster_record": record}},
+                    {"ansible.builtin.include_role": only},
+                    {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} goes on."}},
+                ],
+            },
+            {
+                "hosts": HANDED_ON % "members",
+                "tasks": [
+                    {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} of {{ ansible_play_hosts_all }}."}}
+                ],
+            },
+        ]
+    hosts: dict[str, dict[str, Any]] = {name: {} for name in "abcd"}
+    return run_plays(folder, hosts, plays, groups={"gpumesh_members": ["d"]})
+
+
+def test_later_plays_are_for_the_members_alone(tmp_path: Path) -> None:
+    run = handed_on(tmp_path, ["c", "a", "elsewhere"])
+    assert run.code == 0, run.output
+    assert [one for one in "abcd" if f"{one} goes on." in run.output] == ["a", "c"]
+    assert [one for one in "abcd" if f"{one} of ['a', 'c']." in run.output] == ["a", "c"]
+    assert run.changed == dict.fromkeys(run.changed, 0)
+
+
+def test_a_cluster_without_a_member_in_the_run_has_no_later_plays(tmp_path: Path) -> None:
+    run = handed_on(tmp_path, ["elsewhere"])
+    assert run.code == 0, run.output
+    assert "goes on" not in run.output
+    assert "skipping: no hosts matched" in run.output
+    assert "WARNING" not in run.output
+
+
+def test_a_cluster_that_was_set_up_before_has_no_part_in_the_next_one(tmp_path: Path) -> None:
+    run = handed_on(tmp_path, ["a", "b"], ["c"])
+    assert run.code == 0, run.output
+    assert [one for one in "abcd" if f"{one} of ['a', 'b']." in run.output] == ["a", "b"]
+    assert [one for one in "abcd" if f"{one} of ['c']." in run.output] == ["c"]
