@@ -48,12 +48,14 @@ options:
     type: path
     env:
       - name: ANSIBLE_PRIVATE_KEY_FILE
+      - name: GPUMESH_PRIVATE_KEY_FILE
   ssh_common_args:
     description: More options for C(ssh), as on its command line.
     type: str
     default: ""
     env:
       - name: ANSIBLE_SSH_COMMON_ARGS
+      - name: GPUMESH_SSH_COMMON_ARGS
   become:
     description: Read the records as root by C(sudo -n), which they belong to.
     type: bool

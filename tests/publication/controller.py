@@ -85,6 +85,10 @@ QUESTIONS = {"text", "textarea", "password", "integer", "float", "multiplechoice
 class RefusedError(Exception):
     """What a controller answers with status 400."""
 
+    def __init__(self, words: str, field: str = "error") -> None:
+        super().__init__(words)
+        self.field = field
+
 
 def check_survey(survey: dict[str, Any]) -> None:
     """The rules of AWX for a survey."""
@@ -111,6 +115,16 @@ def check_question(question: dict[str, Any]) -> None:
         require(set(default.splitlines()) <= set(question["choices"]), "The default is no choice", question)
     else:
         require(isinstance(default, str), "The default is no text", question)
+
+
+def check_injectors(injectors: dict[str, dict[str, str]]) -> None:
+    """The rules of AWX for what a type of credentials adds to a job, and its words."""
+    for name in injectors.get("env", {}):
+        if name.startswith("ANSIBLE_"):
+            raise RefusedError(
+                f"Environment variable {name} may affect Ansible configuration so its use is not allowed in credentials.",
+                field="injectors",
+            )
 
 
 def require(holds: bool, otherwise: str, given: object) -> None:
@@ -155,6 +169,7 @@ class Controller:
         parts = path.removeprefix("/api/v2/").strip("/").split("/")
         if len(parts) == 1:
             if method == "POST":
+                check_injectors(body.get("injectors", {}))
                 made = self.add(parts[0], body)
                 self.changes.append(f"{parts[0]} {made.get('name', made.get('identifier'))}")
                 return 201, made
@@ -162,6 +177,7 @@ class Controller:
         one = self.objects[parts[0]][int(parts[1])]
         if len(parts) == 2:
             if method == "PATCH":
+                check_injectors(body.get("injectors", {}))
                 fields = {key: value for key, value in body.items() if key in FIELDS[parts[0]]}
                 if any(one.get(key) != value for key, value in fields.items()):
                     self.changes.append(f"{path} {sorted(fields)}")
@@ -215,7 +231,7 @@ def running() -> Iterator[tuple[Controller, str]]:
             except KeyError:
                 status, document = 404, {"detail": "Not found."}
             except RefusedError as refused:
-                status, document = 400, {"error": str(refused)}
+                status, document = 400, {refused.field: [str(refused)]}
             content = b"" if document is None else json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))

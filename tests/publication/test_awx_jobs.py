@@ -9,12 +9,15 @@ files, and each has its own /var/lib/gpumesh. All playbooks run in the scenario 
 
 from __future__ import annotations
 
+import copy
 import json
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from awx_jobs import Node
+from awx_jobs import Job, Node
 
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, Network, network
 from ansible_collections.gpumesh.cluster.tests.publication.archive import Installed
@@ -36,6 +39,11 @@ def with_own_records(net: Network) -> None:
     net.member = member
 
 
+def known_hosts(key: Path, hosts: str = "10.50.0.*") -> str:
+    kind, public = key.read_text().split()[:2]
+    return f"{hosts} {kind} {public}\n"
+
+
 @pytest.fixture(scope="module")
 def node(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("jobs")
@@ -46,9 +54,12 @@ def node(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iter
         farm = Farm(net, 3, folder)
         written = json.loads(farm.inventory().read_text())["all"]
         del written["vars"]["ansible_ssh_private_key_file"]
+        # The jobs have to check the keys, and know them by a credential.
+        del written["vars"]["ansible_ssh_common_args"]
         inventory = {"all": {"vars": written["vars"], "children": {"cluster": {"hosts": written["hosts"]}}}}
         prefix = ["ip", "netns", "exec", farm.controller.namespace]
-        yield Node(installed, inventory, (folder / "key").read_text(), folder, prefix)
+        keys = known_hosts(folder / "host_key.pub")
+        yield Node(installed, inventory, (folder / "key").read_text(), folder, prefix, host_keys=keys)
     if made:
         RECORDS.rmdir()
 
@@ -59,6 +70,39 @@ def test_discover_with_a_limit(node: Node) -> None:
     assert job.artifacts["discover_subnets"] == ["10.50.0.0/24"]
     assert job.changed == {}
     assert set(job.stats["ok"]) == {"n1", "n2"}
+
+
+def refused(job: Job) -> set[str]:
+    """The hosts that a job does not talk to because of their keys."""
+    if "Host key verification failed" not in job.stdout:
+        return set()
+    return set(re.findall(r"fatal: \[(\w+)\]: UNREACHABLE!", job.stdout))
+
+
+#: How an inventory of somebody's may have switched the checking off.
+UNCHECKED = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+
+
+@pytest.mark.parametrize("common_args", ["", UNCHECKED], ids=["plain", "switched off in the inventory"])
+def test_a_host_whose_key_is_not_known_is_refused(
+    node: Node, monkeypatch: pytest.MonkeyPatch, common_args: str
+) -> None:
+    inventory = copy.deepcopy(node.inventory)
+    if common_args:
+        inventory["all"]["vars"]["ansible_ssh_common_args"] = common_args
+    monkeypatch.setattr(node, "inventory", inventory)
+    job = node.run("create", host_keys="")
+    assert job.status == "failed", job.stdout
+    assert refused(job) == {"n1", "n2", "n3"}
+
+
+def test_a_host_whose_key_has_changed_is_refused(node: Node, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    right = known_hosts(node.folder / "host_key.pub", "10.50.0.2,10.50.0.3")
+    job = node.run("create", host_keys=known_hosts(other.with_suffix(".pub"), "10.50.0.1") + right)
+    assert job.status == "failed", job.stdout
+    assert refused(job) == {"n1"}
 
 
 def test_create_in_check_mode(node: Node) -> None:

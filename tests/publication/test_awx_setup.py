@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,8 @@ from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, 
 from ansible_collections.gpumesh.cluster.tests.publication.controller import Controller, running
 
 AWX = ROOT / "playbooks" / "awx"
+#: What Ansible's connection by ssh reads.
+SSH_ARGUMENTS = {"ansible_ssh_extra_args", "ansible_sftp_extra_args", "ansible_scp_extra_args"}
 
 
 class Outcome(NamedTuple):
@@ -127,11 +131,30 @@ def test_secrets_reach_jobs_by_the_names_that_are_read(outcome: Outcome) -> None
         fields = {field["id"]: field for field in one["inputs"]["fields"]}
         assert set(one["inputs"]["required"]) <= set(fields)
         assert all(fields[name].get("secret") for name in fields if "key" in name)
-        assert set(one["injectors"].get("extra_vars", {})) <= options
+        assert set(one["injectors"].get("extra_vars", {})) <= options | SSH_ARGUMENTS
     manager = controller.named("credential_types", "gpumesh manager")
     plugin = (ROOT / "plugins" / "inventory" / "clusters.py").read_text(encoding="utf-8")
     for name in manager["injectors"]["env"]:
         assert f"- name: {name}\n" in plugin, f"the inventory plugin does not read {name}"
+
+
+def test_host_keys_are_checked_in_every_template(outcome: Outcome) -> None:
+    """That it works is shown with jobs."""
+    for template in outcome.controller.objects["job_templates"].values():
+        given = json.loads(template["extra_vars"])
+        assert given["ansible_host_key_checking"] is True
+        assert "StrictHostKeyChecking=yes" in given["ansible_ssh_args"].split()
+
+
+@pytest.mark.parametrize("name", ["ANSIBLE_PRIVATE_KEY_FILE", "ANSIBLE_SSH_COMMON_ARGS", "ANSIBLE_HOST_KEY_CHECKING"])
+def test_no_credential_can_set_a_variable_of_ansible(name: str) -> None:
+    with running() as (_controller, address):
+        body = json.dumps({"name": "one", "kind": "cloud", "injectors": {"env": {name: "x"}}}).encode()
+        asked = urllib.request.Request(f"{address}/api/v2/credential_types/", body, method="POST")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked)
+        assert refused.value.code == 400
+        assert name in json.load(refused.value)["injectors"][0]
 
 
 def test_workflows_lead_from_node_to_node(outcome: Outcome) -> None:

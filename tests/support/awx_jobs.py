@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import yaml
 from jinja2.sandbox import SandboxedEnvironment
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import BIN, Installed, checkout
+from ansible_collections.gpumesh.cluster.tests.publication.controller import check_injectors
 
 
 class Unsafe(str):
@@ -88,9 +90,11 @@ class Node:
         prefix: Sequence[str] = (),
         by_name: bool = False,
         programs: Path = BIN,
+        host_keys: str = "",
     ) -> None:
         """``key`` is the private key of the machine credential, ``prefix`` what starts a job's process elsewhere,
-        ``programs`` the folder of the Ansible that the execution environment has.
+        ``programs`` the folder of the Ansible that the execution environment has, ``host_keys`` the lines of known_hosts
+        in the credential that every template has; with none, they have no such credential.
 
         The project is a clone of this repository, and a playbook one of its files. ``by_name``: it is empty, and a
         playbook is that of the installed collection.
@@ -101,6 +105,7 @@ class Node:
         self.prefix = prefix
         self.by_name = by_name
         self.programs = programs
+        self.host_keys = host_keys
         self.inventory = inventory
         self.jobs: list[Job] = []
 
@@ -129,6 +134,7 @@ class Node:
         """Write the files of the credential into ``folder``, and fill in what its type injects."""
         types = {one["name"]: one for one in self.data("credential_types")["controller_credential_types"]}
         kind = types[credential.kind]
+        check_injectors(kind["injectors"])
         assert set(kind["inputs"]["required"]) <= set(credential.inputs)
         assert set(credential.inputs) <= {field["id"] for field in kind["inputs"]["fields"]}
         environment = SandboxedEnvironment()
@@ -136,7 +142,7 @@ class Node:
         values = {**credential.inputs, "tower": SimpleNamespace(filename=paths)}
         for name, template in kind["injectors"].get("file", {}).items():
             path = folder / name.removeprefix("template.")
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text(environment.from_string(template, values).render())
             setattr(paths, path.name, str(path))
@@ -154,9 +160,11 @@ class Node:
         check: bool = False,
         credential: Credential | None = None,
         only: Sequence[str] = (),
+        host_keys: str | None = None,
         **given: Any,
     ) -> Job:
-        """``only`` are the hosts of a slice, ``given`` the answers that are not the defaults of the survey."""
+        """``only`` are the hosts of a slice, ``host_keys`` others than those of all jobs, ``given`` the answers that are
+        not the defaults of the survey."""
         folder = self.folder / f"job{len(self.jobs) + 1}-{playbook}"
         project = folder / "project"
         if self.by_name:
@@ -164,12 +172,19 @@ class Node:
         else:
             checkout(project)
         extra = {**self.answers(playbook, given), "awx_job_id": len(self.jobs) + 1, "awx_user_name": "jane"}
-        environment = self.environment()
-        if credential is not None:
-            injected = self.inject(credential, folder / "secrets")
-            extra |= injected.extra_vars
-            environment |= injected.environment
+        environment = self.environment(folder)
         (folder / "env").mkdir(mode=0o700)
+        known = self.host_keys if host_keys is None else host_keys
+        credentials = [Credential("gpumesh host keys", {"known_hosts": known})] if known else []
+        cmdline = ["--check", "--diff"] if check else []
+        for number, one in enumerate([*credentials, credential] if credential else credentials):
+            secrets = folder / "secrets" / str(number)
+            injected = self.inject(one, secrets)
+            environment |= injected.environment
+            # Not with the answers: AWX hands each credential's variables on in a file of its own, and answers win.
+            marked = {name: mark(value) for name, value in injected.extra_vars.items()}
+            (secrets / "extravars").write_text(yaml.dump(marked, Dumper=Dumper))
+            cmdline += ["-e", f"@{secrets / 'extravars'}"]
         marked = {name: mark(value) for name, value in extra.items()}
         (folder / "env" / "extravars").write_text("---\n" + yaml.dump(marked, Dumper=Dumper))
         (folder / "inventory").mkdir()
@@ -181,7 +196,7 @@ class Node:
         options = ["--ident", "job", "--playbook", named, "--quiet"]
         options += ["--inventory", str(folder / "inventory" / "hosts.json")]
         options += ["--limit", limit] if limit else []
-        options += ["--cmdline", "--check --diff"] if check else []
+        options += ["--cmdline", shlex.join(cmdline)] if cmdline else []
         subprocess.run(
             [*self.prefix, str(BIN / "ansible-runner"), "run", *options, str(folder)],
             check=False,
@@ -191,9 +206,10 @@ class Node:
         self.jobs.append(ended(playbook, folder))
         return self.jobs[-1]
 
-    def environment(self) -> dict[str, str]:
-        """What a job of AWX sets, and where its collections are."""
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What a job of AWX sets, and where its collections are. It shares no connection with other jobs."""
         own = {key: value for key, value in self.installed.environment.items() if key.startswith("ANSIBLE_")}
+        own["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(folder / "cp")
         return {**own, "PATH": f"{self.programs}:{os.environ['PATH']}"}
 
     def slice(self, only: Sequence[str]) -> dict[str, Any]:

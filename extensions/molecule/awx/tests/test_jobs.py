@@ -36,10 +36,19 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
     written = yaml.safe_load((LAB / "hosts.yml").read_text())["lab"]
     # The machine credential is a key in an agent, and not a file.
     variables = {name: value for name, value in written["vars"].items() if name != "ansible_ssh_private_key_file"}
-    variables["ansible_ssh_common_args"] = variables["ansible_ssh_common_args"].replace("-o IdentitiesOnly=yes", "")
+    # So are the keys of the hosts one, and not a file that the inventory names.
+    del variables["ansible_ssh_common_args"]
     inventory = {"all": {"vars": variables, "children": {"cluster": written["children"]["cluster"]}}}
     key = (LAB / "id_ed25519").read_text()
-    return Node(install(folder), inventory, key, folder / "jobs", by_name=True, programs=programs())
+    return Node(
+        install(folder),
+        inventory,
+        key,
+        folder / "jobs",
+        by_name=True,
+        programs=programs(),
+        host_keys=(LAB / "known_hosts").read_text(),
+    )
 
 
 def programs() -> Path:
@@ -68,6 +77,18 @@ def test_discover(node: Node) -> None:
     assert job.artifacts["discover_subnets"] == ["10.77.90.0/24"]
     assert job.artifacts["discover_silent_hosts"] == []
     assert job.changed == {}
+
+
+def test_a_host_whose_key_has_changed_gets_nothing(node: Node, lab: Lab) -> None:
+    """a2 answers with a key that is not the one that is known."""
+    known = [line for line in node.host_keys.splitlines() if not line.startswith("10.77.90.12 ")]
+    (other,) = [line for line in known if line.startswith("10.77.90.13 ")]
+    changed = "\n".join([*known, f"10.77.90.12 {other.split(' ', 1)[1]}", ""])
+    job = node.run("site", limit=PAIR, host_keys=changed)
+    assert job.status == "failed", job.stdout
+    assert "Host key verification failed" in job.stdout
+    for host in ("a1", "a2"):
+        assert lab.run(host, "find", "/var/lib/gpumesh", "-type", "f", check=False) == ""
 
 
 def test_site_in_check_mode_on_bare_hosts(node: Node, lab: Lab) -> None:
