@@ -16,6 +16,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMBER, STRANGER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.1"
@@ -139,6 +142,10 @@ def _pair(tmp_path: Path) -> Iterator[Pair]:
                 "7777",
                 "40000",
                 "8080",
+                "6820",
+                "15000",
+                "24999",
+                "17000",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -162,6 +169,28 @@ def test_members_get_through_and_strangers_do_not(pair: Pair) -> None:
     assert all(pair.through(MEMBER, port) for port in (22, 2049, 6818, 40000, 8080))
     assert all(pair.dropped(STRANGER, port) for port in (2049, 6818, 40000))
     assert all(pair.through(STRANGER, port) for port in (22, 8080)), "ports that are not the cluster's are left alone"
+
+
+def role_ports(**inventory: Any) -> list[str]:
+    """The TCP ports that the role closes by default, with these variables in the inventory."""
+    defaults = yaml.safe_load((ROOT / "roles" / "firewall" / "defaults" / "main.yml").read_text())
+    ports = [trust_as_template(port) for port in defaults["firewall_tcp_ports"]]
+    return [str(port) for port in Templar(DataLoader(), variables=inventory).template(ports)]
+
+
+def test_the_ports_of_jobs_and_of_the_rest_interface_are_closed_by_default(pair: Pair) -> None:
+    ports = (6820, 15000, 17000, 24999)
+    assert all(pair.through(STRANGER, port) for port in ports)
+    pair.apply({**GIVEN, "tcp_ports": role_ports()})
+    assert all(pair.dropped(STRANGER, port) for port in ports)
+    assert all(pair.through(MEMBER, port) for port in ports)
+    assert pair.through(STRANGER, 8080)
+
+
+def test_the_ports_that_an_inventory_moves_are_closed(pair: Pair) -> None:
+    pair.apply({**GIVEN, "tcp_ports": role_ports(job_environment_port_range=[16000, 17000], slurm_rest_port=8080)})
+    assert all(pair.dropped(STRANGER, port) for port in (8080, 17000))
+    assert all(pair.through(STRANGER, port) for port in (6820, 15000, 24999))
 
 
 def test_a_second_run_changes_nothing_and_a_new_member_is_let_in(pair: Pair) -> None:
