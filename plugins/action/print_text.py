@@ -10,12 +10,14 @@ from typing import Any
 from ansible import constants
 from ansible.plugins.action import ActionBase
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+
 #: Callbacks whose whole output is read by programs: there the text is in the task's result alone.
 _FOR_PROGRAMS = ("json", "jsonl", "ansible.posix.json", "ansible.posix.jsonl")
 
 
 class ActionModule(ActionBase):
-    """Print text as it is; nothing runs on the host."""
+    """Print text with its own lines; nothing runs on the host."""
 
     TRANSFERS_FILES = False
     _requires_connection = False
@@ -24,7 +26,7 @@ class ActionModule(ActionBase):
         """Print the text through Ansible's own display, which is where every callback prints too."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         _validation, options = self.validate_argument_spec({"text": {"type": "str", "required": True}})
-        text = options["text"]
+        text = printable(options["text"])
         if constants.config.get_config_value("DEFAULT_STDOUT_CALLBACK") not in _FOR_PROGRAMS:
             self._display.display(text)
         return {**result, "changed": False, "text": text}

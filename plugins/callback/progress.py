@@ -64,6 +64,7 @@ from ansible import constants, context
 from ansible.plugins.callback.default import CallbackModule as DefaultCallback
 from ansible.utils.color import stringc
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress import (
     events,
     lines,
@@ -141,7 +142,7 @@ class CallbackModule(DefaultCallback):
         if phase is not None and self._headed is not phase:
             self._headed = phase
             mode = " (check mode)" if phase.check_mode else ""
-            self._say(f"  {lines.printable(phase.name or 'Play')}{mode}")
+            self._say(f"  {printable(phase.name or 'Play')}{mode}")
 
     def _say_below(self, text: str, color: str | None = None, error: bool = False) -> None:
         self._head()
@@ -195,12 +196,16 @@ class CallbackModule(DefaultCallback):
             super()._task_start(task, prefix)
         self._draw()
 
+    def _get_diff(self, difflist: Any) -> str:
+        """The texts are of hosts; the colours, which come after this, are ours."""
+        return str(super()._get_diff(all_printable(difflist)))
+
     def _print_task_banner(self, task: Any) -> None:
         """The default callback puts a banner before a diff; ours is one line."""
         if self._verbose:
             super()._print_task_banner(task)
         else:
-            self._say_below(f"    {lines.printable(str(task.get_name()))}")
+            self._say_below(f"    {printable(str(task.get_name()))}")
             self._last_task_banner = task._uuid
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
@@ -255,7 +260,7 @@ class CallbackModule(DefaultCallback):
 
     def _headline(self, result: Any) -> str:
         text = str(result._result.get("msg") or result._task.get_name())
-        return lines.cut(lines.printable(" ".join(text.split())), self._width - 24)
+        return lines.cut(printable(" ".join(text.split())), self._width - 24)
 
     def _failure(self, result: Any, color: str = constants.COLOR_ERROR) -> None:
         first, *rest = lines.failure(

@@ -48,6 +48,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, read_answers
 
 
@@ -57,7 +58,7 @@ def find_cluster(results: Mapping[str, Mapping[str, Any]], name: str, force: boo
     try:
         found = find(read_answers(results), name, force)
     except GpumeshError as refused:
-        return {**nothing, "refusal": str(refused)}
+        return {**nothing, "refusal": printable(str(refused))}
     if found is None:
         return nothing
     standing = {machine: relation._asdict() for machine, relation in found.standing.items()}
@@ -66,7 +67,7 @@ def find_cluster(results: Mapping[str, Mapping[str, Any]], name: str, force: boo
         "record": found.record,
         "source": found.source,
         "standing": standing,
-        "remarks": list(found.remarks),
+        "remarks": [printable(remark) for remark in found.remarks],
     }
 
 

@@ -92,6 +92,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide
 
@@ -133,7 +134,7 @@ def plan_registration(
     try:
         decision = decide(wish, model.parse(record) if record else None, known, facts, read_answers(held or {}))
     except GpumeshError as refused:
-        return {"refusal": str(refused)}
+        return {"refusal": printable(str(refused))}
     return {"refusal": "", **decision}
 
 

@@ -58,6 +58,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.removal import decide_removal
 
@@ -78,7 +79,7 @@ def plan_removal(
         record = found.record if found else None
         decision = decide_removal(record, name, leaving, known, answers, new_manager or None, manager_lost)
     except GpumeshError as refused:
-        return {"refusal": str(refused)}
+        return {"refusal": printable(str(refused))}
     return {"refusal": "", **decision}
 
 

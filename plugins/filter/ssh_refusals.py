@@ -41,6 +41,7 @@ _value:
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import ssh_trust
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
 
@@ -48,7 +49,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import a
 @as_filter
 def ssh_refusals(found: Mapping[str, Any], users: Sequence[str]) -> list[str]:
     """See DOCUMENTATION."""
-    return ssh_trust.refusals(users, found)
+    return [printable(reason) for reason in ssh_trust.refusals(users, found)]
 
 
 class FilterModule:

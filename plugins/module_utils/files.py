@@ -5,34 +5,86 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import tempfile
+import secrets
+import stat
 from typing import Optional, Tuple, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import unusual
+
+#: Nothing that is read as a whole is as large: it is held in memory several times.
+_LARGEST = 32 << 20
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read_text(path: str) -> Optional[str]:
     """The text of a file, or None where there is none."""
     try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read()
+        raw = read_bytes(path)
+        return None if raw is None else raw.decode("utf-8")
+    except UnicodeDecodeError as failure:
+        raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
+
+
+def read_bytes(path: str, follow: bool = True) -> Optional[bytes]:
+    """The content of a file, or None where there is none. Waits for nobody: a pipe or a device is refused."""
+    try:
+        descriptor = os.open(path, _READ | (0 if follow else os.O_NOFOLLOW))
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as failure:
+    except OSError as failure:
+        if failure.errno == errno.ENXIO:
+            raise unusual(path, stat.S_IFSOCK) from failure
         raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
+    try:
+        return read_open(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_open(path: str, descriptor: int) -> bytes:
+    """The whole of an open file. ``path`` is for what is said of it."""
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise unusual(path, about.st_mode)
+        with open(descriptor, "rb", closefd=False) as stream:
+            raw = stream.read(_LARGEST + 1)
+    except OSError as failure:
+        raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
+    if len(raw) > _LARGEST:
+        raise HostStateError(
+            f"{path} has more than {_LARGEST >> 20} MiB, which no such file has.",
+            "Move it away, and run again.",
+            path=path,
+        )
+    return raw
 
 
 def write_atomic(
     path: str, content: Union[str, bytes], mode: int = 0o600, owner: Optional[Tuple[int, int]] = None
 ) -> None:
-    """Replace ``path`` by ``content`` in one step that outlives a power cut.
+    """Replace ``path`` by ``content`` in one step that outlives a power cut."""
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        write_in(folder, os.path.basename(path), content, mode, owner)
+    finally:
+        os.close(folder)
 
-    The new text goes to a temporary file in the same folder with its final mode and, where given, its ``owner``
-    (user and group id), is synced to disk and renamed; then the folder is synced, since the rename itself lives there.
+
+def write_in(
+    folder: int, name: str, content: Union[str, bytes], mode: int = 0o600, owner: Optional[Tuple[int, int]] = None
+) -> None:
+    """The same in an open folder.
+
+    The new text goes to a temporary file beside it with its final mode and, where given, its ``owner`` (user and group
+    id), is synced to disk and renamed; then the folder is synced, since the rename itself lives there.
     """
-    folder = os.path.dirname(path) or "."
-    handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
+    temporary = f".{name}.{secrets.token_hex(6)}"
+    handle = os.open(temporary, _NEW, 0o600, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as stream:
             if owner is not None:
@@ -41,23 +93,28 @@ def write_atomic(
             stream.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         # Also on a signal: a temporary file that may hold a key must not stay behind.
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+        remove_in(folder, temporary)
         raise
-    folder_handle = os.open(folder, os.O_RDONLY)
+    # The folder may be held by its name alone.
+    synced = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
-        os.fsync(folder_handle)
+        os.fsync(synced)
     finally:
-        os.close(folder_handle)
+        os.close(synced)
 
 
 def remove_file(path: str) -> bool:
     """Delete ``path``; True when there was one."""
+    return remove_in(None, path)
+
+
+def remove_in(folder: Optional[int], name: str) -> bool:
+    """The same in an open folder."""
     try:
-        os.unlink(path)
+        os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return False
     return True

@@ -18,6 +18,7 @@ from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optio
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import unescaped
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
 #: Links of a process that hold a mount: see proc(5).
 _LINKS = ("cwd", "root", "exe")
@@ -61,7 +62,7 @@ def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
     for pid in _processes(proc):
         held = list(_held(proc, pid))
         found += [
-            VolumeUser(point, pid, _owner(proc, pid), _text(proc, pid, "comm").strip())
+            VolumeUser(point, pid, _owner(proc, pid), printable(_text(proc, pid, "comm").strip()))
             for point in mount_points
             if any(path == point or path.startswith(point.rstrip("/") + "/") for path in held)
         ]

@@ -15,12 +15,23 @@ import stat
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_open, remove_in, write_in
+from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import (
+    Place,
+    account_name,
+    opened,
+    reach,
+    refuse_others,
+    settle,
+)
 
 FILE, DIRECTORY, BLOCK, ABSENT = "file", "directory", "block", "absent"
 
 #: What a line that contradicts a block begins with while the block is there.
 HIDDEN = "# gpumesh: "
+
+#: What others have written in another encoding stays as it is.
+_ERRORS = "surrogateescape"
 
 _FRESH_MODES = {FILE: 0o644, BLOCK: 0o644, DIRECTORY: 0o755}
 
@@ -111,17 +122,25 @@ def _parse_mode(path: str, mode: Any) -> Optional[int]:
 
 
 def read(path: str) -> Current:
-    """What is at ``path`` now. A link to a file counts as that file."""
+    """What is at ``path`` now. A link to a file counts as that file. Raises HostStateError for what no text can be in.
+
+    Where nothing is, the ids are of whoever may write there.
+    """
     try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return Current(ABSENT)
+        with reach(path) as place:
+            if place.found is None:
+                return Current(ABSENT, "", 0, os.geteuid(), os.getegid())
+            if stat.S_ISDIR(place.found.st_mode):
+                found = place.found
+                return Current(DIRECTORY, "", stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+            with opened(place) as descriptor:
+                found = os.fstat(descriptor)
+                text = read_open(path, descriptor).decode("utf-8", _ERRORS)
+                return Current(FILE, text, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+    except NotADirectoryError:
+        return Current(ABSENT, "", 0, os.geteuid(), os.getegid())
     except OSError as failure:
-        raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
-    mode = stat.S_IMODE(found.st_mode)
-    if stat.S_ISDIR(found.st_mode):
-        return Current(DIRECTORY, "", mode, found.st_uid, found.st_gid)
-    return Current(FILE, read_text(path) or "", mode, found.st_uid, found.st_gid)
+        raise HostStateError(f"{path} cannot be read: {failure.strerror}.", path=path) from failure
 
 
 def plan(wanted: Wanted, current: Current, ids: Tuple[Optional[int], Optional[int]]) -> Optional[Step]:
@@ -149,8 +168,8 @@ def plan(wanted: Wanted, current: Current, ids: Tuple[Optional[int], Optional[in
         text = with_block(current.text, wanted) if is_block else wanted.content
     fresh = current.kind == ABSENT
     mode = wanted.mode if wanted.mode is not None else _fresh_mode(wanted) if fresh else current.mode
-    uid = ids[0] if ids[0] is not None else (os.geteuid() if fresh else current.uid)
-    gid = ids[1] if ids[1] is not None else (os.getegid() if fresh else current.gid)
+    uid = ids[0] if ids[0] is not None else current.uid
+    gid = ids[1] if ids[1] is not None else current.gid
     same_text = text is None or text == current.text
     if not fresh and same_text and (mode, uid, gid) == (current.mode, current.uid, current.gid):
         return None
@@ -229,46 +248,64 @@ def owner_ids(wanted: Wanted) -> Tuple[Optional[int], Optional[int]]:
 
 def apply(step: Step) -> None:
     """Bring one change about. A file is the old or the new one at any moment, except where it is a mount point."""
-    path = _followed(step.path, step.uid)
-    if step.kind == ABSENT:
-        if step.before.kind == DIRECTORY and not os.path.islink(step.path):
-            shutil.rmtree(step.path)
-        else:
-            os.unlink(step.path)
-        return
     try:
-        if step.kind == DIRECTORY and step.before.kind == ABSENT:
-            os.makedirs(path, exist_ok=True)
-        elif step.text is not None:
-            _write(path, step)
+        with reach(step.path, follow=step.kind != ABSENT, make=step.kind == DIRECTORY) as place:
+            if step.kind == ABSENT:
+                _remove(place)
+                return
+            if place.folder < 0:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if step.text is not None and step.kind == FILE:
+                _write(place, step)
+                return
+            if step.kind == DIRECTORY and place.found is None:
+                os.mkdir(place.name, 0o700, dir_fd=place.folder)
+            refuse_others(place)
+            with opened(place, os.O_DIRECTORY if step.kind == DIRECTORY else 0) as descriptor:
+                settle(place, descriptor, step.mode, (step.uid, step.gid))
     except OSError as failure:
         raise HostStateError(f"{step.path} cannot be written: {failure.strerror}.", path=step.path) from failure
-    os.chown(path, step.uid, step.gid)
-    os.chmod(path, step.mode)
 
 
-def _write(path: str, step: Step) -> None:
-    text = step.text or ""
+def _remove(place: Place) -> None:
+    if place.found is None:
+        return
+    if not stat.S_ISDIR(place.found.st_mode):
+        remove_in(place.folder, place.name)
+        return
+    if place.shared and place.found.st_uid != 0:
+        raise HostStateError(
+            f"{place.path} belongs to {account_name(place.found.st_uid)}, in a folder that others may write to.",
+            "Remove it, and run again.",
+            path=place.path,
+        )
+    # Through this it is looked for in the folder that is open, whatever is at its path by now.
+    shutil.rmtree(f"/proc/self/fd/{place.folder}/{place.name}")
+
+
+def _write(place: Place, step: Step) -> None:
+    text, owner = (step.text or "").encode("utf-8", _ERRORS), (step.uid, step.gid)
+    own = os.geteuid()
+    if own not in (0, step.uid):
+        if step.uid != step.before.uid:
+            raise HostStateError(
+                f"{step.path} is to belong to {account_name(step.uid)}, in a folder of {account_name(own)}'s.",
+                "Choose a folder that only root can write to, or another owner.",
+                path=step.path,
+            )
+        # Whose folder it is could have replaced it as well.
+        owner = own, os.getegid()
     try:
-        write_atomic(path, text, step.mode, owner=(step.uid, step.gid))
+        write_in(place.folder, place.name, text, step.mode, owner)
     except OSError as failure:
         # In a container /etc/hosts is a mount point, which no rename can replace.
         if failure.errno not in (errno.EBUSY, errno.EXDEV):
             raise
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(text)
-
-
-def _followed(path: str, uid: int) -> str:
-    """Where a link leads. In a user's folder it may lead only to what is that user's: we write as root."""
-    real = os.path.realpath(path)
-    if real == os.path.normpath(path) or not os.path.exists(real):
-        return path
-    if uid != 0 and os.stat(real).st_uid != uid:
-        raise HostStateError(
-            f"{path} leads to {real}, which belongs to somebody else.", "Remove the link, and run again.", path=path
-        )
-    return real
+        with opened(place, os.O_WRONLY) as descriptor:
+            settle(place, descriptor, step.mode, owner)
+            os.ftruncate(descriptor, 0)
+            with open(descriptor, "wb", closefd=False) as stream:
+                stream.write(text)
 
 
 def as_diff(steps: Sequence[Step]) -> Tuple[str, str]:
@@ -285,4 +322,4 @@ def _shown_file(path: str, kind: str, text: str, mode: int) -> str:
     if kind == ABSENT:
         return f"{path}: absent\n"
     body = text if text.endswith("\n") or not text else text + "\n"
-    return f"{path}: {kind} {mode:04o}\n{body}"
+    return f"{path}: {kind} {mode:04o}\n{body}".encode("utf-8", "replace").decode("utf-8")

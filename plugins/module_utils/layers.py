@@ -10,7 +10,9 @@ import json
 import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import block_in
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import automounts
 
@@ -21,7 +23,7 @@ _AT_BOOT = ("enabled", "enabled-runtime", "static", "generated", "alias", "linke
 
 def digest(text: str) -> str:
     """Equal for equal texts, whatever the white space around them."""
-    return hashlib.sha256(text.strip().encode("utf-8")).hexdigest()
+    return hashlib.sha256(text.strip().encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def canonical(value: Any) -> str:
@@ -83,12 +85,9 @@ def service_differences(unit: str, properties: Mapping[str, str]) -> List[str]:
 
 
 def read_file(path: str) -> Optional[str]:
-    """The text, or None where there is none. A path may begin with ``~user``."""
-    try:
-        with open(os.path.expanduser(path), encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    """The text, or None where there is none. A path may begin with ``~user``. Raises HostStateError for what is no file."""
+    current = host_files.read(os.path.expanduser(path))
+    return None if current.kind == host_files.ABSENT else current.text
 
 
 def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[Mapping[str, str]]) -> Dict[str, str]:
@@ -102,7 +101,10 @@ def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[
         if expected.get("automounted") and not automounts():
             continue
         asked[expected["layer"]] = asked.get(expected["layer"], 0) + 1
-        words = difference(expected, read_file(expected["path"]))
+        try:
+            words = difference(expected, read_file(expected["path"]))
+        except HostStateError as failure:
+            words = failure.message.rstrip(".")
         found.setdefault(expected["layer"], []).extend([words] if words else [])
     names = [service["unit"] for service in services]
     if names and find("systemctl") is not None and os.path.isdir("/run/systemd/system"):

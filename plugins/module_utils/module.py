@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 
 
 class Outcome(NamedTuple):
@@ -34,8 +35,9 @@ def exit_with(module: AnsibleModule, work: Callable[[], Outcome], host: Optional
     try:
         outcome = work()
     except GpumeshError as error:
-        message = f"{host}: {error}" if host else str(error)
-        module.fail_json(msg=message, error=error.as_result())
+        # What users of the host have named, and what its programs have said, may be part of it.
+        message = printable(f"{host}: {error}" if host else str(error))
+        module.fail_json(msg=message, error=all_printable(error.as_result()))
     result: Dict[str, Any] = {"changed": outcome.changed, **outcome.values}
     if module._diff and outcome.before != outcome.after:
         result["diff"] = {

@@ -28,7 +28,10 @@ options:
     required: true
     suboptions:
       path:
-        description: The whole path. A link is followed, within a user's folder only to what belongs to O(files[].owner).
+        description:
+          - The whole path. Links are followed in folders that only root can write to.
+          - In a folder of another account, this is done as that account, wherever a link leads. In a folder of root's that
+            others may write to, as C(/tmp), a link is refused.
         type: path
         required: true
       state:
@@ -51,7 +54,8 @@ options:
         description: Permissions in octal of one that was not there, where O(files[].mode) is not given.
         type: str
       owner:
-        description: Account that owns it. Without it, the owner stays; a new one belongs to the account of the task.
+        description: Account that owns it. Without it, the owner stays; a new one belongs to the account of the task, or
+          to the one that owns the folder.
         type: str
       group:
         description: Group that owns it. Without it, the group of O(files[].owner).

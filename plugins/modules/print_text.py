@@ -7,12 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: print_text
-short_description: Print text to the terminal as it is
+short_description: Print text to the terminal line by line
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
   - Prints text with its own line breaks, where M(ansible.builtin.debug) would print one quoted line.
+  - Control characters, which hosts and their users could have put into it, are replaced.
   - Runs on the controller alone; no connection is made. Under a callback whose output is read by programs
     (P(ansible.posix.json#callback), P(ansible.posix.jsonl#callback)) nothing is printed and the text is in the result.
 extends_documentation_fragment:

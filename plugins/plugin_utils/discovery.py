@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared, listed, speed_words
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import Judge, Options
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import printable, render, wrap
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render, wrap
 
 SCHEMA_VERSION = 1
 

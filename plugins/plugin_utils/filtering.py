@@ -11,6 +11,7 @@ from typing import Callable, ParamSpec, TypeVar
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
 _Parameters = ParamSpec("_Parameters")
 _Value = TypeVar("_Value")
@@ -24,6 +25,6 @@ def as_filter(function: Callable[_Parameters, _Value]) -> Callable[_Parameters, 
         try:
             return function(*args, **kwargs)
         except GpumeshError as error:
-            raise AnsibleFilterError(str(error)) from error
+            raise AnsibleFilterError(printable(str(error))) from error
 
     return guarded

@@ -11,6 +11,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import drift
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import (
     Answer,
@@ -37,7 +38,10 @@ def overview(
     """
     answers = read_answers(results)
     names = {record["name"] for answer in answers.values() for record in answer.records}
-    return [_cluster(name, answers, at, states or {}, verdict) for name in sorted(names)]
+    clusters = [_cluster(name, answers, at, states or {}, verdict) for name in sorted(names)]
+    # Its copies and its hosts have a say in it, and people read it in terminals and job logs.
+    shown: list[dict[str, Any]] = all_printable(clusters)
+    return shown
 
 
 def _cluster(
@@ -167,7 +171,7 @@ def page(clusters: Sequence[Mapping[str, Any]], silent: Mapping[str, str], width
         text = "No host of this run has a cluster record."
     else:
         text = "\n\n".join(_section(cluster, width) for cluster in clusters)
-    told = [f"! {machine} does not answer: {reason}" for machine, reason in silent.items()]
+    told = [f"! {machine} does not answer: {printable(reason)}" for machine, reason in silent.items()]
     return "\n".join([text, *told])
 
 

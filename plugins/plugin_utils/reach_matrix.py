@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import display_width, printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import display_width
 
 #: One letter a verdict, and what it stands for. Letters, since colours are lost in logs and to some eyes.
 SYMBOLS = {

@@ -15,6 +15,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
 ALIGNMENTS = ("auto", "left", "right", "center")
 
@@ -67,18 +68,6 @@ def display_width(text: str) -> int:
         0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
         for letter in text
     )
-
-
-def printable(text: str) -> str:
-    """``text`` without anything that moves the cursor, changes colours or turns the direction of writing."""
-    return "".join(
-        letter if letter == "\n" else " " if letter == "\t" else "\ufffd" if _steers(letter) else letter
-        for letter in text.replace("\r\n", "\n")
-    )
-
-
-def _steers(letter: str) -> bool:
-    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def cell_text(value: Any) -> str:

@@ -10,18 +10,23 @@ measurement ends after a given time. Functions that touch the volume may wait fo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import pwd
-import shutil
+import stat
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, TypeVar
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import account_name, become
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import volumes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError
 
 PREFIX = ".gpumesh-check-"
+_NAMES = {"token", "lock", "data", "files"}
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _MIB = 1 << 20
 #: Synced at every so many bytes, so that a slow volume is noticed in time.
 _SYNC_EVERY = 8 * _MIB
@@ -37,6 +42,9 @@ _LEFT_BEHIND = 3600
 _FIRST_USER = 1000
 _NO_USERS = range(60000, 65536)
 
+#: Whom NFS names where the owner has no number that both ends know.
+_UNKNOWN = 65534
+
 GRANTED, BUSY = "granted", "busy"
 
 _T = TypeVar("_T")
@@ -51,14 +59,34 @@ class Limits(NamedTuple):
     max_used_percent: float
 
 
-def folder_of(mount_point: str, run: str, machine: str) -> str:
-    """Where a member has its files during a run."""
-    return os.path.join(mount_point, f"{PREFIX}{run}-{machine}")
+def name_of(run: str, machine: str) -> str:
+    """The folder in which a member has its files during a run."""
+    return f"{PREFIX}{run}-{machine}"
 
 
-def lock_of(mount_point: str, run: str, machine: str) -> str:
-    """The file that the member locks."""
-    return os.path.join(folder_of(mount_point, run, machine), "lock")
+def _open(name: str, flags: int, folder: Optional[int] = None, mode: int = 0o600) -> int:
+    """A file or folder of the volume. The volume's users may put links, pipes and devices there, and swap folders: no link
+    is followed, nothing is waited for, and what is opened in turn is looked for in the folder that is open."""
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
+    if stat.S_IFMT(os.fstat(descriptor).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+        os.close(descriptor)
+        raise VolumeError(f"{name} is not a file")
+    return descriptor
+
+
+@contextlib.contextmanager
+def _opened(name: str, flags: int, folder: Optional[int] = None, mode: int = 0o600) -> Iterator[int]:
+    descriptor = _open(name, flags, folder, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _folder(mount_point: str, run: str, machine: str) -> Iterator[int]:
+    with _opened(mount_point, _FOLDER) as volume, _opened(name_of(run, machine), _FOLDER, volume) as folder:
+        yield folder
 
 
 def users() -> Dict[str, int]:
@@ -102,18 +130,22 @@ def write(mount_point: str, run: str, machine: str, members: int, limits: Limits
 
 
 def _write(mount_point: str, run: str, machine: str, members: int, limits: Limits) -> Dict[str, Any]:
-    _remove_left_behind(mount_point, machine)
-    folder = folder_of(mount_point, run, machine)
-    os.mkdir(folder, 0o755)
-    _leave(os.path.join(folder, "token"), _token(run, machine), 0o644)
-    # The neighbour may be another user there: with root_squash, root of a member is nobody, and root of the server is not.
-    _leave(lock_of(mount_point, run, machine), "", 0o666)
-    value: Dict[str, Any] = {"uid": os.geteuid()}
-    if limits.size:
-        value["refusal"] = _too_full(os.statvfs(mount_point), limits, members)
-    if limits.size and not value["refusal"]:
-        value["write_mbps"] = _write_rate(os.path.join(folder, "data"), limits)
-        value["files_per_second"] = _file_rate(os.path.join(folder, "files"), limits)
+    with _opened(mount_point, _FOLDER) as volume:
+        _remove_left_behind(volume, machine)
+        os.mkdir(name_of(run, machine), 0o755, dir_fd=volume)
+    with _folder(mount_point, run, machine) as folder:
+        if os.listdir(folder):
+            raise VolumeError(f"somebody has put another folder in the place of {name_of(run, machine)}")
+        _leave(folder, "token", _token(run, machine), 0o644)
+        # The neighbour may be another user there: with root_squash, root of a member is nobody, and root of the server is
+        # not.
+        _leave(folder, "lock", "", 0o666)
+        value: Dict[str, Any] = {"uid": os.geteuid()}
+        if limits.size:
+            value["refusal"] = _too_full(os.fstatvfs(folder), limits, members)
+        if limits.size and not value["refusal"]:
+            value["write_mbps"] = _write_rate(folder, limits)
+            value["files_per_second"] = _file_rate(folder, limits)
     return value
 
 
@@ -129,32 +161,29 @@ def _too_full(room: os.statvfs_result, limits: Limits, members: int) -> str:
     )
 
 
-def _write_rate(path: str, limits: Limits) -> float:
+def _write_rate(folder: int, limits: Limits) -> float:
     # What a file system could compress or share would be faster than data is.
     block = os.urandom(_MIB)
     written, began = 0, time.monotonic()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
+    with _opened("data", _NEW, folder, 0o644) as descriptor:
         while written < limits.size and (not written or time.monotonic() - began < limits.seconds):
             for _number in range(_SYNC_EVERY // _MIB):
                 if written < limits.size:
                     written += os.write(descriptor, block[: limits.size - written])
             os.fsync(descriptor)
         return _rate(written, time.monotonic() - began)
-    finally:
-        os.close(descriptor)
 
 
-def _file_rate(folder: str, limits: Limits) -> float:
+def _file_rate(folder: int, limits: Limits) -> float:
     """Small files that are made, looked at and removed in one second."""
-    os.mkdir(folder)
+    os.mkdir("files", dir_fd=folder)
     done, began = 0, time.monotonic()
-    while done < limits.files and time.monotonic() - began < limits.seconds:
-        path = os.path.join(folder, str(done))
-        _leave(path, "x", 0o644)
-        os.stat(path)
-        os.unlink(path)
-        done += 1
+    with _opened("files", _FOLDER, folder) as files:
+        while done < limits.files and time.monotonic() - began < limits.seconds:
+            _leave(files, str(done), "x", 0o644)
+            os.stat(str(done), dir_fd=files, follow_symlinks=False)
+            os.unlink(str(done), dir_fd=files)
+            done += 1
     return round(done / max(time.monotonic() - began, 1e-6), 1)
 
 
@@ -168,28 +197,27 @@ def _compare(mount_point: str, run: str, machines: Sequence[str], neighbour: str
     unseen = [machine for machine in machines if not _has_token(mount_point, run, machine, deadline)]
     value: Dict[str, Any] = {"unseen": unseen, "read_mbps": None, "lock": None}
     if neighbour and neighbour not in unseen:
-        data = os.path.join(folder_of(mount_point, run, neighbour), "data")
-        if limits.size and os.path.exists(data):
-            value["read_mbps"] = _read_rate(data, limits)
-        value["lock"] = try_lock(lock_of(mount_point, run, neighbour))
+        with _folder(mount_point, run, neighbour) as folder:
+            if limits.size and "data" in os.listdir(folder):
+                value["read_mbps"] = _read_rate(folder, limits)
+        value["lock"] = try_lock(mount_point, run, neighbour)
     return value
 
 
 def _has_token(mount_point: str, run: str, machine: str, deadline: float) -> bool:
-    path = os.path.join(folder_of(mount_point, run, machine), "token")
+    wanted = _token(run, machine).encode()
     while True:
         try:
-            with open(path, encoding="utf-8") as stream:
-                return stream.read() == _token(run, machine)
+            with _folder(mount_point, run, machine) as folder, _opened("token", os.O_RDONLY, folder) as token:
+                return os.read(token, len(wanted) + 1) == wanted
         except FileNotFoundError:
             if time.monotonic() > deadline:
                 return False
         time.sleep(_PAUSE)
 
 
-def _read_rate(path: str, limits: Limits) -> float:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+def _read_rate(folder: int, limits: Limits) -> float:
+    with _opened("data", os.O_RDONLY, folder) as descriptor:
         # This host has not read the neighbour's file. Where all are on one machine, it has it in memory all the same.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         done, began = 0, time.monotonic()
@@ -199,75 +227,98 @@ def _read_rate(path: str, limits: Limits) -> float:
             if not part:
                 break
         return _rate(done, time.monotonic() - began)
-    finally:
-        os.close(descriptor)
 
 
 def take(mount_point: str, run: str, neighbour: str) -> Dict[str, Any]:
     """The neighbour has let its lock go: it can be had now."""
-    return _as_whoever_may(mount_point, lambda: {"lock": _get_lock(lock_of(mount_point, run, neighbour))})
+    return _as_whoever_may(mount_point, lambda: {"lock": _get_lock(mount_point, run, neighbour)})
 
 
-def _get_lock(path: str) -> str:
+def _get_lock(mount_point: str, run: str, machine: str) -> str:
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
-        outcome = try_lock(path)
+        outcome = try_lock(mount_point, run, machine)
         if outcome != BUSY or time.monotonic() > deadline:
             return outcome
         time.sleep(_PAUSE)
 
 
-def try_lock(path: str) -> str:
+def try_lock(mount_point: str, run: str, machine: str) -> str:
     """``granted``, ``busy``, or why the file system has no locks. A lock that was granted is let go."""
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        with _folder(mount_point, run, machine) as folder, _opened("lock", os.O_RDWR, folder) as descriptor:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as failure:
+                return BUSY if failure.errno in (errno.EACCES, errno.EAGAIN) else os.strerror(failure.errno or 0)
     except FileNotFoundError:
         return "there is no such file"
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as failure:
-        return BUSY if failure.errno in (errno.EACCES, errno.EAGAIN) else os.strerror(failure.errno or 0)
-    else:
-        return GRANTED
-    finally:
-        os.close(descriptor)
+    return GRANTED
 
 
 def hold(mount_point: str, run: str, machine: str) -> str:
     """Take this member's own lock and keep it until the process ends; empty, or why that did not work."""
 
     def lock() -> str:
-        descriptor = os.open(lock_of(mount_point, run, machine), os.O_RDWR)
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _folder(mount_point, run, machine) as folder:
+            fcntl.lockf(_open("lock", os.O_RDWR, folder), fcntl.LOCK_EX | fcntl.LOCK_NB)
         return ""
 
     try:
         return _as_whoever_may(mount_point, lock)
     except OSError as failure:
         return failure.strerror or "no reason given"
+    except VolumeError as failure:
+        return failure.message
 
 
 def clean(mount_point: str, run: str, machine: str) -> Dict[str, Any]:
     """Remove this member's files."""
-    folder = folder_of(mount_point, run, machine)
-    _as_whoever_may(mount_point, lambda: shutil.rmtree(folder) if os.path.isdir(folder) else None)
+
+    def remove() -> None:
+        with _opened(mount_point, _FOLDER) as volume:
+            _remove(volume, name_of(run, machine))
+
+    _as_whoever_may(mount_point, remove)
     return {}
 
 
+def _remove(volume: int, name: str) -> None:
+    """A folder of ours. One that holds anything else stays: whoever may rename folders there could call it so."""
+    try:
+        with _opened(name, _FOLDER, volume) as folder:
+            names = os.listdir(folder)
+            if not set(names) <= _NAMES:
+                return
+            for each in names:
+                if each != "files":
+                    os.unlink(each, dir_fd=folder)
+                    continue
+                with _opened(each, _FOLDER, folder) as files:
+                    for file in os.listdir(files):
+                        os.unlink(file, dir_fd=files)
+                os.rmdir(each, dir_fd=folder)
+        os.rmdir(name, dir_fd=volume)
+    except FileNotFoundError:
+        return
+
+
 def _as_whoever_may(mount_point: str, work: Callable[[], _T]) -> _T:
-    """Do it as root or, where root is nobody, as the user whom the volume belongs to."""
+    """Do it as the user whom the volume belongs to, so that it can harm nobody but that user; else as root, and where root
+    is nobody, as that user too."""
+    owner = os.stat(mount_point)
+    if os.geteuid() == 0 and owner.st_uid not in (0, _UNKNOWN):
+        become(owner.st_uid, owner.st_gid)
     try:
         return work()
     except PermissionError as failure:
-        owner = os.stat(mount_point)
         if os.geteuid() != 0 or owner.st_uid == 0:
+            who = "root" if os.geteuid() == 0 else account_name(os.geteuid())
             raise VolumeError(
-                f"root of this host may not write there, and it belongs to user {owner.st_uid} with mode "
+                f"{who} of this host may not write there, and it belongs to user {owner.st_uid} with mode "
                 f"{owner.st_mode & 0o7777:04o}"
             ) from failure
-        os.setgroups([])
-        os.setegid(owner.st_gid)
-        os.seteuid(owner.st_uid)
+        become(owner.st_uid, owner.st_gid)
     return work()
 
 
@@ -275,10 +326,10 @@ def _token(run: str, machine: str) -> str:
     return f"{machine} in run {run}\n"
 
 
-def _leave(path: str, text: str, mode: int) -> None:
-    with open(path, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    os.chmod(path, mode)
+def _leave(folder: int, name: str, text: str, mode: int) -> None:
+    with _opened(name, _NEW, folder) as descriptor:
+        os.write(descriptor, text.encode())
+        os.fchmod(descriptor, mode)
 
 
 def _rate(size: int, seconds: float) -> float:
@@ -286,13 +337,15 @@ def _rate(size: int, seconds: float) -> float:
     return round(size / 1e6 / max(seconds, 1e-6), 2)
 
 
-def _remove_left_behind(mount_point: str, machine: str) -> None:
+def _remove_left_behind(volume: int, machine: str) -> None:
     now = time.time()
-    with os.scandir(mount_point) as entries:
+    with os.scandir(volume) as entries:
         old = [entry for entry in entries if entry.name.startswith(PREFIX) and entry.name.endswith(f"-{machine}")]
     for entry in old:
-        if now - entry.stat(follow_symlinks=False).st_mtime > _LEFT_BEHIND:
-            shutil.rmtree(entry.path)
+        # A user may have made one that we cannot remove.
+        with contextlib.suppress(OSError, VolumeError):
+            if now - entry.stat(follow_symlinks=False).st_mtime > _LEFT_BEHIND:
+                _remove(volume, entry.name)
 
 
 def neighbour_of(machine: str, machines: Sequence[str]) -> Optional[str]:

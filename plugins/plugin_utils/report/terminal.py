@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
     headline,
 )
@@ -26,14 +27,9 @@ def _hosts(names: list[str]) -> str:
     return f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-def _printable(text: str) -> str:
-    """Text from a host without the control characters that a terminal would obey."""
-    return "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in text)
-
-
 def _paragraph(text: str, width: int, indent: str, hanging: str | None = None) -> list[str]:
     return textwrap.wrap(
-        _printable(text),
+        printable(text),
         width,
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,
@@ -48,7 +44,7 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
     broken = [pair for pair in verdict["reachability"]["pairs"] if pair["status"] == "fail"]
     if broken:
         lines += ["", "Pairs that do not reach each other:"]
-        lines += [f"  {pair['from']} → {pair['to']}: {_printable(pair['verdict'])}" for pair in broken]
+        lines += [f"  {pair['from']} → {pair['to']}: {printable(pair['verdict'])}" for pair in broken]
     if verdict.get("volumes"):
         lines += ["", table(verdict["volumes"], len(verdict["cluster"]["members"]), width)]
     for status, sign in (("fail", "✕"), ("error", "!")):
@@ -56,7 +52,7 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
             lines += ["", f"{sign} {_hosts(finding['hosts'])}: {finding['purpose']} ({finding['id']})"]
             lines += _paragraph(finding["reason"], width, "    ")
             if finding["actual"] != "–" or finding["required"] != "–":
-                lines.append(f"    found {_printable(finding['actual'])}, required {finding['required']}")
+                lines.append(f"    found {printable(finding['actual'])}, required {finding['required']}")
             lines += _paragraph(f"→ {finding['remedy']}", width, "    ") if finding["remedy"] else []
     skipped = findings(verdict["checks"], ("skipped",))
     if skipped:

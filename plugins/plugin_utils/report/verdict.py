@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable
+
 SCHEMA_VERSION = 1
 
 #: From good to bad. ``skipped`` is no judgement, ``error`` means "could not be checked".
@@ -173,7 +175,7 @@ def assemble(
 ) -> Verdict:
     """One verdict document. ``answered`` are the machines that the run could talk to over SSH."""
     judged = [dict(check) for check in checks]
-    return {
+    verdict = {
         "schema_version": SCHEMA_VERSION,
         "generated_at": generated_at,
         "level": level,
@@ -188,6 +190,9 @@ def assemble(
         "volumes": [dict(volume) for volume in volumes],
         "history": _history(previous, record["id"]),
     }
+    # Hosts and their users have a say in it, and it is read in terminals, browsers and job logs.
+    shown: Verdict = all_printable(verdict)
+    return shown
 
 
 def headline(verdict: Verdict) -> str:

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 
 MARKER = "# {mark} ours"
 
@@ -89,18 +93,108 @@ def test_folders_go_with_all_that_is_in_them(tmp_path: Path):
     assert not (tmp_path / "d").exists()
 
 
-def test_a_link_is_followed_but_not_out_of_a_users_reach(tmp_path: Path):
+def test_a_link_is_followed_in_a_folder_of_ones_own(tmp_path: Path):
     target = tmp_path / "target"
     target.write_text("theirs\n")
     link = tmp_path / "link"
     link.symlink_to(target)
     settle([{"path": str(link), "state": "block", "marker": MARKER, "content": "x"}])
     assert link.is_symlink() and "x\n" in target.read_text()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A folder of nobody's that nobody can get to."""
     if os.geteuid() != 0:
         pytest.skip("not checked: only root can write for another account")
-    with pytest.raises(HostStateError, match="somebody else"):
-        settle([{"path": str(link), "state": "block", "marker": MARKER, "content": "y", "owner": "nobody"}])
-    assert "y\n" not in target.read_text()
+    # Below the folder of pytest, which is root's alone.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        home = Path(folder, "home")
+        home.mkdir()
+        os.chown(home, 65534, 65534)
+        yield home
+
+
+def nobodys(path: Path) -> dict[str, Any]:
+    return {"path": str(path), "state": "block", "marker": MARKER, "content": "y", "owner": "nobody", "mode": "0600"}
+
+
+def test_in_a_users_folder_a_link_leads_no_further_than_the_user_may(home: Path):
+    secret = home.parent / "secret"
+    secret.write_text("root's\n")
+    secret.chmod(0o600)
+    (home / "link").symlink_to(secret)
+    with pytest.raises(HostStateError, match="cannot be read: Permission denied"):
+        steps([nobodys(home / "link")])
+    (home / "own").write_text("own\n")
+    (home / "link").unlink()
+    (home / "link").symlink_to("own")
+    settle([nobodys(home / "link")])
+    assert (home / "own").read_text() == "own\n# BEGIN ours\ny\n# END ours\n"
+    assert (home / "own").stat().st_uid == 65534
+
+
+def test_in_a_users_folder_everything_is_the_users(home: Path):
+    ssh = home / ".ssh"
+    settle([{"path": str(ssh), "state": "directory", "owner": "nobody", "mode": "0700"}, nobodys(ssh / "keys")])
+    (ssh / "mine").write_text("of root\n")
+    settle([{"path": str(ssh / "mine"), "state": "block", "marker": MARKER, "content": "y"}])
+    assert {path.stat().st_uid for path in (ssh, ssh / "keys", ssh / "mine")} == {65534}
+    assert os.geteuid() == 0 and os.getegid() == 0
+    with pytest.raises(HostStateError, match="is to belong to daemon, in a folder of nobody's"):
+        settle([{**nobodys(ssh / "other"), "owner": "daemon"}])
+    os.chown(ssh, 0, 0)
+    with pytest.raises(HostStateError, match="belongs to root, in a folder of nobody's. Give it to nobody"):
+        settle([{"path": str(ssh), "state": "directory", "owner": "nobody", "mode": "0700"}])
+
+
+def test_in_a_folder_for_everybody_no_link_is_followed(home: Path):
+    home.chmod(0o1777)
+    os.chown(home, 0, 0)
+    (home / "target").write_text("x")
+    (home / "link").symlink_to("target")
+    with pytest.raises(HostStateError, match="is a link in a folder that others may write to. Remove it"):
+        steps([{"path": str(home / "link"), "content": "x"}])
+    (home / "theirs").mkdir()
+    os.chown(home / "theirs", 65534, 65534)
+    with pytest.raises(HostStateError, match="belongs to nobody, in a folder that others may write to"):
+        settle([{"path": str(home / "theirs"), "state": "directory", "owner": "daemon", "mode": "0700"}])
+    settle([{"path": str(home / "ours" / "deep"), "state": "directory", "owner": "daemon", "mode": "0700"}])
+
+
+@pytest.mark.parametrize("kind", ["named pipe", "device", "link to a device", "socket", "too much"])
+def test_what_no_text_can_be_in_is_refused_at_once(kind: str, tmp_path: Path):
+    path = tmp_path / "authorized_keys"
+    message = f"is a {kind.rpartition(' a ')[2]}, and a file is to be there. Move it away"
+    if kind == "named pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        if os.geteuid() != 0:
+            pytest.skip("not checked: only root can make a device")
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+        message = "has more than 32 MiB"
+    with pytest.raises(HostStateError, match=message):
+        steps([{"path": str(path), "state": "block", "marker": MARKER, "content": "y"}])
+    with pytest.raises(HostStateError, match=message):
+        read_text(str(path))
+
+
+def test_lines_of_others_in_another_encoding_stay(tmp_path: Path):
+    path = tmp_path / "keys"
+    path.write_bytes(b"ssh-rsa AAAA M\xfcller\n")
+    entry = {"path": str(path), "state": "block", "marker": MARKER, "content": "y"}
+    assert "M?ller" in host_files.as_diff(steps([entry]))[0]
+    settle([entry])
+    assert path.read_bytes() == b"ssh-rsa AAAA M\xfcller\n# BEGIN ours\ny\n# END ours\n"
 
 
 @pytest.mark.parametrize(

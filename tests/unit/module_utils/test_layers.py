@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,12 @@ def test_a_layer_without_anything_is_not_set_up(tmp_path: Path) -> None:
         {"layer": "three", "path": str(tmp_path / "there")},
     ]
     assert layers.compare(run, files, []) == {"one": "not set up", "two": f"{tmp_path / 'none'} is missing"}
+
+
+def test_what_is_no_file_is_said_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    told = layers.compare(run, [{"layer": "ssh", "path": str(tmp_path / "pipe"), "marker": MARKER}], [])
+    assert told == {"ssh": f"{tmp_path / 'pipe'} is a named pipe, and a file is to be there"}
 
 
 def test_units_are_not_missed_where_nothing_can_automount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,7 +389,7 @@ class TestDeath:
         start = traced.index("chdir")
         # The calls of the write itself; after the last word about the record Python only goes home.
         last = max(index for index, line in enumerate(counted.stderr.splitlines()) if "lab.json" in line)
-        assert traced[start : last + 1].count("rename") == 2
+        assert traced[start : last + 1].count("renameat") == 2
         generations = []
         for index in range(start + 1, last + 3):
             call = traced[index]

@@ -1,0 +1,215 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Paths that root may use although others may write to the folders on the way.
+
+Each folder is opened from the one before and held, so that nobody can put another one in its place. Folders that only
+root writes to are trusted, and so are the links in them. From the first folder of another account on, root acts as that
+account: wherever its links lead, it can do no more than the account itself. In a folder of root's that others may write
+to, as /tmp, no link is followed, and of what is there only root's own and the wanted owner's is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import stat
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+
+_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | _FLAGS
+_MOST_LINKS = 40
+_NOBODY = 65534
+_KINDS = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFLNK: "link",
+}
+
+
+class Place(NamedTuple):
+    """Where a path leads: a name in an open folder. ``found`` is what has the name, None where nothing does.
+
+    ``folder`` is -1 where that is not there either. ``shared``: others may write to the folder, which is root's.
+    """
+
+    path: str
+    folder: int
+    name: str
+    found: Optional[os.stat_result]
+    shared: bool
+
+
+def kind_of(mode: int) -> str:
+    """``file``, ``directory``, ``named pipe``, ``device``, ``socket`` or ``link``."""
+    return _KINDS.get(stat.S_IFMT(mode), "file")
+
+
+def account_name(uid: int) -> str:
+    """The account's name, or its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def become(uid: int, gid: int) -> None:
+    """Act as the account ``uid`` from here on. ``gid`` is for one that this host does not know."""
+    groups: List[int] = []
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        gid = gid or _NOBODY
+    else:
+        gid, groups = account.pw_gid, os.getgrouplist(account.pw_name, account.pw_gid)
+    os.setgroups(groups)
+    os.setegid(gid)
+    os.seteuid(uid)
+
+
+@contextlib.contextmanager
+def reach(path: str, follow: bool = True, make: bool = False) -> Iterator[Place]:
+    """The place that ``path`` leads to; until the end of the block, this process acts as whoever may write there.
+
+    ``follow``: whether a link at its end is followed. ``make``: missing folders on the way are made. Raises OSError, and
+    HostStateError for a link that anybody could have put there.
+    """
+    groups, gid = os.getgroups(), os.getegid()
+    walk = _Walk(path)
+    try:
+        yield walk.go(follow, make)
+    finally:
+        os.close(walk.folder)
+        if walk.acting:
+            os.seteuid(0)
+            os.setegid(gid)
+            os.setgroups(groups)
+
+
+class _Walk:
+    """The way from the root folder down."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.folder = os.open("/", _FOLDER)
+        self.root = os.geteuid() == 0
+        self.acting = False
+        self.shared = False
+
+    def go(self, follow: bool, make: bool) -> Place:
+        rest, links = _parts(self.path), 0
+        while True:
+            name = rest.pop() if rest else "."
+            found = self._look(name)
+            if found is not None and stat.S_ISLNK(found.st_mode) and (rest or follow):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
+                rest += self._target(name)
+            elif not rest:
+                return Place(self.path, self.folder, name, found, self.shared)
+            elif found is None and not make:
+                return Place(self.path, -1, rest[0], None, self.shared)
+            else:
+                if found is None:
+                    os.mkdir(name, 0o755, dir_fd=self.folder)
+                self._enter(_open_folder(name, self.folder))
+
+    def _look(self, name: str) -> Optional[os.stat_result]:
+        try:
+            return os.stat(name, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def _target(self, name: str) -> List[str]:
+        if self.shared:
+            raise HostStateError(
+                f"{self.path}: {name} is a link in a folder that others may write to.",
+                "Remove it, and run again.",
+                path=self.path,
+            )
+        target = os.readlink(name, dir_fd=self.folder)
+        if target.startswith("/"):
+            self._enter(os.open("/", _FOLDER))
+        return _parts(target)
+
+    def _enter(self, folder: int) -> None:
+        os.close(self.folder)
+        self.folder = folder
+        if not self.root or self.acting:
+            return
+        about = os.fstat(folder)
+        if about.st_uid:
+            self.acting = True
+            become(about.st_uid, about.st_gid)
+        self.shared = not about.st_uid and bool(about.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _parts(path: str) -> List[str]:
+    """The names in a path, the last one first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _open_folder(name: str, folder: int) -> int:
+    # Reading it makes an automounter mount what is to be there.
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except PermissionError:
+        return os.open(name, os.O_PATH | os.O_DIRECTORY | _FLAGS, dir_fd=folder)
+
+
+@contextlib.contextmanager
+def opened(place: Place, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """What has the place's name, as a descriptor. Raises OSError, and HostStateError for what is no file or folder."""
+    # To open a pipe would wait for its other end, and to open a device may have effects.
+    if place.found is not None and kind_of(place.found.st_mode) not in ("file", "directory"):
+        raise unusual(place.path, place.found.st_mode)
+    descriptor = os.open(place.name, flags | os.O_NONBLOCK | _FLAGS, dir_fd=place.folder)
+    try:
+        about = os.fstat(descriptor)
+        if kind_of(about.st_mode) not in ("file", "directory"):
+            raise unusual(place.path, about.st_mode)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def refuse_others(place: Place) -> None:
+    """Where root acts as an account: it can give that account nothing of another one's."""
+    own = os.geteuid()
+    if place.found is not None and own not in (0, place.found.st_uid):
+        raise HostStateError(
+            f"{place.path} belongs to {account_name(place.found.st_uid)}, in a folder of {account_name(own)}'s.",
+            f"Give it to {account_name(own)}, or remove it.",
+            path=place.path,
+        )
+
+
+def settle(place: Place, descriptor: int, mode: int, owner: Tuple[int, int]) -> None:
+    """Give what is open its mode, user and group. Raises OSError, and HostStateError for what may be somebody else's."""
+    about = os.fstat(descriptor)
+    if place.shared and (about.st_uid not in (0, owner[0]) or (stat.S_ISREG(about.st_mode) and about.st_nlink > 1)):
+        raise HostStateError(
+            f"{place.path} belongs to {account_name(about.st_uid)}, in a folder that others may write to.",
+            "Remove it, and run again.",
+            path=place.path,
+        )
+    if (about.st_uid, about.st_gid) != owner:
+        os.fchown(descriptor, *owner)
+    # A change of the owner takes bits of the mode away.
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+        os.fchmod(descriptor, mode)
+
+
+def unusual(path: str, mode: int) -> HostStateError:
+    """For what is neither a file nor a folder."""
+    return HostStateError(
+        f"{path} is a {kind_of(mode)}, and a file is to be there.", "Move it away, and run again.", path=path
+    )

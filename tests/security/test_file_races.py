@@ -1,0 +1,245 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Root works in a folder of a user's while that user swaps files and folders for links. The user gains nothing.
+
+Each race lasts GPUMESH_RACE_SECONDS, 3 unless told: 30 for a thorough look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import probe
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import bounded
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can be attacked by a user")
+
+_SECONDS = float(os.environ.get("GPUMESH_RACE_SECONDS", "3"))
+_SECRET = "root's alone\n"
+
+#: Puts a link where a file of root's making has just come, and a file of its own back.
+_SWAP_FILE = """
+path, target = paths
+beside, last = path + ".mine", None
+while True:
+    try:
+        inode = os.lstat(path).st_ino
+        if inode != last:
+            os.symlink(target, beside)
+            os.rename(beside, path)
+            for _turn in range(200):
+                os.lstat(path)
+            with open(beside, "w") as stream:
+                stream.write("mine\\n")
+            last = os.stat(beside).st_ino
+            os.rename(beside, path)
+    except OSError:
+        if os.path.lexists(beside):
+            os.unlink(beside)
+"""
+
+#: Has by turns a folder of its own and a link to one of root's.
+_SWAP_FOLDER = """
+path, target = paths
+while True:
+    try:
+        os.rename(path, path + ".mine")
+        os.symlink(target, path)
+        os.unlink(path)
+        os.rename(path + ".mine", path)
+    except OSError:
+        if os.path.islink(path):
+            os.unlink(path)
+"""
+
+#: Takes the folder that the check has just made away, and puts one of its own there, full of links.
+_SWAP_PROBE = """
+folder, target = paths
+path, number = folder + "/.gpumesh-check-run-n1", 0
+while True:
+    number += 1
+    try:
+        os.mkdir(f"{folder}/mine{number}")
+        for each in ("token", "lock", "data", "files"):
+            os.symlink(target, f"{folder}/mine{number}/{each}")
+        while True:
+            try:
+                os.rename(path, f"{folder}/theirs{number}")
+                break
+            except OSError:
+                pass
+        os.rename(f"{folder}/mine{number}", path)
+        for _turn in range(2000):
+            os.lstat(path)
+        os.rename(path, f"{folder}/done{number}")
+    except OSError:
+        pass
+"""
+
+
+class Ground(NamedTuple):
+    """A folder of a user's, and a file and a folder of root's that the user would like to have."""
+
+    user: str
+    uid: int
+    home: Path
+    file: Path
+    folder: Path
+
+    def gained(self) -> list[str]:
+        """What the user has of root's by now."""
+        found = []
+        about = self.file.stat()
+        if (about.st_uid, stat.S_IMODE(about.st_mode)) != (0, 0o600):
+            found.append(f"the file belongs to {about.st_uid} with mode {about.st_mode & 0o7777:o}")
+        if self.file.read_text() != _SECRET:
+            found.append("the file was overwritten")
+        if self.folder.stat().st_uid != 0 or os.listdir(self.folder) != ["precious"]:
+            found.append(f"the folder belongs to {self.folder.stat().st_uid}: {os.listdir(self.folder)}")
+        # Whoever races may take things away meanwhile, or have us look at root's own by a link.
+        with contextlib.suppress(OSError):
+            for _path, _folders, names, folder in os.fwalk(self.home):
+                found += [f"{name} has what only root could read" for name in names if _leaks(name, folder)]
+        return found
+
+
+def _leaks(name: str, folder: int) -> bool:
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return False
+    with open(descriptor, "rb") as stream:
+        return os.fstat(descriptor).st_uid != 0 and _SECRET.encode() in stream.read()
+
+
+@pytest.fixture
+def ground(attacker: pwd.struct_passwd) -> Iterator[Ground]:
+    uid = attacker.pw_uid
+    with tempfile.TemporaryDirectory(prefix="gpumesh-race-", dir="/var/tmp") as base:
+        os.chmod(base, 0o755)
+        home, folder, file = Path(base, "home"), Path(base, "folder"), Path(base, "file")
+        home.mkdir()
+        folder.mkdir()
+        (folder / "precious").write_text(_SECRET)
+        file.write_text(_SECRET)
+        file.chmod(0o600)
+        (folder / "precious").chmod(0o600)
+        os.chown(home, uid, uid)
+        yield Ground(attacker.pw_name, uid, home, file, folder)
+
+
+def race(ground: Ground, program: str, arguments: list[str], work: Callable[[], object]) -> list[str]:
+    """Do the work as root while the user runs the program. What the user has gained; ends with the first gain."""
+    attacker = os.fork()
+    if not attacker:
+        try:
+            os.setgroups([])
+            os.setgid(ground.uid)
+            os.setuid(ground.uid)
+            exec(program, {"os": os, "paths": arguments})
+        finally:
+            os._exit(1)
+    gained, end = ground.gained(), time.monotonic() + _SECONDS
+    try:
+        while time.monotonic() < end and not gained:
+            # That the user can spoil what is done for him is his own loss.
+            with contextlib.suppress(GpumeshError, OSError):
+                work()
+            gained = ground.gained()
+    finally:
+        os.kill(attacker, signal.SIGKILL)
+        os.waitpid(attacker, 0)
+    return gained
+
+
+def settle(entry: dict[str, object]) -> None:
+    for wanted in host_files.parse([entry]):
+        step = host_files.plan(wanted, host_files.read(wanted.path), host_files.owner_ids(wanted))
+        if step is not None:
+            host_files.apply(step)
+
+
+def test_a_file_of_a_user_is_no_way_to_one_of_roots(ground: Ground) -> None:
+    path = ground.home / "authorized_keys"
+    turns = iter(range(1_000_000))
+
+    def work() -> None:
+        settle(
+            {
+                "path": str(path),
+                "state": "block",
+                "marker": "# {mark}",
+                "content": f"key {next(turns)}",
+                "owner": ground.user,
+                "mode": f"06{next(turns) % 4}0",
+            }
+        )
+
+    work()
+    assert race(ground, _SWAP_FILE, [str(path), str(ground.file)], work) == []
+
+
+def test_a_folder_of_a_user_is_no_way_to_one_of_roots(ground: Ground) -> None:
+    ssh = ground.home / ".ssh"
+    turns = iter(range(1_000_000))
+
+    def work() -> None:
+        settle({"path": str(ssh), "state": "directory", "owner": ground.user, "mode": f"07{next(turns) % 4}0"})
+        settle({"path": str(ssh / "authorized_keys"), "content": str(next(turns)), "owner": ground.user})
+
+    work()
+    assert race(ground, _SWAP_FOLDER, [str(ssh), str(ground.folder)], work) == []
+
+
+def test_a_volume_of_a_user_is_no_way_to_a_file_of_roots(ground: Ground) -> None:
+    limits = probe.Limits(1 << 20, 3, 5, 100)
+
+    def work() -> None:
+        bounded(partial(probe.write, str(ground.home), "run", "n1", 1, limits), 20)
+        bounded(partial(probe.compare, str(ground.home), "run", ["n1"], "n1", limits), 20)
+        bounded(partial(probe.clean, str(ground.home), "run", "n1"), 20)
+
+    assert race(ground, _SWAP_PROBE, [str(ground.home), str(ground.file)], work) == []
+
+
+def test_a_folder_of_roots_on_a_volume_outlives_the_check(ground: Ground) -> None:
+    """The user calls it what the check calls its own."""
+    theirs = ground.home / ".gpumesh-check-old-n1"
+    theirs.mkdir()
+    (theirs / "precious").write_text(_SECRET)
+    os.utime(theirs, (0, 0))
+    limits = probe.Limits(0, 0, 5, 100)
+    bounded(partial(probe.write, str(ground.home), "run", "n1", 1, limits), 20)
+    bounded(partial(probe.clean, str(ground.home), "old", "n1"), 20)
+    assert (theirs / "precious").read_text() == _SECRET
+
+
+def test_munges_account_is_no_way_to_a_file_of_roots(ground: Ground) -> None:
+    path = ground.home / "munge.key"
+    owner = munge.Account(ground.uid, ground.uid)
+
+    def work() -> None:
+        munge.write(str(path), os.urandom(32), owner)
+
+    work()
+    assert race(ground, _SWAP_FILE, [str(path), str(ground.file)], work) == []
+    path.unlink(missing_ok=True)
+    path.symlink_to(ground.file)
+    with pytest.raises(GpumeshError):
+        munge.read_state(str(path))

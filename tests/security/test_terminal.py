@@ -1,0 +1,97 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a member, or a user on it, says reaches the administrator's terminal and the reports without its escapes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.filter.find_cluster import find_cluster
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.evidence import judge
+
+#: Sets the window's title, clears the screen, the same in one byte, turns the direction of writing, halves a character.
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b2Jn\u202e1\ud800"
+AT = "2026-11-20T20:31:00Z"
+
+
+def harmless(text: str) -> bool:
+    return printable(text) == text
+
+
+def record() -> model.Record:
+    entries = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+    stamp = plan.Stamp(AT, "alice")
+    return plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {}, entries, stamp), stamp)
+
+
+def copies() -> dict[str, Any]:
+    spoilt = {"path": "/var/lib/gpumesh/clusters/lab.json", "reason": f"it is {EVIL}", "last_good": EVIL}
+    return {
+        "n1": {"clusters": [record()], "damaged": []},
+        "n2": {"clusters": [], "damaged": [spoilt]},
+        "n3": {"unreachable": True, "msg": EVIL},
+    }
+
+
+def test_what_is_said_of_the_copies() -> None:
+    found = find_cluster(copies(), "lab")
+    assert len(found["remarks"]) == 1 and harmless("".join(found["remarks"]))
+    refused = find_cluster({"n2": copies()["n2"]}, "lab")
+    assert "owned" in refused["refusal"] and harmless(refused["refusal"])
+
+
+def test_the_overview() -> None:
+    clusters = overview(copies(), AT)
+    assert harmless(json.dumps(clusters, ensure_ascii=False))
+    assert harmless(page(clusters, {"n3": EVIL}, 120))
+
+
+def test_the_verdict() -> None:
+    evidence = {
+        "asked": ["n1", "n2"],
+        "answered": ["n1", "n2"],
+        "slurm": {"rc": 1, "stdout": EVIL, "stderr": EVIL},
+        "job": {"rc": 1, "stdout": EVIL, "stderr": EVIL},
+        "health": {
+            "n1": {"msg": EVIL},
+        },
+    }
+    told = json.dumps(judge(record(), evidence, AT), ensure_ascii=False)
+    assert "owned" in told and harmless(told)
+
+
+@pytest.mark.parametrize("callback", ["ansible.builtin.default", "gpumesh.cluster.progress"])
+def test_what_a_playbook_prints(callback: str, tmp_path: Path) -> None:
+    play = tmp_path / "play.yml"
+    play.write_text(
+        json.dumps(
+            [
+                {
+                    "hosts": "localhost",
+                    "gather_facts": False,
+                    "tasks": [{"gpumesh.cluster.print_text": {"text": "{{ told }}"}}],
+                }
+            ]
+        )
+    )
+    command = [os.path.join(os.path.dirname(sys.executable), "ansible-playbook"), "-i", "localhost,", "-c", "local"]
+    done = subprocess.run(
+        [*command, str(play), "-e", json.dumps({"told": EVIL[:-1]})],
+        env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": callback, "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "owned" in done.stdout
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(done.stdout)
