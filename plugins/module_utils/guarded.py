@@ -16,7 +16,7 @@ import errno
 import os
 import pwd
 import stat
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 
@@ -206,6 +206,25 @@ def settle(place: Place, descriptor: int, mode: int, owner: Tuple[int, int]) -> 
     # A change of the owner takes bits of the mode away.
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         os.fchmod(descriptor, mode)
+
+
+def refuse_swappable(paths: Iterable[str]) -> None:
+    """Raises HostStateError for a mount point that somebody else could have led elsewhere: root mounts by its path."""
+    for path in paths:
+        try:
+            with reach(path) as place:
+                # Where root acts as an account, that one could rename the folder.
+                acting = os.getuid() == 0 and os.geteuid() != 0
+                swappable = acting or (place.shared and (place.found is None or place.found.st_uid != 0))
+                whose = account_name(os.geteuid()) if acting else "others"
+        except OSError as failure:
+            raise HostStateError(f"{path} cannot be looked at: {failure.strerror}.", path=path) from failure
+        if swappable:
+            raise HostStateError(
+                f"A volume cannot be mounted at {path}: {whose} could put something else there.",
+                "Choose a mount point below folders that only root can write to, such as /mnt or /srv.",
+                path=path,
+            )
 
 
 def unusual(path: str, mode: int) -> HostStateError:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, NamedTuple
+from typing import Dict, List, NamedTuple
 
 
 class Mounted(NamedTuple):
@@ -27,6 +27,17 @@ def parse_mountinfo(text: str) -> List[Mounted]:
         if separator and len(fields) >= 6 and len(more) >= 2:
             options = [*fields[5].split(","), *(more[2].split(",") if len(more) > 2 else [])]
             found.append(Mounted(unescaped(fields[4]), more[0], unescaped(more[1]), "ro" in options))
+    return found
+
+
+def options_by_point(text: str) -> Dict[str, List[str]]:
+    """The options of each mount itself, as nosuid, and not those of its file system. An automount alone is none."""
+    found = {}
+    for line in text.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields, more = left.split(), right.split()
+        if separator and len(fields) >= 6 and more and more[0] != "autofs":
+            found[unescaped(fields[4])] = fields[5].split(",")
     return found
 
 

@@ -135,10 +135,11 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, holders
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, guarded, holders
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab, mounts, quota, volumes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab, mounts, ports, quota, volumes
 
 _PROC = "/proc"
 
@@ -161,6 +162,7 @@ def look(params: Dict[str, Any], wanted: List[mounts.Units]) -> mounts.Host:
         mounts.stale(command.run, mounted),
         mounts.idle_automounts(command.run, known),
         holders.volume_users(_PROC, mounted),
+        options_by_point(read(os.path.join(_PROC, "self/mountinfo"))),
     )
 
 
@@ -185,7 +187,8 @@ def work_without_automounts(params: Dict[str, Any], check_mode: bool) -> Outcome
     lines = fstab.parse(files.read_text(fstab.PATH) or "", params["cluster"])
     mounted = holders.mounted(read(os.path.join(_PROC, "self/mounts")), sorted({*wanted, *lines}))
     users = holders.volume_users(_PROC, mounted)
-    host = fstab.Host(lines, mounted, mounts.stale(command.run, mounted), users)
+    options = options_by_point(read(os.path.join(_PROC, "self/mountinfo")))
+    host = fstab.Host(lines, mounted, mounts.stale(command.run, mounted), users, options)
     plan = fstab.make_plan(wanted, host, params["force"])
     if plan.changed and not check_mode:
         fstab.apply(command.run, plan, wanted, params["cluster"])
@@ -204,6 +207,9 @@ def mount(params: Dict[str, Any], check_mode: bool) -> Outcome:
     volumes.refuse_missing(params["external"])
     fetched = any("\nType=nfs4\n" in each["mount"] for each in params["mounts"])
     refuse_without_kernel(params, fetched)
+    points = [units.mount_point for units in wanted]
+    there = holders.mounted(read(os.path.join(_PROC, "self/mounts")), points)
+    guarded.refuse_swappable(point for point in points if point not in there)
     automounts = mounts.automounts()
     if wanted and not automounts:
         fstab.refuse_without_right(read(os.path.join(_PROC, "self/status")))
@@ -223,8 +229,15 @@ def mount(params: Dict[str, Any], check_mode: bool) -> Outcome:
 
 def work(module: AnsibleModule) -> Outcome:
     """Mount, and say which quotas an earlier run has left."""
+    cluster = module.params["cluster"]
+    closing = ports.look(cluster, bool(module.params["mounts"]))
     outcome = mount(module.params, module.check_mode)
-    quotas = sorted(quota.parse(quota.read_files(), module.params["cluster"]))
+    if (closing.close or closing.forget) and not outcome.values["missing"]:
+        before, after = ports.as_diff(closing)
+        outcome = outcome._replace(changed=True, before=before + outcome.before, after=after + outcome.after)
+        if not module.check_mode:
+            ports.apply(closing, cluster)
+    quotas = sorted(quota.parse(quota.read_files(), cluster))
     return outcome._replace(values={**outcome.values, "quotas": quotas})
 
 

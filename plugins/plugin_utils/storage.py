@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import string
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -64,7 +64,10 @@ _TRANSFER = {
 _LINK_OF_MESH = {"none": "lan", "wireguard": "tunnel", "tailscale": "userspace"}
 
 #: Mount options that stand for the same setting; every other one is what is before its '='.
-_SETTINGS = {"soft": "hard", "softerr": "hard", "rw": "ro", "nfsvers": "vers"}
+_SETTINGS = {"soft": "hard", "softerr": "hard", "rw": "ro", "nfsvers": "vers", "nosuid": "suid", "nodev": "dev"}
+
+#: Root of another member could have left programs and devices there that make a user root.
+_CONFINED = ["nosuid", "nodev"]
 
 
 class Mount(TypedDict):
@@ -126,6 +129,8 @@ def _exports(record: model.Record, served: Sequence[dict[str, Any]], clients: Se
             [
                 "ro" if volume["read_only"] else "rw",
                 "sync",
+                # No request from a port that a user's program can have: it could say that it is any user.
+                "secure",
                 "no_subtree_check",
                 "root_squash" if volume["root_squash"] else "no_root_squash",
                 f"fsid={identity}",
@@ -153,7 +158,7 @@ def _ganesha(record: model.Record, served: Sequence[dict[str, Any]], clients: Se
         squash = "Root_Squash" if volume["root_squash"] else "No_Root_Squash"
         blocks.append(
             f'EXPORT {{\n  Export_Id = {number};\n  Path = "{volume["path"]}";\n  Pseudo = "{volume["path"]}";\n'
-            "  Protocols = 4;\n  Transports = TCP;\n  SecType = sys;\n  Access_Type = None;\n  FSAL { Name = VFS; }\n"
+            "  Protocols = 4;\n  Transports = TCP;\n  SecType = sys;\n  PrivilegedPort = true;\n  Access_Type = None;\n  FSAL { Name = VFS; }\n"
             f"  CLIENT {{ Clients = {', '.join(clients)}; Access_Type = {access}; Squash = {squash}; }}\n}}\n"
         )
     return core + "".join(blocks)
@@ -161,7 +166,25 @@ def _ganesha(record: model.Record, served: Sequence[dict[str, Any]], clients: Se
 
 def mounts(record: model.Record, machine: str) -> list[Mount]:
     """How ``machine`` mounts each volume. The server itself has it at the same place, by a bind mount."""
-    return [_mount(record, machine, volume) for volume in _volumes(record)]
+    volumes = _volumes(record)
+    for volume in volumes:
+        _refuse_nested(volume, record["storage"]["volumes"])
+    return [_mount(record, machine, volume) for volume in volumes]
+
+
+def _refuse_nested(volume: Mapping[str, Any], volumes: Sequence[Mapping[str, Any]]) -> None:
+    """systemd would mount the outer one for the automount of the inner one, which is before the network at a boot: a circle,
+    which it breaks by leaving out a part of the boot."""
+    inner = volume["mount_point"].rstrip("/") + "/"
+    for other in volumes:
+        outer = other["mount_point"].rstrip("/") + "/"
+        if other["name"] != volume["name"] and inner.startswith(outer):
+            raise InputError(
+                f"Volume '{volume['name']}' would be mounted at {volume['mount_point']}, within volume '{other['name']}' "
+                f"at {other['mount_point']}.",
+                "Give it a mount point beside that one, and a link where it is looked for.",
+                volume=volume["name"],
+            )
 
 
 def external(record: model.Record) -> list[External]:
@@ -188,7 +211,10 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
     local = volume["server"] == machine
     if local:
         # A bind mount of one directory onto itself would hide it behind itself.
-        what, kind, options = volume["path"], "none", ["bind", *(["ro"] if volume["read_only"] else [])]
+        what, kind = volume["path"], "none"
+        # Of the given options, which are those of nfs, only these two hold for it.
+        given = [option for option in volume["options"] if _setting(option) in ("suid", "dev")]
+        options = _overridden(["bind", *_CONFINED, *(["ro"] if volume["read_only"] else [])], given)
         order = ""
     else:
         server = derive.cluster_address(record, derive.member_of(record, volume["server"]))
@@ -197,7 +223,7 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
         link = volume["link"] or _LINK_OF_MESH[record["mesh"]["backend"]]
         # Not nofail: systemd would not order the mount before remote-fs.target, and at shutdown logins and jobs, which come
         # after that, would still write when it is unmounted. No boot waits for it, since none starts it.
-        ours = ["vers=4.2", "_netdev", *_RECOVERY[volume["recovery"]], *_TRANSFER[link]]
+        ours = ["vers=4.2", "_netdev", *_CONFINED, *_RECOVERY[volume["recovery"]], *_TRANSFER[link]]
         options = _overridden([*ours, *(["ro"] if volume["read_only"] else [])], volume["options"])
         after = ["network-online.target"]
         if record["mesh"]["backend"] == "wireguard":
@@ -271,6 +297,12 @@ def _normal(volume: dict[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"Volume '{name}' has link '{full['link']}'.",
             f"Give {', '.join(_TRANSFER)}, or leave it out: the mesh then says what suits.",
+            volume=name,
+        )
+    if "noresvport" in full["options"]:
+        raise InputError(
+            f"Volume '{name}' has the mount option noresvport, and servers refuse what comes from a port above 1023.",
+            "Take it out of its options.",
             volume=name,
         )
     if full["quota"] is not None:

@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser, refuse_in_use
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import flags
 
 PATH = "/etc/fstab"
 #: Of capabilities(7); without it, nothing can be mounted.
@@ -33,14 +34,16 @@ class Host(NamedTuple):
     mounted: Sequence[str]
     stale: Sequence[str]
     users: Sequence[VolumeUser]
+    options: Mapping[str, Sequence[str]] = {}
 
 
 class Plan(NamedTuple):
-    """Mount points to unmount, whether the block is written, and mount points to mount."""
+    """Mount points to unmount, whether the block is written, mount points to mount, and what is remounted."""
 
     unmount: List[str]
     write: bool
     mount: List[str]
+    remount: Tuple[flags.Remount, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -70,13 +73,18 @@ def parse(text: str, cluster: str) -> Mapping[str, str]:
 
 def make_plan(wanted: Mapping[str, str], host: Host, force: bool = False) -> Plan:
     """What to do, or a HostStateError that names who uses a volume that has to be unmounted."""
-    ending = [point for point, line in host.lines.items() if wanted.get(point) != line]
+    ending = [
+        point
+        for point, line in host.lines.items()
+        if flags.line_without(wanted.get(point, "")) != flags.line_without(line)
+    ]
     refuse_in_use(
         [user for user in host.users if user.mount_point in ending and user.mount_point not in host.stale], force
     )
     unmount = [point for point in host.mounted if point in ending or point in host.stale]
     missing = [point for point in wanted if point not in host.mounted or point in unmount]
-    return Plan(unmount, dict(wanted) != dict(host.lines), missing)
+    staying = {point: flags.of_line(line) for point, line in wanted.items() if point not in missing}
+    return Plan(unmount, dict(wanted) != dict(host.lines), missing, flags.remounts(staying, host.options))
 
 
 def refuse_without_right(status: str) -> None:
@@ -102,6 +110,7 @@ def apply(run: Runner, plan: Plan, wanted: Mapping[str, str], cluster: str, path
             step = host_files.plan(one, host_files.read(path), host_files.owner_ids(one))
             if step is not None:
                 host_files.apply(step)
+    flags.apply(run, plan.remount)
     for point in plan.mount:
         os.makedirs(point, exist_ok=True)
         run(["mount", point], timeout=_MOUNT_SECONDS)
@@ -110,4 +119,5 @@ def apply(run: Runner, plan: Plan, wanted: Mapping[str, str], cluster: str, path
 def as_diff(plan: Plan, wanted: Mapping[str, str], host: Host) -> Tuple[str, str]:
     """The lines before and after, and what is mounted."""
     before = "".join(f"{line}\n" for line in host.lines.values()) + "".join(f"# not mounted: {p}\n" for p in plan.mount)
-    return before, "".join(f"{line}\n" for line in wanted.values())
+    remounted = flags.as_diff(plan.remount)
+    return before + remounted[0], "".join(f"{line}\n" for line in wanted.values()) + remounted[1]

@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser, refuse_in_use
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import flags
 
 UNIT_FOLDER = "/etc/systemd/system"
 _SUFFIXES = (".mount", ".automount")
@@ -46,23 +47,25 @@ class Units(NamedTuple):
 
 class Host(NamedTuple):
     """What there is. ``files`` is the text of our units by file name, ``mounted`` the mount points in use,
-    ``idle`` the automounts that do not run or would not at the next boot."""
+    ``idle`` the automounts that do not run or would not at the next boot, ``options`` those of what is mounted."""
 
     files: Mapping[str, str]
     mounted: Sequence[str]
     stale: Sequence[str]
     idle: Sequence[str]
     users: Sequence[VolumeUser]
+    options: Mapping[str, Sequence[str]] = {}
 
 
 class Plan(NamedTuple):
-    """Unit names without suffix, in the order in which apply() goes through them."""
+    """Unit names without suffix, in the order in which apply() goes through them, and what is remounted."""
 
     stop: List[str]
     delete: List[str]
     write: List[Units]
     start: List[str]
     heal: List[str]
+    remount: Tuple[flags.Remount, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -97,13 +100,29 @@ def make_plan(wanted: Sequence[Units], host: Host, force: bool = False) -> Plan:
         for units in wanted
         if any(host.files.get(units.name + suffix) != units.texts[suffix] for suffix in _SUFFIXES)
     ]
-    replaced = [units.name for units in differing if units.name in there]
+    # What can be changed while it is in use is no reason to unmount it.
+    changed = [units for units in differing if units.name in there and _differ_by_flags(units, host.files)]
+    replaced = [units.name for units in differing if units.name in there and units not in changed]
     ending = {there[name] for name in (*gone, *replaced)}
     users = [user for user in host.users if user.mount_point in ending and user.mount_point not in host.stale]
     refuse_in_use(users, force)
-    starting = [units.name for units in wanted if units in differing or units.name in host.idle]
+    starting = [
+        units.name for units in wanted if (units in differing and units not in changed) or units.name in host.idle
+    ]
     stale = [units.name for units in wanted if units.mount_point in host.stale and units.name not in replaced]
-    return Plan([*gone, *replaced], gone, differing, starting, stale)
+    staying = {
+        units.mount_point: flags.of_unit(units.texts[".mount"])
+        for units in wanted
+        if units.name not in (*replaced, *stale) and units.mount_point in host.mounted
+    }
+    return Plan([*gone, *replaced], gone, differing, starting, stale, flags.remounts(staying, host.options))
+
+
+def _differ_by_flags(units: Units, files: Mapping[str, str]) -> bool:
+    return all(
+        flags.unit_without(files.get(units.name + suffix, "")) == flags.unit_without(units.texts[suffix])
+        for suffix in _SUFFIXES
+    )
 
 
 def apply(run: Runner, plan: Plan, folder: str = UNIT_FOLDER) -> None:
@@ -120,6 +139,7 @@ def apply(run: Runner, plan: Plan, folder: str = UNIT_FOLDER) -> None:
             write_atomic(os.path.join(folder, units.name + suffix), text, 0o644)
     if plan.delete or plan.write:
         _systemctl(run, "daemon-reload")
+    flags.apply(run, plan.remount)
     for name in plan.start:
         _systemctl(run, "enable", "--now", name + ".automount")
     for name in plan.heal:
@@ -134,7 +154,9 @@ def as_diff(plan: Plan, host: Host) -> Tuple[str, str]:
     before = {name + suffix: host.files.get(name + suffix, "") for name in names for suffix in _SUFFIXES}
     after = {units.name + suffix: text for units in plan.write for suffix, text in units.texts.items()}
     healed = "".join(f"# {name}: stale\n" for name in plan.heal)
-    return _shown(before) + healed, _shown({name: after.get(name, "") for name in before})
+    remounted = flags.as_diff(plan.remount)
+    shown = _shown({name: after.get(name, "") for name in before})
+    return _shown(before) + healed + remounted[0], shown + remounted[1]
 
 
 def read_units(folder: str = UNIT_FOLDER) -> Dict[str, str]:

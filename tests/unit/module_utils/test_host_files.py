@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils import guarded, host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 
@@ -161,6 +161,22 @@ def test_in_a_folder_for_everybody_no_link_is_followed(home: Path):
     with pytest.raises(HostStateError, match="belongs to nobody, in a folder that others may write to"):
         settle([{"path": str(home / "theirs"), "state": "directory", "owner": "daemon", "mode": "0700"}])
     settle([{"path": str(home / "ours" / "deep"), "state": "directory", "owner": "daemon", "mode": "0700"}])
+
+
+def test_a_mount_point_that_others_could_swap_is_refused(home: Path):
+    with pytest.raises(
+        HostStateError, match="nobody could put something else there. Choose a mount point below folders"
+    ):
+        guarded.refuse_swappable([str(home / "data")])
+    home.chmod(0o1777)
+    os.chown(home, 0, 0)
+    with pytest.raises(HostStateError, match="others could put"):
+        guarded.refuse_swappable([str(home / "data")])
+    (home / "data").mkdir()
+    guarded.refuse_swappable([str(home / "data"), str(home.parent / "data"), str(home)])
+    os.chown(home / "data", 65534, 65534)
+    with pytest.raises(HostStateError, match="others could put"):
+        guarded.refuse_swappable([str(home / "data")])
 
 
 @pytest.mark.parametrize("kind", ["named pipe", "device", "link to a device", "socket", "too much"])

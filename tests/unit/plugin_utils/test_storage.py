@@ -55,7 +55,7 @@ def record(*volumes: dict[str, Any], backend: str = "wireguard") -> model.Record
 
 def test_a_volume_is_exported_to_members_alone_with_root_squashed() -> None:
     line = storage.exports(record(VOLUME), "n1")
-    assert line.startswith('"/srv/data" 10.99.0.2(rw,sync,no_subtree_check,root_squash,fsid=')
+    assert line.startswith('"/srv/data" 10.99.0.2(rw,sync,secure,no_subtree_check,root_squash,fsid=')
     assert line.count("(") == 1
     assert "*" not in line
 
@@ -88,7 +88,7 @@ def test_a_mount_waits_for_the_mesh_and_for_no_one_else() -> None:
 def test_the_server_sees_its_volume_at_the_same_place() -> None:
     (mount,) = storage.mounts(record(VOLUME), "n1")
     assert "What=/srv/data\n" in mount["mount"]
-    assert "Options=bind\n" in mount["mount"]
+    assert "Options=bind,nosuid,nodev\n" in mount["mount"]
 
 
 @pytest.mark.parametrize("path", ["/mnt/data", "/mnt/data-set", "/mnt//two/", "/", "/mnt/a b", "/.hidden", "/mnt/é"])
@@ -159,6 +159,28 @@ def test_what_the_options_give_wins_and_stands_once() -> None:
     for name in ("vers=4.2", "soft", "nconnect=4", "ro"):
         assert name not in options
     assert {"_netdev", "rsize=1048576", "timeo=50"} <= set(options)
+
+
+def test_no_volume_gives_rights_or_devices_unless_told() -> None:
+    assert {"nosuid", "nodev"} <= set(options_of(VOLUME))
+    told = {**VOLUME, "options": ["suid", "dev", "noatime"]}
+    assert not {"nosuid", "nodev"} & set(options_of(told))
+    (local,) = storage.mounts(record(told), "n1")
+    assert "Options=bind,suid,dev\n" in local["mount"]
+
+
+@pytest.mark.parametrize("outer", [{"server": "n2", "path": "/srv/outer"}, {}])
+def test_a_volume_within_another_is_refused(outer: dict[str, Any]) -> None:
+    other = {"name": "outer", "mount_point": "/mnt", **outer}
+    with pytest.raises(InputError, match="at /mnt/data, within volume 'outer' at /mnt. Give it a mount point beside"):
+        storage.mounts(record(VOLUME, other), "n1")
+    assert len(storage.mounts(record(VOLUME, {**other, "mount_point": "/mnt/data2"}), "n1")) >= 1
+
+
+def test_a_volume_from_ports_of_users_is_refused() -> None:
+    with pytest.raises(InputError, match="noresvport, and servers refuse"):
+        storage.mounts(record({**VOLUME, "options": ["noresvport"]}), "n2")
+    assert "PrivilegedPort = true;" in storage.exports(record(VOLUME), "n1", "ganesha")
 
 
 def test_ganesha_exports_to_members_alone_with_root_squashed() -> None:

@@ -465,6 +465,23 @@ def as_a_stranger(lab: Lab, host: str) -> Iterator[None]:
         lab.run(host, "ip", "address", "del", f"{stranger}/24", "dev", "eth0", check=False)
 
 
+def refuse_programs_of_users(lab: Lab) -> None:
+    """A job on k2 says that it is user 1000, whose file nobody else may read."""
+    lab.run("k3", "chmod", "600", f"{SERVED}/note")
+    read = ("nfs-cat", f"{SOURCE}/note?version=4&uid=1000&gid=1000")
+    assert "written by k2" in lab.run("k2", *read), "root of a member is who it wants to be"
+    port_start = "net.ipv4.ip_unprivileged_port_start"
+    assert lab.run("k3", "sysctl", "--values", port_start).strip() == "1024", "the role has closed them, here too"
+    # As it is on members that mount volumes, which k2's kernel cannot.
+    before = lab.run("k2", "sysctl", "--values", port_start).strip()
+    lab.run("k2", "sysctl", "--quiet", "--write", f"{port_start}=1024")
+    try:
+        as_user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *read)
+        assert "written by k2" not in lab.run("k2", *as_user, check=False)
+    finally:
+        lab.run("k2", "sysctl", "--quiet", "--write", f"{port_start}={before}")
+
+
 def test_a_server_that_is_a_program_serves_members_alone(lab: Lab) -> None:
     volume = {"name": "data", "server": "k3", "path": SERVED, "mount_point": "/mnt/data"}
     try:
@@ -484,6 +501,7 @@ def test_a_server_that_is_a_program_serves_members_alone(lab: Lab) -> None:
         assert lab.run("k3", "stat", "--format=%u %a", SERVED).split() == ["0", "1777"]
         with as_a_stranger(lab, "k2"):
             assert "note" not in listed(lab, "k2")
+        refuse_programs_of_users(lab)
         run = serve(lab, volume)
         assert run.changed["k3"] == 0, run.output
         since = serving_since(lab)

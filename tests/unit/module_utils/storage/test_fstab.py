@@ -79,6 +79,15 @@ def test_a_volume_in_use_is_not_unmounted_and_its_user_is_named() -> None:
         assert fstab.make_plan(wanted, host(users=[USER]), force=True).unmount == ["/data"]
 
 
+def test_a_volume_in_use_is_confined_without_being_unmounted() -> None:
+    wanted = {"/data": LINE.replace("noauto", "nosuid,nodev,noauto")}
+    plan = fstab.make_plan(wanted, host(users=[USER], options={"/data": ["rw", "relatime"]}))
+    assert (plan.unmount, plan.write, plan.mount) == ([], True, [])
+    assert [each.after for each in plan.remount] == [("rw", "relatime", "nosuid", "nodev")]
+    settled = host(lines=wanted, users=[USER], options={"/data": ["rw", "nosuid", "nodev"]})
+    assert not fstab.make_plan(wanted, settled).changed
+
+
 def test_a_stale_volume_is_mounted_anew_whoever_uses_it() -> None:
     assert fstab.make_plan(WANTED, host(stale=["/data"], users=[USER])) == fstab.Plan(["/data"], False, ["/data"])
 

@@ -80,6 +80,29 @@ def test_a_volume_in_use_is_not_unmounted_and_its_user_is_named() -> None:
     assert mounts.make_plan([], host(users=[USER]), force=True).delete == ["data"]
 
 
+CONFINED = DATA._replace(
+    texts={**DATA.texts, ".mount": f"[Unit]\n{TITLE}\n[Mount]\nWhere=/data\nOptions=hard,nosuid,nodev\n"}
+)
+LOOSE = {**FILES, "data.mount": f"[Unit]\n{TITLE}\n[Mount]\nWhere=/data\nOptions=hard\n"}
+
+
+def test_a_volume_in_use_is_confined_without_being_unmounted(tmp_path: Path) -> None:
+    there = host(files=LOOSE, users=[USER], options={"/data": ["rw", "relatime"]})
+    plan = mounts.make_plan([CONFINED], there)
+    systemd = Systemd()
+    mounts.apply(systemd, plan, str(tmp_path))
+    assert "nosuid,nodev" in (tmp_path / "data.mount").read_text()
+    assert systemd.told == ["systemctl daemon-reload", "mount -o remount,bind,rw,relatime,nosuid,nodev /data"]
+    assert "# /data: mounted with rw,relatime\n" in mounts.as_diff(plan, there)[0]
+    # What was cut off after the unit was written goes on by what is mounted.
+    written = host(files={**FILES, **dict(zip(FILES, CONFINED.texts.values()))}, users=[USER])
+    again = mounts.make_plan([CONFINED], written._replace(options={"/data": ["rw"]}))
+    assert (again.write, [each.after for each in again.remount]) == ([], [("rw", "nosuid", "nodev")])
+    assert not mounts.make_plan([CONFINED], written._replace(options={"/data": ["rw", "nodev", "nosuid"]})).changed
+    back = mounts.make_plan([DATA], host(options={"/data": ["rw", "nosuid", "nodev"]}))
+    assert [each.after for each in back.remount] == [("rw", "suid", "dev")]
+
+
 def test_a_stale_volume_is_mounted_anew_whoever_uses_it() -> None:
     plan = mounts.make_plan([DATA], host(stale=["/data"], users=[USER]))
     assert plan == mounts.Plan([], [], [], [], ["data"])

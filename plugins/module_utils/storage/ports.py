@@ -1,0 +1,63 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The ports below 1024, by which a server of NFS tells a member's kernel from a program of a user's, which could say that
+it is any user. In containers they are often open to everybody."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+
+SETTING = "net.ipv4.ip_unprivileged_port_start"
+_VALUE = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
+_FOLDER = "/etc/sysctl.d"
+_FIRST = 1024
+
+
+class Plan(NamedTuple):
+    """``value`` is the first port of users now. ``close``: set it, now and at boot. ``forget``: no longer at boot."""
+
+    value: int
+    close: bool
+    forget: bool
+
+
+def file_of(cluster: str, folder: str = _FOLDER) -> str:
+    """Where it is set for the next boot."""
+    return os.path.join(folder, f"60-gpumesh-{cluster}-storage.conf")
+
+
+def look(cluster: str, needed: bool, value: str = _VALUE, folder: str = _FOLDER) -> Plan:
+    """What to do. Raises HostStateError where the ports are open and cannot be closed from here."""
+    first = int((read_text(value) or str(_FIRST)).strip())
+    close = needed and first < _FIRST
+    if close and not os.access(value, os.W_OK):
+        raise HostStateError(
+            f"Every user of this host may use ports below 1024 ({SETTING} is {first}), so that each could be any user to the "
+            "servers of the volumes. It cannot be set from here.",
+            f"Start the container with --sysctl {SETTING}={_FIRST}, or leave the host out with storage_backend=none.",
+        )
+    return Plan(first, close, not needed and os.path.exists(file_of(cluster, folder)))
+
+
+def apply(plan: Plan, cluster: str, value: str = _VALUE, folder: str = _FOLDER) -> None:
+    """Carry it out. What is set now stays until the next boot."""
+    path = file_of(cluster, folder)
+    if plan.forget:
+        remove_file(path)
+    if plan.close:
+        os.makedirs(folder, exist_ok=True)
+        write_atomic(path, f"# Written by gpumesh.cluster for the servers of volumes.\n{SETTING} = {_FIRST}\n", 0o644)
+        with open(value, "w", encoding="ascii") as stream:
+            stream.write(str(_FIRST))
+
+
+def as_diff(plan: Plan) -> Tuple[str, str]:
+    """The setting before and after."""
+    if not plan.close:
+        return "", ""
+    return f"{SETTING} = {plan.value}\n", f"{SETTING} = {_FIRST}\n"
