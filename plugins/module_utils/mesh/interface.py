@@ -239,11 +239,12 @@ def _configure(
         steps = plan(desired, runtime, key.public_key, written, resolved, int(time.time()))
     new_conf = render_conf(desired, host.key_path(interface))
     if not host.check_mode:
-        if new_conf != old_conf:
-            write_atomic(host.conf_path(interface), new_conf)
         if steps.needed:
             _apply(host, desired, steps)
             runtime = read_runtime(host, interface)
+        # Last: where this is cut off, the next run sees what was to change, as an endpoint that has moved.
+        if new_conf != old_conf:
+            write_atomic(host.conf_path(interface), new_conf)
     old_names = {public_key: peer.machine for public_key, peer in written.items()}
     names = {**old_names, **{peer.public_key: peer.machine for peer in desired.peers}}
     before, after = _live_lines(steps, names, desired)

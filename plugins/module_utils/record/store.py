@@ -117,15 +117,16 @@ class Store:
             raise RecordError(f"The record of '{checked['name']}' cannot be written to {self.path}.")
         text = to_text(checked)
         _sweep(self.folder, os.path.basename(self.path))
-        try:
-            files.write_atomic(self.path, text)
-            files.write_atomic(self.good_path, text)
-        except OSError as failure:
-            raise HostStateError(
-                f"{self.path} cannot be written: {failure.strerror}.",
-                "Make room or make the file system writable, and run again; the old record is in place.",
-                path=self.path,
-            ) from failure
+        for path in (self.path, self.good_path):
+            try:
+                files.write_atomic(path, text)
+            except OSError as failure:
+                there = "new" if files.read_text(self.path) == text else "old"
+                raise HostStateError(
+                    f"{path} cannot be written: {failure.strerror}.",
+                    f"Make room or make the file system writable, and run again; the {there} record is in place.",
+                    path=path,
+                ) from failure
 
     def remove(self) -> bool:
         """Delete the record, its copy and the lock; True when there was one. Only inside ``locked``.

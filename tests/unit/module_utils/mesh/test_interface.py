@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,29 @@ def test_no_secret_leaves_the_host(lab: Lab) -> None:
     results += [lab.run(wanted(2, 3)), absent(lab.host(), "gpumesh0")]
     assert key("private 1") not in repr(results)
     assert key("private 1") not in repr(lab.fake.commands)
+
+
+def test_an_endpoint_that_has_moved_is_set_although_the_first_try_was_cut_off(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.run(wanted(2))
+    lab.start()
+    peer = lab.fake.peers[key("n2")]
+    # A live session, which stays where it is unless the plan has changed.
+    peer["handshake"] = int(time.time())
+    moved = wanted(2)
+    moved = moved._replace(peers=tuple(one._replace(endpoint="203.0.113.9:51820") for one in moved.peers))
+
+    def cut_off(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(mesh_interface, "_apply", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            lab.run(moved)
+    assert lab.run(moved).changed
+    assert peer["endpoint"] == "203.0.113.9:51820"
+    assert not lab.run(moved).changed
 
 
 def test_adding_and_removing_touch_nobody_else(lab: Lab) -> None:

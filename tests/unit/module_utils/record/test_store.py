@@ -235,6 +235,23 @@ class TestDamage:
             apply.members_present(kept, [entry(3)], None, "tester@here", check_mode=False)
         assert snapshot(kept.folder) == before
 
+    @pytest.mark.parametrize(("works", "there"), [(0, "old"), (1, "new"), (2, "new"), (3, "new")])
+    def test_a_disk_that_fails_midway_leaves_what_is_said(
+        self, kept: Store, monkeypatch: pytest.MonkeyPatch, works: int, there: str
+    ) -> None:
+        """Each file is synced, and after it the folder."""
+        before, sync, left = kept.read(), os.fsync, iter([True] * works)
+
+        def failing(handle: int) -> None:
+            if not next(left, False):
+                raise OSError(5, "Input/output error")
+            sync(handle)
+
+        monkeypatch.setattr(os, "fsync", failing)
+        with pytest.raises(HostStateError, match=f"the {there} record is in place"):
+            apply.members_present(kept, [entry(3)], None, "tester@here", check_mode=False)
+        assert (kept.read() == before) == (there == "old")
+
 
 class TestReplica:
     def test_a_copy_follows(self, kept: Store, tmp_path: Path) -> None:
