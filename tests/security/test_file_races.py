@@ -24,7 +24,6 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import probe
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import bounded
 
@@ -228,18 +227,3 @@ def test_a_folder_of_roots_on_a_volume_outlives_the_check(ground: Ground) -> Non
     bounded(partial(probe.write, str(ground.home), "run", "n1", 1, limits), 20)
     bounded(partial(probe.clean, str(ground.home), "old", "n1"), 20)
     assert (theirs / "precious").read_text() == _SECRET
-
-
-def test_munges_account_is_no_way_to_a_file_of_roots(ground: Ground) -> None:
-    path = ground.home / "munge.key"
-    owner = munge.Account(ground.uid, ground.uid)
-
-    def work() -> None:
-        munge.write(str(path), os.urandom(32), owner)
-
-    work()
-    assert race(ground, _SWAP_FILE, [str(path), str(ground.file)], work) == []
-    path.unlink(missing_ok=True)
-    path.symlink_to(ground.file)
-    with pytest.raises(GpumeshError):
-        munge.read_state(str(path))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import errno
 import hashlib
 import os
 import pwd
@@ -15,7 +14,7 @@ from typing import NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_open, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
 
 #: Bytes; munge(7) takes 32 to 1024, and its own tool makes 128.
 _SHORTEST, _LONGEST, _MADE = 32, 1024, 128
@@ -71,22 +70,14 @@ def account(user: str) -> Optional[Account]:
 
 def read_state(path: str) -> State:
     """The key file of this host."""
-    # munged's account owns the folder, and is not to choose which file of root's we read.
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb") as stream:
+            about = os.fstat(stream.fileno())
+            return State(stream.read(), Account(about.st_uid, about.st_gid), about.st_mode & 0o077 == 0)
     except FileNotFoundError:
         return State(None, None, True)
     except OSError as failure:
-        remedy = "Remove the link, and run again." if failure.errno == errno.ELOOP else ""
-        raise HostStateError(f"{path} cannot be read: {failure.strerror}.", remedy, path=path) from failure
-    try:
-        about = os.fstat(descriptor)
-        if about.st_nlink > 1:
-            raise HostStateError(f"{path} has another name as well.", "Remove it, and run again.", path=path)
-        key = read_open(path, descriptor)
-    finally:
-        os.close(descriptor)
-    return State(key, Account(about.st_uid, about.st_gid), about.st_mode & 0o077 == 0)
+        raise HostStateError(f"{path} cannot be read: {failure.strerror}.", path=path) from failure
 
 
 def desired_key(state: State, given: Optional[bytes], generate: bool, rotate: bool) -> Optional[bytes]:
@@ -108,7 +99,8 @@ def write(path: str, key: bytes, owner: Account) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chown(folder, owner.uid, owner.gid)
-    write_atomic(path, key, mode=0o400, owner=owner)
+    write_atomic(path, key, mode=0o400)
+    os.chown(path, owner.uid, owner.gid)
 
 
 def is_stale(path: str, socket: str) -> bool:
