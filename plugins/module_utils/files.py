@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import unu
 
 #: Nothing that is read as a whole is as large: it is held in memory several times.
 _LARGEST = 32 << 20
+_PART = 1 << 16
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -51,8 +52,12 @@ def read_open(path: str, descriptor: int) -> bytes:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise unusual(path, about.st_mode)
-        with open(descriptor, "rb", closefd=False) as stream:
-            raw = stream.read(_LARGEST + 1)
+        raw = bytearray()
+        # Part by part: below /proc/sys the kernel makes room for all that is asked for, and has not that much.
+        for part in iter(lambda: os.read(descriptor, _PART), b""):
+            raw += part
+            if len(raw) > _LARGEST:
+                break
     except OSError as failure:
         raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
     if len(raw) > _LARGEST:
@@ -61,7 +66,7 @@ def read_open(path: str, descriptor: int) -> bytes:
             "Move it away, and run again.",
             path=path,
         )
-    return raw
+    return bytes(raw)
 
 
 def write_atomic(

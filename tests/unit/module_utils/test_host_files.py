@@ -204,6 +204,11 @@ def test_what_no_text_can_be_in_is_refused_at_once(kind: str, tmp_path: Path):
         read_text(str(path))
 
 
+def test_what_the_kernel_says_is_read_as_a_file():
+    assert read_text("/proc/sys/kernel/ostype") == "Linux\n"
+    assert "Pid:" in (read_text("/proc/self/status") or "")
+
+
 def test_lines_of_others_in_another_encoding_stay(tmp_path: Path):
     path = tmp_path / "keys"
     path.write_bytes(b"ssh-rsa AAAA M\xfcller\n")
