@@ -11,8 +11,8 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Gives the manager where it is not in the play, and up to two members, so that a run with C(--limit) learns of a
-    change that its hosts slept through, such as a new manager.
+  - Gives the manager where it is not in the play, up to two members, and the machine that the inventory names, so that a
+    run with C(--limit) learns of a change that its hosts slept through, such as a new manager.
 positional: name, candidate
 options:
   _input:
@@ -24,7 +24,7 @@ options:
     type: str
     required: true
   candidate:
-    description: The machine to ask when no host of the play has a copy.
+    description: The machine to ask whatever the copies say.
     type: str
     required: true
 """
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Inventory hostnames, three at most.
+  description: Inventory hostnames, without those of the play.
   type: list
   elements: str
 """

@@ -11,8 +11,9 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Gives the manager's record, or the newest copy where the manager cannot be asked.
-  - Says so where the copies contradict each other, as after two managers that did not know of each other.
+  - Gives the manager's record. Where the manager cannot be asked, the newest copy that two members have.
+  - Says so where the copies contradict each other, where a new manager is not confirmed by the one before, and where the
+    manager is not a machine of the inventory or is the one that runs Ansible.
 positional: name
 options:
   _input:
@@ -23,16 +24,37 @@ options:
     description: The name of the cluster.
     type: str
     required: true
-  force:
-    description: Go by the manager's record although a copy contradicts it.
-    type: bool
-    default: false
+  machines:
+    description: Every machine of the inventory.
+    type: list
+    elements: str
+    required: true
+  variables:
+    description: The variables of each machine, as C(hostvars) has them.
+    type: dict
+    required: true
+  manager:
+    description: The manager by the inventory. Empty where that does not say.
+    type: str
+    default: ""
+  trusted:
+    description: The machine whose copy counts, whatever the others say. Empty where the copies are to tell.
+    type: str
+    default: ""
+  generation:
+    description: The generation of that copy, where others have a newer one. 0 where none was given.
+    type: int
+    default: 0
+  successor:
+    description: Who follows a manager that is permanently lost. Empty where none is.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
 - name: Take the record
   ansible.builtin.set_fact:
-    cluster_record: "{{ (held | gpumesh.cluster.find_cluster('lab')).record }}"
+    cluster_record: "{{ (held | gpumesh.cluster.find_cluster('lab', machines=groups['all'], variables=hostvars)).record }}"
 """
 
 RETURN = r"""
@@ -40,23 +62,43 @@ _value:
   description:
     - C(refusal), a text that is empty where there is one record to go by, or none at all.
     - The C(record), null where no host has one, the C(source) that it is from, how each other copy stands to it in
-      C(standing), with its C(kind) and C(reason), and C(remarks) in words.
+      C(standing), with its C(kind) and C(reason), the members whose copies have to be C(replaced), and C(remarks) in
+      words.
   type: dict
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find, read_answers
 
 
-def find_cluster(results: Mapping[str, Mapping[str, Any]], name: str, force: bool = False) -> dict[str, Any]:
+def find_cluster(
+    results: Mapping[str, Mapping[str, Any]],
+    name: str,
+    *,
+    machines: Sequence[str],
+    variables: Mapping[str, Mapping[str, Any]],
+    manager: str = "",
+    trusted: str = "",
+    generation: int = 0,
+    successor: str = "",
+) -> dict[str, Any]:
     """See DOCUMENTATION."""
-    nothing: dict[str, Any] = {"refusal": "", "record": None, "source": None, "standing": {}, "remarks": []}
+    nothing: dict[str, Any] = {
+        "refusal": "",
+        "record": None,
+        "source": None,
+        "standing": {},
+        "replaced": [],
+        "remarks": [],
+    }
+    known = Known(machines, variables, manager or None)
+    word = Word(trusted or None, generation or None, successor or None)
     try:
-        found = find(read_answers(results), name, force)
+        found = find(read_answers(results), name, known, word)
     except GpumeshError as refused:
         return {**nothing, "refusal": printable(str(refused))}
     if found is None:
@@ -67,6 +109,7 @@ def find_cluster(results: Mapping[str, Mapping[str, Any]], name: str, force: boo
         "record": found.record,
         "source": found.source,
         "standing": standing,
+        "replaced": list(found.replaced),
         "remarks": [printable(remark) for remark in found.remarks],
     }
 

@@ -33,6 +33,15 @@ options:
     type: list
     elements: str
     required: true
+  record:
+    description: The record of the cluster, as P(gpumesh.cluster.find_cluster#filter) gives it. Null where there is none.
+    type: dict
+    required: true
+  replaced:
+    description: The members that have been given this record just now in place of what they held.
+    type: list
+    elements: str
+    default: []
   new_manager:
     description: The manager from then on. Empty where it stays.
     type: str
@@ -45,7 +54,8 @@ options:
 EXAMPLES = r"""
 - name: Say where
   ansible.builtin.debug:
-    msg: "{{ (held | gpumesh.cluster.plan_removal('lab', ['gpu2'], known=groups['all'])).authority }}"
+    msg: >-
+      {{ (held | gpumesh.cluster.plan_removal('lab', ['gpu2'], known=groups['all'], record=cluster_record)).authority }}
 """
 
 RETURN = r"""
@@ -58,8 +68,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer, read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.removal import decide_removal
 
 
@@ -69,15 +80,18 @@ def plan_removal(
     leaving: Sequence[str],
     *,
     known: Sequence[str],
+    record: Mapping[str, Any] | None,
+    replaced: Sequence[str] = (),
     new_manager: str | None = None,
     manager_lost: bool = False,
 ) -> dict[str, Any]:
     """See DOCUMENTATION."""
     answers = read_answers(results)
     try:
-        found = find(answers, name)
-        record = found.record if found else None
-        decision = decide_removal(record, name, leaving, known, answers, new_manager or None, manager_lost)
+        drawn = model.parse(record) if record else None
+        if drawn is not None:
+            answers.update({machine: Answer([drawn], [], None) for machine in replaced})
+        decision = decide_removal(drawn, name, leaving, known, answers, new_manager or None, manager_lost)
     except GpumeshError as refused:
         return {"refusal": printable(str(refused))}
     return {"refusal": "", **decision}

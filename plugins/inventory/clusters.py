@@ -99,6 +99,8 @@ from typing import Any
 
 from ansible.errors import AnsibleParserError
 from ansible.inventory.data import InventoryData
+from ansible.inventory.helpers import get_group_vars
+from ansible.inventory.host import Host
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.inventory import BaseInventoryPlugin, Cacheable, Constructable
 
@@ -191,6 +193,8 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         return files
 
     def _add(self, record: Record) -> None:
+        for member in record["members"]:
+            self._refuse_redefinition(record, member["machine"])
         base = record["name"].replace("-", "_")
         for group in (base, f"{base}_members", f"{base}_manager"):
             self.inventory.add_group(group)
@@ -209,6 +213,24 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             if seat["manager"]:
                 self.inventory.add_host(machine, group=f"{base}_manager")
             self._describe(record, machine, seat)
+
+    def _refuse_redefinition(self, record: Record, machine: str) -> None:
+        """A record gives hosts an address. What means something else to other sources must not get one."""
+        known = self.inventory.hosts.get(machine)
+        if machine in self.inventory.groups:
+            what = "is a group"
+        elif known is not None and self._connection(known) in ("local", "ansible.builtin.local"):
+            what = "is the machine which runs Ansible"
+        else:
+            return
+        raise AnsibleParserError(
+            f"The record of cluster '{record['name']}' has a member {machine}, which {what} by another source of the "
+            "inventory. Give one of them another name, or leave one source out."
+        )
+
+    @staticmethod
+    def _connection(host: Host) -> str:
+        return str({**get_group_vars(host.get_groups()), **host.vars}.get("ansible_connection", ""))
 
     def _describe(self, record: Record, machine: str, seat: derive.Seat) -> None:
         member = derive.member_of(record, machine)

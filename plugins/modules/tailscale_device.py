@@ -21,9 +21,18 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
 options:
   address:
-    description: The device's address in the tailnet. Names can be shared; addresses are not.
+    description: The device's address in the tailnet.
     type: str
     required: true
+  name:
+    description:
+      - The first label of the device's name in the tailnet. A device of another name is left as it is, and that is an error,
+        since an address is what a host says of itself.
+    type: str
+    required: true
+  id:
+    description: The device's ID at the control server, which then has to be the same too.
+    type: str
   api_key:
     description: A key of the control server's API, sent in a header.
     type: str
@@ -51,6 +60,7 @@ EXAMPLES = r"""
     login_server: https://headscale.example.org
     api_key: "{{ lookup('ansible.builtin.env', 'HEADSCALE_API_KEY') }}"
     address: 100.64.0.7
+    name: gpu3
     state: absent
   delegate_to: localhost
 """
@@ -73,6 +83,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet_api import (
     Device,
+    Sought,
     absent,
     api_of,
     fetcher,
@@ -87,12 +98,13 @@ def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
     checked = make_desired({"tags": given["tags"], "login_server": given["login_server"]})
     api = api_of(checked.login_server)
     fetch = fetcher(given["api_key"], given["ca_path"])
+    sought = Sought(given["address"], given["name"], given["id"] or "")
     if given["state"] == "absent":
-        result = absent(api, fetch, given["address"], check_mode)
+        result = absent(api, fetch, sought, check_mode)
         after = None
     else:
         tags = checked.tags or ()
-        result = present(api, fetch, given["address"], tags, check_mode)
+        result = present(api, fetch, sought, tags, check_mode)
         after = result.device._replace(tags=tags) if result.device else None
     device = result.device._asdict() if result.device else None
     return Outcome(result.changed, {"device": device}, _lines(result.device), _lines(after), given["address"])
@@ -107,6 +119,8 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "address": {"type": "str", "required": True},
+            "name": {"type": "str", "required": True},
+            "id": {"type": "str"},
             "api_key": {"type": "str", "required": True, "no_log": True},
             "login_server": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},

@@ -1,20 +1,30 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the cluster record among the copies of several hosts, and say what else they hold. Pure."""
+"""Find the cluster record among the copies of several hosts, and say what else they hold. Pure.
+
+No copy is signed, and root of a member can write into its own whatever it likes. So a copy counts by who says the same:
+its manager, which answers for what it holds; the manager before, where another one follows; or a second member. Tasks are
+delegated to the manager as root, so it also has to be a machine of the inventory, and not the one that runs Ansible.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import RecordError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 
 #: How many members outside of the play are asked beside the manager. After a hand-over every member that could be
 #: reached knows of it, so one that answers is enough; a second one is for the case that the first is down.
 WITNESSES = 2
+
+#: How Ansible calls the connection that stays on the machine that runs it.
+_LOCAL = ("local", "ansible.builtin.local")
 
 
 class Answer(NamedTuple):
@@ -29,91 +39,291 @@ class Answer(NamedTuple):
         return next((record for record in self.records if record["name"] == name), None)
 
 
+class Known(NamedTuple):
+    """What does not come from the members: the machines of the inventory, their variables, and who manages by them."""
+
+    machines: Collection[str]
+    variables: Mapping[str, Mapping[str, Any]]
+    manager: str | None = None
+
+
+class Word(NamedTuple):
+    """What the user says where the copies alone do not tell.
+
+    ``trusted``: the machine whose copy counts. ``generation``: the one that it has, where others have a newer one.
+    ``successor``: who follows a manager that is permanently lost.
+    """
+
+    trusted: str | None = None
+    generation: int | None = None
+    successor: str | None = None
+
+
+NO_WORD = Word()
+
+
 class Found(NamedTuple):
-    """The record to go by, whose copy it is, how the other copies stand to it, and what is worth saying."""
+    """The record to go by, whose copy it is, how the other copies stand to it, and what is worth saying.
+
+    ``replaced``: the members whose copies have to give way to a trusted one.
+    """
 
     record: Record
     source: str
     standing: Mapping[str, derive.Relation]
     remarks: Sequence[str]
+    replaced: Sequence[str] = ()
 
 
 def read_answers(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
-    """What each host answered, from the results of the module cluster_info."""
+    """What each host answered, from the results of the module cluster_info. Nothing in them is believed unchecked."""
     return {machine: _answer(result) for machine, result in results.items()}
 
 
 def _answer(result: Mapping[str, Any]) -> Answer:
-    if "clusters" not in result:
+    held, damaged = result.get("clusters"), result.get("damaged")
+    if not isinstance(held, list) or not isinstance(damaged, list):
         said = str(result.get("module_stderr") or result.get("msg") or "it was not asked")
         return Answer([], [], " ".join(said.split()).removeprefix("Task failed: "))
-    return Answer([model.parse(held) for held in result["clusters"]], list(result["damaged"]), None)
+    records, spoilt = [], [one for one in damaged if _is_damage(one)]
+    for document in held:
+        try:
+            records.append(model.parse(document))
+        except GpumeshError as failure:
+            # The module refuses such a record itself, so this host runs another one.
+            name = document.get("name") if isinstance(document, Mapping) else None
+            spoilt.append({"path": f"{DEFAULT_FOLDER}/{name}.json", "reason": str(failure), "last_good": None})
+    return Answer(records, spoilt, None)
+
+
+def _is_damage(one: object) -> bool:
+    return (
+        isinstance(one, Mapping)
+        and isinstance(one.get("path"), str)
+        and isinstance(one.get("reason"), str)
+        and isinstance(one.get("last_good"), (str, NoneType))
+    )
 
 
 def witnesses(answers: Mapping[str, Answer], name: str, candidate: str) -> list[str]:
-    """Whom to ask besides the hosts of the play: the manager, and some members when all that know it are few."""
-    copies = [copy for answer in answers.values() if (copy := answer.copy_of(name))]
-    if not copies:
-        return [] if candidate in answers else [candidate]
-    newest = max(copies, key=lambda copy: copy["generation"])
-    asked = [newest["manager"], *(member["machine"] for member in newest["members"])]
-    outside = [machine for machine in dict.fromkeys(asked) if machine not in answers]
-    managed_from_outside = newest["manager"] not in answers
-    return outside[: WITNESSES + (1 if managed_from_outside else 0)]
+    """Whom to ask besides the hosts of the play: the manager, some members, and ``candidate``, whom the inventory names.
+
+    The candidate is asked in any case: the others are named by the copies themselves.
+    """
+    copies = sorted(
+        (copy for answer in answers.values() if (copy := answer.copy_of(name))),
+        key=lambda copy: copy["generation"],
+        reverse=True,
+    )
+    managers = dict.fromkeys(copy["manager"] for copy in copies)
+    members = dict.fromkeys(member["machine"] for copy in copies for member in copy["members"])
+    others = [machine for machine in members if machine not in answers and machine not in managers]
+    asked = dict.fromkeys([*managers, *others[:WITNESSES], candidate])
+    return [machine for machine in asked if machine not in answers]
 
 
-def find(answers: Mapping[str, Answer], name: str, force: bool = False) -> Found | None:
+def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, word: Word = NO_WORD) -> Found | None:
     """The record of a cluster: the manager's, where it can be had. None where nobody has one.
 
-    Raises RecordError where the copies cannot be brought into one line. ``force`` takes the manager's all the same.
+    Raises RecordError where the copies cannot be brought into one line, or where who manages is not proven. Without
+    ``known``, the manager is not compared with the inventory: for a look alone.
     """
-    copies = {machine: copy for machine, answer in answers.items() if (copy := answer.copy_of(name))}
-    spoilt = {
+    copies = _copies(answers, name)
+    spoilt = _spoilt(answers, name)
+    if word.trusted is not None:
+        found = _trusted(copies, answers, spoilt, name, word.trusted, word.generation)
+    elif copies:
+        source, record = _reference(copies, answers, spoilt, word.successor)
+        standing = {machine: derive.relation(copy, record) for machine, copy in copies.items()}
+        _refuse_contrary(record, source, standing)
+        _refuse_unconfirmed(record, source, copies, word.successor)
+        found = Found(record, source, standing, _remarks(record, source, standing, answers, spoilt))
+    elif spoilt:
+        raise RecordError(_damage_words(spoilt), "Put a sound copy in its place, and look for what damaged it.")
+    else:
+        return None
+    if known is not None:
+        refuse_manager(found.record, known)
+    return found
+
+
+def likeliest(answers: Mapping[str, Answer], name: str) -> Found:
+    """The record to show where ``find`` refuses to name the one to go by. At least one host has to have one."""
+    copies = _copies(answers, name)
+    newest = _newest(copies)
+    source = copies[newest]["manager"] if copies[newest]["manager"] in copies else newest
+    record = copies[source]
+    standing = {machine: derive.relation(copy, record) for machine, copy in copies.items()}
+    return Found(record, source, standing, _remarks(record, source, standing, answers, _spoilt(answers, name)))
+
+
+def refuse_manager(record: Record, known: Known) -> None:
+    """Refuse a manager that is not a machine of the inventory, or that is the machine which runs Ansible.
+
+    Tasks are delegated to the manager as root, and it is shown what is secret. Whom the user names as the manager is
+    taken as it is. Raises RecordError.
+    """
+    manager = record["manager"]
+    if manager not in known.machines:
+        raise RecordError(
+            f"The manager of cluster '{record['name']}' is {manager} by its record, and no host of the inventory has "
+            "that name.",
+            f"Write {manager} into the inventory; or, where that is not the manager, find out who changed the record "
+            "(playbook show), and name a machine with the right copy as cluster_trusted_copy.",
+            manager=manager,
+        )
+    if manager == known.manager:
+        return
+    variables = known.variables[manager]
+    reached = str(variables.get("ansible_host") or manager)
+    if variables.get("ansible_connection") in _LOCAL or values.means_self(reached):
+        raise RecordError(
+            f"The manager of cluster '{record['name']}' is {manager} by its record, and in the inventory that is the "
+            "machine which runs Ansible.",
+            f"Where that is meant, write cluster_manager: {manager} into the inventory.",
+            manager=manager,
+        )
+
+
+def _copies(answers: Mapping[str, Answer], name: str) -> dict[str, Record]:
+    return {machine: copy for machine, answer in answers.items() if (copy := answer.copy_of(name))}
+
+
+def _spoilt(answers: Mapping[str, Answer], name: str) -> dict[str, Mapping[str, Any]]:
+    return {
         machine: damage
         for machine, answer in answers.items()
         for damage in answer.damaged
         if str(damage["path"]).endswith(f"/{name}.json")
     }
-    if not copies:
-        if spoilt:
-            raise RecordError(_damage_words(spoilt), "Put a sound copy in its place, and look for what damaged it.")
-        return None
-    source, record = _reference(copies, answers, spoilt)
-    standing = {machine: derive.relation(copy, record) for machine, copy in copies.items()}
-    contrary = {machine: relation for machine, relation in standing.items() if relation.kind not in ("same", "behind")}
-    if contrary and not force:
-        told = " ".join(f"{machine}: {relation.reason}." for machine, relation in contrary.items())
-        raise RecordError(
-            f"The copies of cluster '{name}' contradict the one of {source} (generation {record['generation']}). {told}",
-            f"Find out which one is right; with cluster_force=true the one of {source} replaces the others.",
-            contrary={machine: relation.kind for machine, relation in contrary.items()},
-        )
-    return Found(record, source, standing, _remarks(record, source, standing, answers, spoilt))
+
+
+def _newest(copies: Mapping[str, Record]) -> str:
+    return max(copies, key=lambda machine: (copies[machine]["generation"], machine == copies[machine]["manager"]))
 
 
 def _reference(
-    copies: Mapping[str, Record], answers: Mapping[str, Answer], spoilt: Mapping[str, Mapping[str, Any]]
+    copies: Mapping[str, Record],
+    answers: Mapping[str, Answer],
+    spoilt: Mapping[str, Mapping[str, Any]],
+    successor: str | None,
 ) -> tuple[str, Record]:
-    newest = max(copies, key=lambda machine: (copies[machine]["generation"], machine == copies[machine]["manager"]))
-    manager = copies[newest]["manager"]
+    newest = _newest(copies)
+    record = copies[newest]
+    manager = record["manager"]
     if manager in copies:
         return manager, copies[manager]
     if manager in spoilt:
         raise RecordError(
             _damage_words({manager: spoilt[manager]}),
-            f"Put a sound copy in its place, such as the one of {newest} (generation {copies[newest]['generation']}).",
+            f"Put a sound copy in its place; with cluster_trusted_copy={newest} it is that of {newest} (generation "
+            f"{record['generation']}).",
             machine=manager,
         )
     answer = answers.get(manager)
     if answer is not None and answer.silence is None:
         raise RecordError(
-            f"{manager} manages cluster '{copies[newest]['name']}' by the copy of {newest} (generation "
-            f"{copies[newest]['generation']}), but has no record of it.",
-            f"Copy the file from {newest}, or hand the cluster over: playbook remove with "
-            f"cluster_machine={manager}, cluster_new_manager and cluster_manager_lost=true.",
+            f"{manager} manages cluster '{record['name']}' by the copy of {newest} (generation "
+            f"{record['generation']}), but has no record of it.",
+            f"With cluster_trusted_copy={newest} it gets the one of {newest}; or hand the cluster over: playbook remove "
+            f"with cluster_machine={manager}, cluster_new_manager and cluster_manager_lost=true.",
             machine=manager,
         )
-    return newest, copies[newest]
+    alike = [machine for machine, copy in copies.items() if copy == record]
+    if len(alike) < 2 and successor is None:
+        why = f" ({answer.silence})" if answer and answer.silence else ""
+        raise RecordError(
+            f"The manager {manager} of cluster '{record['name']}' cannot be asked{why}, and only {newest} has "
+            f"generation {record['generation']} of the record: nobody else says the same.",
+            f"Bring {manager} back, or let another member with that generation take part; with "
+            f"cluster_trusted_copy={newest} the copy of {newest} counts.",
+            manager=manager,
+        )
+    return newest, record
+
+
+def _refuse_contrary(record: Record, source: str, standing: Mapping[str, derive.Relation]) -> None:
+    contrary = {machine: relation for machine, relation in standing.items() if relation.kind not in ("same", "behind")}
+    if not contrary:
+        return
+    told = " ".join(f"{machine}: {relation.reason}." for machine, relation in contrary.items())
+    raise RecordError(
+        f"The copies of cluster '{record['name']}' contradict the one of {source} (generation "
+        f"{record['generation']}). {told}",
+        "Find out which one is right (playbook show), and name a machine that has it as cluster_trusted_copy: its copy "
+        "replaces the others.",
+        contrary={machine: relation.kind for machine, relation in contrary.items()},
+    )
+
+
+def _refuse_unconfirmed(record: Record, source: str, copies: Mapping[str, Record], successor: str | None) -> None:
+    """Each manager that a copy names has to say itself that another one follows it: anybody can extend a history."""
+    manager = record["manager"]
+    if successor == manager:
+        return
+    for machine, copy in copies.items():
+        former = copy["manager"]
+        if former == manager or (former in copies and copies[former]["manager"] != former):
+            continue
+        raise RecordError(
+            f"Cluster '{record['name']}' is managed by {manager} by the copy of {source} (generation "
+            f"{record['generation']}), and by {former} by that of {machine} (generation {copy['generation']}), and "
+            f"{former} does not confirm that {manager} follows it.",
+            f"Where you know that it does, as after {former} was lost or has left, let the copy of {source} count with "
+            f"cluster_trusted_copy={source}. Where you do not, look who changed the record there.",
+            manager=manager,
+            former=former,
+        )
+
+
+def _trusted(
+    copies: Mapping[str, Record],
+    answers: Mapping[str, Answer],
+    spoilt: Mapping[str, Mapping[str, Any]],
+    name: str,
+    trusted: str,
+    generation: int | None,
+) -> Found:
+    if trusted not in copies:
+        answer = answers.get(trusted)
+        why = "it is not in this run" if answer is None else answer.silence or "it has none that can be used"
+        raise RecordError(
+            f"The copy of {trusted} cannot count for cluster '{name}': {why}.",
+            f"Give cluster_trusted_copy as one of {', '.join(copies) or 'those that have a copy'}.",
+            machine=trusted,
+        )
+    record = copies[trusted]
+    newer = {
+        machine: copy["generation"]
+        for machine, copy in copies.items()
+        if copy["id"] == record["id"] and copy["generation"] > record["generation"]
+    }
+    if newer and generation != record["generation"]:
+        listed = ", ".join(f"{machine} has {number}" for machine, number in newer.items())
+        raise RecordError(
+            f"The copy of {trusted} is generation {record['generation']} of cluster '{name}', and there are newer ones: "
+            f"{listed}. What was changed since then would be forgotten.",
+            f"Where that is meant, give cluster_trusted_generation={record['generation']} too.",
+            newer=newer,
+        )
+    standing = {machine: derive.relation(copy, record) for machine, copy in copies.items()}
+    replaced = [
+        machine
+        for machine in (member["machine"] for member in record["members"])
+        if (standing[machine].kind != "same" if machine in standing else machine in spoilt)
+        or (
+            machine == record["manager"]
+            and machine not in copies
+            and machine in answers
+            and not answers[machine].silence
+        )
+    ]
+    remarks = [
+        f"The copy of {machine} gives way to that of {trusted}"
+        + (f": {standing[machine].reason}." if machine in standing else ".")
+        for machine in replaced
+    ]
+    return Found(record, trusted, standing, remarks, replaced)
 
 
 def _remarks(

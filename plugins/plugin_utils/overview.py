@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import (
     Answer,
     Found,
     find,
+    likeliest,
     read_answers,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import volumes
@@ -56,9 +57,8 @@ def _cluster(
         found = find(answers, name)
     except GpumeshError as contradiction:
         problems.append(str(contradiction))
-        found = find(answers, name, force=True)
-    if found is None:
-        raise AssertionError(f"cluster {name} was listed without a record")
+        found = None
+    found = found or likeliest(answers, name)
     record = found.record
     members = [_member(seat, found, answers, at, states) for seat in derive.seats(record).values()]
     return {

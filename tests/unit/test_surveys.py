@@ -37,6 +37,7 @@ NOT_ASKED = {
     "AWX says who started the job": {"cluster_actor"},
     "a file on the machine that runs Ansible, which is gone with the job": {"discover_facts_file"},
     "patterns of the site's names": {"discover_prefer", "discover_exclude", "discover_include"},
+    "for one run, once somebody has looked: in the inventory": {"cluster_trusted_copy", "cluster_trusted_generation"},
     "internal to the playbooks": {"cluster_adopted_record", "cluster_keep_record"},
 }
 #: Asked for by one playbook only: others take what the record says, or show it as people read it.

@@ -1,7 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The devices of a tailnet, as its control server's API has them: find one by its address, tag it, delete it."""
+"""The devices of a tailnet, as its control server's API has them: find one, tag it, delete it.
+
+The key can delete any device of the tailnet, and an address is what a host says of itself. So a device is taken only where
+its name is the one that the host was given, too.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,14 @@ class Device(NamedTuple):
     tags: Tuple[str, ...]
 
 
+class Sought(NamedTuple):
+    """A device by all that has to be true of it. ``id``: '' where nobody knows it."""
+
+    address: str
+    name: str
+    id: str = ""
+
+
 class Result(NamedTuple):
     """What was done, or in check mode would be. ``device``: as it was found, None where there is none."""
 
@@ -73,12 +85,14 @@ def parse_devices(api: Api, answer: Dict[str, Any]) -> List[Device]:
         raise ParseError(f"GET {api.list_path}", f"{type(failure).__name__} at {failure}") from failure
 
 
-def present(api: Api, fetch: Fetch, address: str, tags: Sequence[str], check_mode: bool) -> Result:
+def present(api: Api, fetch: Fetch, sought: Sought, tags: Sequence[str], check_mode: bool) -> Result:
     """Give the device these tags. Raises InputError where the tailnet has no such device."""
-    device = _find(api, fetch, address)
+    device = _find(api, fetch, sought)
     if device is None:
         raise InputError(
-            f"The tailnet has no device with the address {address}.", "Log the host in first.", address=address
+            f"The tailnet has no device with the address {sought.address}.",
+            "Log the host in first.",
+            address=sought.address,
         )
     if device.tags == tuple(sorted(set(tags))):
         return Result(False, device)
@@ -87,17 +101,29 @@ def present(api: Api, fetch: Fetch, address: str, tags: Sequence[str], check_mod
     return Result(True, device)
 
 
-def absent(api: Api, fetch: Fetch, address: str, check_mode: bool) -> Result:
-    """Delete the device with this address, if there is one."""
-    device = _find(api, fetch, address)
+def absent(api: Api, fetch: Fetch, sought: Sought, check_mode: bool) -> Result:
+    """Delete the device, if there is one. Raises InputError where another device has its address."""
+    device = _find(api, fetch, sought)
     if device is not None and not check_mode:
         fetch("DELETE", f"{api.base}{api.item_path.format(device.id)}", None)
     return Result(device is not None, device)
 
 
-def _find(api: Api, fetch: Fetch, address: str) -> Optional[Device]:
+def _find(api: Api, fetch: Fetch, sought: Sought) -> Optional[Device]:
     devices = parse_devices(api, fetch("GET", f"{api.base}{api.list_path}", None))
-    return next((device for device in devices if address in device.addresses), None)
+    device = next((device for device in devices if sought.address in device.addresses), None)
+    if device is None:
+        return None
+    for what, has, wanted in (("name", device.name, sought.name), ("ID", device.id, sought.id)):
+        if wanted and has != wanted:
+            raise InputError(
+                f"The device with the address {sought.address} has the {what} '{has}' in the tailnet, not '{wanted}', so "
+                "it is left as it is.",
+                "Look at the control server which device the host has, and change or delete that one there.",
+                address=sought.address,
+                device=device.name,
+            )
+    return device
 
 
 def fetcher(api_key: str, ca_path: Optional[str]) -> Fetch:

@@ -107,7 +107,7 @@ def replica(store: Store, document: object, force: bool, by: str, check_mode: bo
             return record
         raise ReplicaRefusedError(
             f"The copy of the cluster record in {store.path} is not replaced: {standing.reason}.",
-            "Find out which one is right (playbook show); with cluster_force=true the manager's is taken.",
+            "Find out which one is right (playbook show), and name a machine that has it as cluster_trusted_copy.",
             path=store.path,
             relation=standing.kind,
         )

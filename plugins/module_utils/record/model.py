@@ -191,7 +191,7 @@ def _member(fields: _Fields) -> Member:
 def _member_mesh(fields: _Fields) -> MemberMesh:
     mesh: MemberMesh = {
         "address": fields.checked("address", values.address),
-        "public_key": fields.optional("public_key", str),
+        "public_key": fields.optional("public_key", values.line),
     }
     fields.nothing_else()
     return mesh
@@ -230,9 +230,9 @@ def _history_entry(fields: _Fields) -> HistoryEntry:
     entry: HistoryEntry = {
         "generation": fields.integer("generation", 1, None),
         "at": fields.checked("at", values.timestamp),
-        "by": fields.checked("by", str),
-        "change": fields.checked("change", str),
-        "detail": fields.checked("detail", str),
+        "by": fields.checked("by", values.line),
+        "change": fields.checked("change", values.line),
+        "detail": fields.checked("detail", values.line),
     }
     fields.nothing_else()
     return entry
@@ -268,6 +268,8 @@ def _check_whole(record: Record) -> None:
                 raise InvalidRecordError(f"{where}.address", f"{end['address']} is no host of {tunnels}")
             if end["public_key"] is not None:
                 _checked(f"{where}.public_key", values.wireguard_key, end["public_key"])
+    _check_mesh(record)
+    _check_servers(record)
     volumes = record["storage"]["volumes"]
     _distinct("storage.volumes.name", [volume["name"] for volume in volumes])
     _distinct("storage.volumes.mount_point", [volume["mount_point"] for volume in volumes])
@@ -275,6 +277,27 @@ def _check_whole(record: Record) -> None:
     # Counted first: a damaged record may claim billions of generations.
     if len(generations) != record["generation"] or generations != list(range(1, len(generations) + 1)):
         raise InvalidRecordError("history", f"it does not hold each generation from 1 to {record['generation']} once")
+
+
+def _check_servers(record: Record) -> None:
+    machines = [member["machine"] for member in record["members"]]
+    for index, volume in enumerate(record["storage"]["volumes"]):
+        if "server" in volume and volume["server"] not in machines:
+            where = f"storage.volumes[{index}].server"
+            raise InvalidRecordError(where, f"'{volume['server']}' is not among the members")
+
+
+def _check_mesh(record: Record) -> None:
+    """What would take other traffic into the tunnels."""
+    mesh = record["mesh"]
+    if mesh["backend"] == "none":
+        return
+    tunnels, lan = ipaddress.ip_network(mesh["subnet"]), ipaddress.ip_network(record["subnet"])
+    if lan != tunnels and lan.version == tunnels.version and lan.overlaps(tunnels):
+        raise InvalidRecordError("mesh.subnet", f"{tunnels} overlaps the cluster's subnet {lan}")
+    for index, member in enumerate(record["members"]):
+        if member["lan_address"] is not None and ipaddress.ip_address(member["lan_address"]) in tunnels:
+            raise InvalidRecordError(f"members[{index}].lan_address", f"{member['lan_address']} is in the mesh itself")
 
 
 def _distinct(what: str, found: List[Any]) -> None:

@@ -313,7 +313,7 @@ def commit(draft: Draft, stamp: Stamp) -> Record:
         {
             "generation": new["generation"],
             "at": stamp.at,
-            "by": stamp.by,
+            "by": "".join(sign if sign.isprintable() else " " for sign in stamp.by).strip(),
             "change": draft.changes[0].kind,
             "detail": "; ".join(change.detail for change in draft.changes),
         }

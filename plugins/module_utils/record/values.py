@@ -15,6 +15,7 @@ import binascii
 import datetime
 import ipaddress
 import re
+import socket
 from typing import Optional, Union
 
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
@@ -30,6 +31,9 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,14}")
 _VOLUME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _HOSTNAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _SSH_KEY = re.compile(r"[a-z][a-z0-9@.-]{2,63} [A-Za-z0-9+/]{16,}={0,3}")
+#: Names by which every machine means itself, and groups that Ansible makes in every inventory.
+_SELF = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback", "loopback")
+_IMPLICIT_GROUPS = ("all", "ungrouped")
 _TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -39,7 +43,7 @@ def cluster_name(value: str) -> str:
         raise ValueError(
             f"'{value}' is no cluster name: a lower-case letter, then at most 39 lower-case letters, digits, '-' or '_'"
         )
-    return value
+    return _unambiguous(value, "a cluster")
 
 
 def machine_name(value: str) -> str:
@@ -48,6 +52,33 @@ def machine_name(value: str) -> str:
         raise ValueError(
             f"'{value}' is no machine name: 1 to 64 letters, digits, '.', '-' or '_', a letter or digit first and last"
         )
+    return _unambiguous(value, "a machine")
+
+
+def means_self(value: str) -> bool:
+    """Whether every machine takes this host name or address for its own, in any spelling that a resolver takes."""
+    name = value.strip().strip("[]").rstrip(".").lower()
+    if name in _SELF or name.partition(".")[0] in _SELF[:3] or name.endswith(".localhost"):
+        return True
+    try:
+        parsed = ipaddress.ip_address(name)
+    except ValueError:
+        pass
+    else:
+        mapped = getattr(parsed, "ipv4_mapped", None) or parsed
+        return mapped.is_loopback or mapped.is_unspecified
+    try:
+        # 127.1, 0x7f000001 and 2130706433 are spellings too.
+        packed = socket.inet_aton(name)
+    except (OSError, ValueError):
+        return False
+    return packed[0] == 127 or packed == bytes(4)
+
+
+def _unambiguous(value: str, what: str) -> str:
+    """Refuse what Ansible would not take for a host of the inventory: with it, a record could redefine the controller."""
+    if means_self(value) or value.lower() in _IMPLICIT_GROUPS:
+        raise ValueError(f"'{value}' cannot be the name of {what}: Ansible gives it a meaning of its own")
     return value
 
 
@@ -94,11 +125,14 @@ def subnet(value: str) -> str:
 
 
 def address(value: str) -> str:
-    """An IP address without mask, in its shortest spelling."""
+    """An IP address of one machine, without mask, in its shortest spelling."""
     try:
-        return str(ipaddress.ip_address(value.strip()))
+        parsed = ipaddress.ip_address(value.strip())
     except ValueError as failure:
         raise ValueError(f"'{value}' is no IP address") from failure
+    if means_self(str(parsed)) or parsed.is_multicast:
+        raise ValueError(f"'{value}' is no address at which others reach a machine: it is for loopback or multicast")
+    return str(parsed)
 
 
 def host_in(value: str, within: Network) -> bool:
@@ -159,6 +193,13 @@ def absolute_path(value: str) -> str:
     if not value.startswith("/") or not re.fullmatch(r"[A-Za-z0-9_./@+-]+", value) or ".." in value.split("/"):
         raise ValueError(f"'{value}' is no absolute path of letters, digits, '_', '.', '/', '@', '+' and '-'")
     return "/" + "/".join(part for part in value.split("/") if part)
+
+
+def line(value: str) -> str:
+    """A text for people, on one line: without characters that steer a terminal."""
+    if not value.isprintable():
+        raise ValueError(f"{value[:60]!r} has characters that cannot be printed")
+    return value
 
 
 def timestamp(value: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.filter.find_cluster import find_cluster
+from ansible_collections.gpumesh.cluster.plugins.filter import find_cluster as filter_file
 from ansible_collections.gpumesh.cluster.plugins.filter.plan_removal import plan_removal
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers, witnesses
@@ -38,6 +38,14 @@ def holding(record: model.Record) -> dict[str, Any]:
     return {"clusters": [record], "damaged": []}
 
 
+#: What the inventory says of each machine.
+HOSTS: dict[str, dict[str, str]] = {f"n{n}": {"ansible_host": f"198.51.100.{n}"} for n in range(1, 10)}
+
+
+def find_cluster(answers: dict[str, Any], name: str, **said: Any) -> dict[str, Any]:
+    return filter_file.find_cluster(answers, name, machines=list(HOSTS), variables=HOSTS, **said)
+
+
 def damaged(last_good: str | None = None) -> dict[str, Any]:
     path = "/var/lib/gpumesh/clusters/lab.json"
     return {"clusters": [], "damaged": [{"path": path, "reason": "it is empty", "last_good": last_good}]}
@@ -59,15 +67,22 @@ class TestFind:
         assert found["remarks"] == ["n2 has an old copy of the record: generation 1 of 2."]
         assert found["standing"]["n2"]["kind"] == "behind"
 
-    def test_with_the_manager_away_the_newest_copy_is_gone_by_and_it_says_so(self) -> None:
-        found = find_cluster({"n1": SILENT, "n2": holding(NEW), "n3": holding(OLD)}, "lab")
+    def test_with_the_manager_away_the_newest_copy_that_two_have_is_gone_by_and_it_says_so(self) -> None:
+        found = find_cluster({"n1": SILENT, "n2": holding(NEW), "n3": holding(NEW), "n4": holding(OLD)}, "lab")
         assert (found["source"], found["record"]) == ("n2", NEW)
         assert found["remarks"][0] == (
             "The manager n1 cannot be asked (no route to host): going by generation 2 of n2."
         )
 
-    def test_a_manager_that_comes_back_is_told_that_it_is_none(self) -> None:
-        found = find_cluster({"n1": holding(NEW), "n2": holding(MOVED)}, "lab")
+    def test_a_hand_over_that_the_former_manager_confirms_is_believed_by_those_who_slept_through_it(self) -> None:
+        found = find_cluster({"n1": holding(MOVED), "n2": holding(MOVED), "n3": holding(NEW)}, "lab")
+        assert (found["source"], found["record"]["manager"]) == ("n2", "n2")
+        twice = later(MOVED, manager="n3")
+        answers = {"n1": holding(MOVED), "n2": holding(twice), "n3": holding(twice), "n4": holding(OLD)}
+        assert find_cluster(answers, "lab")["source"] == "n3"
+
+    def test_the_successor_of_a_lost_manager_is_believed_where_the_user_says_so(self) -> None:
+        found = find_cluster({"n1": holding(NEW), "n2": holding(MOVED)}, "lab", successor="n2")
         assert (found["source"], found["record"]["manager"]) == ("n2", "n2")
         assert found["remarks"][0].endswith("It is no longer the manager; that is n2.")
 
@@ -83,14 +98,35 @@ class TestFind:
             ({"n1": NOTHING, "n2": holding(NEW)}, "n1 manages cluster 'lab' by the copy of n2 (generation 2), but has"),
             ({"n1": damaged(), "n2": holding(NEW)}, "is refused: it is empty (last good copy: none there)"),
             ({"n1": damaged("/x.good")}, "last good copy: /x.good"),
+            ({"n1": holding(NEW), "n2": holding(MOVED)}, "n1 does not confirm that n2 follows it"),
+            ({"n1": SILENT, "n2": holding(NEW), "n3": holding(OLD)}, "only n2 has generation 2 of the record"),
         ],
     )
     def test_what_cannot_be_brought_into_one_line_is_refused(self, answers: dict[str, Any], said: str) -> None:
         assert said in find_cluster(answers, "lab")["refusal"]
 
-    def test_force_takes_the_managers(self) -> None:
-        found = find_cluster({"n1": holding(OLD), "n2": holding(NEW)}, "lab", force=True)
-        assert (found["refusal"], found["source"], found["record"]) == ("", "n1", OLD)
+    def test_the_copy_that_the_user_trusts_counts_and_says_which_ones_give_way(self) -> None:
+        found = find_cluster({"n1": holding(OLD), "n2": holding(NEW), "n3": SILENT}, "lab", trusted="n2")
+        assert (found["refusal"], found["source"], found["record"], found["replaced"]) == ("", "n2", NEW, ["n1"])
+        assert found["remarks"] == ["The copy of n1 gives way to that of n2: generation 1 of 2."]
+
+    @pytest.mark.parametrize("first", [NOTHING, damaged()])
+    def test_a_manager_without_a_copy_gets_the_trusted_one(self, first: dict[str, Any]) -> None:
+        found = find_cluster({"n1": first, "n2": holding(NEW), "n3": NOTHING}, "lab", trusted="n2")
+        assert (found["record"], found["replaced"]) == (NEW, ["n1"])
+
+    def test_an_older_copy_is_trusted_only_with_its_generation(self) -> None:
+        answers = {"n1": holding(OLD), "n2": holding(NEW)}
+        assert "there are newer ones: n2 has 2" in find_cluster(answers, "lab", trusted="n1")["refusal"]
+        assert "newer ones" in find_cluster(answers, "lab", trusted="n1", generation=2)["refusal"]
+        assert find_cluster(answers, "lab", trusted="n1", generation=1)["replaced"] == ["n2"]
+
+    @pytest.mark.parametrize(
+        ("trusted", "said"), [("n9", "it is not in this run"), ("n2", "no route"), ("n3", "it has none")]
+    )
+    def test_a_trusted_copy_has_to_be_there(self, trusted: str, said: str) -> None:
+        answers = {"n1": holding(OLD), "n2": SILENT, "n3": NOTHING}
+        assert said in find_cluster(answers, "lab", trusted=trusted)["refusal"]
 
     def test_a_damaged_copy_of_a_member_is_named_and_stops_nobody(self) -> None:
         found = find_cluster({"n1": holding(NEW), "n2": damaged()}, "lab")
@@ -107,6 +143,7 @@ class TestWitnesses:
     def test_a_limited_run_asks_the_manager_and_two_more(self) -> None:
         many = made(members=9)
         assert witnesses(read_answers({"n5": holding(many)}), "lab", "n5") == ["n1", "n2", "n3"]
+        assert witnesses(read_answers({"n5": holding(many)}), "lab", "n8") == ["n1", "n2", "n3", "n8"]
 
     def test_a_manager_alone_asks_two_members_whether_it_still_is_one(self) -> None:
         many = made(members=9)
@@ -117,7 +154,10 @@ class TestWitnesses:
 
 
 def removal(answers: dict[str, Any], leaving: list[str], **more: Any) -> dict[str, Any]:
-    return plan_removal(answers, "lab", leaving, known=["n1", "n2", "n3", "n9"], **more)
+    lost_to = more.get("new_manager", "") if more.get("manager_lost") else ""
+    found = find_cluster(answers, "lab", successor=lost_to)
+    assert found["refusal"] == ""
+    return plan_removal(answers, "lab", leaving, known=["n1", "n2", "n3", "n9"], record=found["record"], **more)
 
 
 class TestRemoval:
@@ -189,6 +229,12 @@ class TestOverview:
         (cluster,) = overview({"n1": holding(OLD), "n2": holding(NEW)}, AT)
         assert cluster["generation"] == 1
         assert "contradict" in cluster["problems"][0]
+
+    @pytest.mark.parametrize("answers", [{"n1": damaged(), "n2": holding(NEW)}, {"n1": NOTHING, "n2": holding(NEW)}])
+    def test_a_cluster_without_the_managers_copy_is_shown_all_the_same(self, answers: dict[str, Any]) -> None:
+        (cluster,) = overview(answers, AT)
+        assert cluster["generation"] == 2
+        assert "n1" in cluster["problems"][0]
 
     def test_drift_of_the_mesh_in_words(self) -> None:
         keyed = copy.deepcopy(NEW)

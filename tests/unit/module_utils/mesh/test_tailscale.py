@@ -396,27 +396,33 @@ class Server:
 
 
 @pytest.mark.parametrize(
-    ("login_server", "devices", "url"),
+    ("login_server", "devices", "name", "identity", "url"),
     [
-        (SERVER, HEADSCALE_NODES, f"{SERVER}/api/v1/node/7"),
-        (None, TAILSCALE_DEVICES, "https://api.tailscale.com/api/v2/device/nX"),
+        (SERVER, HEADSCALE_NODES, "t3-x", "7", f"{SERVER}/api/v1/node/7"),
+        (None, TAILSCALE_DEVICES, "t3", "nX", "https://api.tailscale.com/api/v2/device/nX"),
     ],
 )
-def test_a_device_is_deleted_by_its_address(login_server: str | None, devices: dict[str, Any], url: str) -> None:
+def test_a_device_is_deleted_where_address_name_and_id_are_its_own(
+    login_server: str | None, devices: dict[str, Any], name: str, identity: str, url: str
+) -> None:
+    wanted = tailnet_api.Sought("100.64.0.3", name, identity)
     server = Server(devices)
     api = tailnet_api.api_of(login_server)
-    assert not tailnet_api.absent(api, server.fetch, "100.64.0.30", check_mode=False).changed
-    assert tailnet_api.absent(api, server.fetch, "100.64.0.3", check_mode=True).changed
+    assert not tailnet_api.absent(api, server.fetch, wanted._replace(address="100.64.0.30"), check_mode=False).changed
+    assert tailnet_api.absent(api, server.fetch, wanted, check_mode=True).changed
     assert [request[0] for request in server.requests] == ["GET", "GET"]
-    assert tailnet_api.absent(api, server.fetch, "100.64.0.3", check_mode=False).changed
+    assert tailnet_api.absent(api, server.fetch, wanted._replace(id=""), check_mode=False).changed
     assert server.requests[-1] == ("DELETE", url, None)
+
+
+T3 = tailnet_api.Sought("100.64.0.3", "t3", "nX")
 
 
 def test_tags_are_set_only_where_they_differ() -> None:
     server = Server(TAILSCALE_DEVICES)
     api = tailnet_api.api_of(None)
-    assert not tailnet_api.present(api, server.fetch, "100.64.0.3", ["tag:gpu"], check_mode=False).changed
-    assert tailnet_api.present(api, server.fetch, "100.64.0.3", ["tag:b", "tag:a"], check_mode=False).changed
+    assert not tailnet_api.present(api, server.fetch, T3, ["tag:gpu"], check_mode=False).changed
+    assert tailnet_api.present(api, server.fetch, T3, ["tag:b", "tag:a"], check_mode=False).changed
     assert server.requests[-1][2] == {"tags": ["tag:a", "tag:b"]}
     with pytest.raises(InputError, match=r"100\.64\.0\.9"):
-        tailnet_api.present(api, server.fetch, "100.64.0.9", [], check_mode=False)
+        tailnet_api.present(api, server.fetch, T3._replace(address="100.64.0.9"), [], check_mode=False)

@@ -1,0 +1,44 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The API's key can delete any device of a tailnet, and a member's root says which addresses and ID its host has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailnet_api
+
+DEVICES = {
+    "nodes": [
+        {"id": "1", "givenName": "laptop-of-the-admin", "ipAddresses": ["100.64.0.1"], "tags": ["tag:admin"]},
+        {"id": "2", "givenName": "gpu3", "ipAddresses": ["100.64.0.3"], "tags": []},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        tailnet_api.Sought("100.64.0.1", "gpu3", "1"),
+        tailnet_api.Sought("100.64.0.1", "gpu3", "2"),
+        tailnet_api.Sought("100.64.0.1", "gpu3"),
+        tailnet_api.Sought("100.64.0.3", "gpu3", "1"),
+    ],
+)
+def test_a_member_that_says_it_has_the_address_of_another_device_does_not_get_at_it(said: tailnet_api.Sought) -> None:
+    requests = []
+
+    def fetch(method: str, url: str, body: Any) -> dict[str, Any]:
+        requests.append(method)
+        return DEVICES
+
+    api = tailnet_api.api_of("https://headscale.example.org")
+    with pytest.raises(InputError, match="is left as it is"):
+        tailnet_api.absent(api, fetch, said, check_mode=False)
+    with pytest.raises(InputError, match="is left as it is"):
+        tailnet_api.present(api, fetch, said, ["tag:gpu"], check_mode=False)
+    assert requests == ["GET", "GET"]
