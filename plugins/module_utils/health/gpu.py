@@ -12,6 +12,7 @@ import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import kernel_log
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
     Judgement,
     failed,
@@ -55,7 +56,12 @@ BAD_XIDS = {
     140: "unrecovered memory error",
     149: "NVLink error",
 }
-_XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<number>\d+)")
+#: The driver's own words, from the start of the message: "NVRM: Xid (PCI:0000:3d:00): 79, pid=...". What a crashed
+#: program is called stands there too in other messages, in 15 letters: this is longer.
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)\): "
+    r"(?P<number>[0-9]{1,4})(?![^,\s])"
+)
 _NOT_THERE = ("", "[n/a]", "n/a", "[not supported]", "not supported")
 _RESET = "Drain the node, let its jobs end and reboot it. Replace the GPU if it comes back."
 
@@ -190,14 +196,15 @@ def judge_nvlink(text: str) -> Judgement:
     )
 
 
-def judge_xid(kernel_log: Optional[str]) -> Judgement:
-    """No Xid in the kernel log after which a GPU cannot be trusted. None: the log may not be read."""
-    if kernel_log is None:
-        return unknown("The kernel log cannot be read.", "Run as root on the host itself; containers may not read it.")
+def judge_xid(records: Optional[str]) -> Judgement:
+    """No Xid in the kernel log, as /dev/kmsg has it, after which a GPU cannot be trusted. None: it may not be read."""
+    if records is None:
+        return unknown("/dev/kmsg cannot be read.", "Run as root on the host itself; containers may not read it.")
     bad: Dict[str, int] = {}
-    for found in _XID.finditer(kernel_log):
-        number = int(found.group("number"))
-        if number in BAD_XIDS:
+    for message in kernel_log.messages(records):
+        found = _XID.match(message)
+        number = int(found.group("number")) if found else 0
+        if found and number in BAD_XIDS:
             name = f"Xid {number} ({BAD_XIDS[number]}) on {found.group('device')}"
             bad[name] = bad.get(name, 0) + 1
     if not bad:

@@ -9,9 +9,11 @@ import os
 import re
 import resource
 import socket
+import stat
 import subprocess
 import sys
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+import tempfile
+from typing import Container, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
@@ -22,7 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
     skipped,
     unknown,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -31,22 +33,38 @@ _MIB = 1024 * 1024
 #: Seconds for a file on a mount: NFS answers in milliseconds or is in trouble.
 _MOUNT_TIMEOUT = 3.0
 #: Reads the folder, and unless told not to, writes, syncs and removes a file. Run in a process of its own, since one that
-#: waits for a dead server cannot be killed and must not take the module with it.
+#: waits for a dead server cannot be killed and must not take the module with it. By descriptor alone, since others may
+#: write to the folder, and they must be able neither to lead it elsewhere nor to bring it about that it fails.
 _MOUNT_TEST = """
-import os, sys, tempfile
-try:
-    with os.scandir(sys.argv[1]) as entries:
+import errno, os, sys
+
+def attempt(top):
+    with os.scandir(top) as entries:
         next(entries, None)
     if sys.argv[2] == "read":
-        sys.exit()
-    handle, path = tempfile.mkstemp(prefix=".gpumesh-health-", dir=sys.argv[1])
-except PermissionError:
-    # The server has answered: with root_squash, root of a member is nobody there.
-    sys.exit()
-os.write(handle, b"x")
-os.fsync(handle)
-os.close(handle)
-os.unlink(path)
+        return
+    name = ".gpumesh-health-" + os.urandom(8).hex()
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=top)
+    try:
+        try:
+            os.write(handle, b"x")
+            os.fsync(handle)
+        finally:
+            try:
+                os.unlink(name, dir_fd=top)
+            finally:
+                os.close(handle)
+    except OSError as failure:
+        # Somebody has removed the file meanwhile; of NFS it is stale then.
+        if failure.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+
+try:
+    attempt(os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY))
+except OSError as failure:
+    # The server has answered: with root_squash root of a member is nobody there, and what is full is at work.
+    if failure.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
+        raise
 """
 
 
@@ -56,12 +74,23 @@ os.unlink(path)
 def read_memlock(tree: Tree) -> Optional[int]:
     """The limit of locked memory of slurmd, which jobs inherit, else our own; bytes, None for no limit."""
     for pid in tree.names("proc"):
-        if pid.isdecimal() and tree.read("proc", pid, "comm") == "slurmd":
+        if pid.isdecimal() and tree.read("proc", pid, "comm") == "slurmd" and _is_slurmd(tree, pid):
             found = re.search(r"^Max locked memory\s+(\S+)", tree.read("proc", pid, "limits") or "", re.MULTILINE)
             if found:
                 return None if found.group(1) == "unlimited" else int(found.group(1))
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _is_slurmd(tree: Tree, pid: str) -> bool:
+    """A process can give itself any name: this is root's, by all four of its ids, and runs a file of that name.
+
+    One of the ids alone is not enough, since whoever starts a program that changes to root chooses its limits.
+    """
+    ids = re.search(r"^Uid:((?:\s+[0-9]+){4})$", tree.read("proc", pid, "status") or "", re.MULTILINE)
+    # The kernel marks a file that an upgrade has replaced.
+    file = re.sub(r" \(deleted\)$", "", tree.target_name("proc", pid, "exe") or "")
+    return ids is not None and set(ids.group(1).split()) == {"0"} and file == "slurmd"
 
 
 def judge_memlock(limit: Optional[int], ports: Sequence[RdmaPort]) -> Judgement:
@@ -111,16 +140,28 @@ def judge_swap(text: Optional[str], limit_mib: float) -> Judgement:
 # Disks
 
 
+#: Where ordinary users can write on any machine, be it by a log or a mail.
+_USERS_FOLDERS = ("/home", "/var", "/var/tmp", "/tmp", os.path.join("/dev", "shm"), tempfile.gettempdir())
+#: From here on accounts are people's.
+_FIRST_USER = 1000
+
+
 class Disk(NamedTuple):
-    """How full a file system is, in percent, as df counts: the root's reserve is not free."""
+    """How full a file system is, in percent, as df counts: the root's reserve is not free.
+
+    ``users``: whether ordinary users can write to it.
+    """
 
     path: str
     used_percent: float
     inodes_percent: float
+    users: bool = False
 
 
-def read_disks(paths: Sequence[str]) -> List[Disk]:
+def read_disks(paths: Sequence[str], tree: Tree) -> List[Disk]:
     """The file systems of some folders, each once."""
+    mounts = parse_mountinfo(tree.read("proc/self/mountinfo") or "")
+    theirs = {_space(path, mounts) for path in users_folders(mounts) if os.path.isdir(path)}
     seen: Dict[int, Disk] = {}
     for path in paths:
         if not os.path.isdir(path):
@@ -135,8 +176,55 @@ def read_disks(paths: Sequence[str]) -> List[Disk]:
             path,
             round(100.0 * used / room, 1) if room else 0.0,
             round(100.0 * (fs.f_files - fs.f_ffree) / fs.f_files, 1) if fs.f_files else 0.0,
+            _space(path, mounts) in theirs,
         )
     return list(seen.values())
+
+
+def users_folders(mounts: Sequence[Mounted], top: str = "/") -> List[str]:
+    """Folders that ordinary users can write to: those of every machine, and those in the first two levels of this one.
+
+    What is mounted below is not looked into: a dead server must not hold this up.
+    """
+    points = {mount.point for mount in mounts}
+    found = list(_USERS_FOLDERS)
+    level = [top]
+    for _depth in range(2):
+        below = []
+        for above in level:
+            for path, about in _folders(above, points):
+                below.append(path)
+                if about.st_mode & stat.S_IWOTH or about.st_uid >= _FIRST_USER:
+                    found.append(path)
+        level = below
+    return found
+
+
+def _folders(path: str, points: Container[str]) -> List[Tuple[str, os.stat_result]]:
+    """The folders in one, without what is mounted there; nothing of one that is gone meanwhile."""
+    try:
+        with os.scandir(path) as entries:
+            return [
+                (entry.path, entry.stat(follow_symlinks=False))
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and entry.path not in points
+            ]
+    except OSError:
+        return []
+
+
+def _space(path: str, mounts: Sequence[Mounted]) -> Hashable:
+    """What the file system at ``path`` takes its room from: its device, or what it shares with others of its kind."""
+    above = os.path.realpath(path)
+    points = {mount.point: mount for mount in mounts}
+    while above not in points and above != "/":
+        above = os.path.dirname(above)
+    mount = points.get(above)
+    if mount is not None and mount.filesystem in ("btrfs", "overlay"):
+        return (mount.filesystem, mount.source)
+    if mount is not None and mount.filesystem == "zfs":
+        return (mount.filesystem, mount.source.split("/")[0])
+    return os.stat(path).st_dev
 
 
 def judge_disks(disks: Sequence[Disk], limit_percent: float) -> Judgement:
@@ -164,7 +252,7 @@ def try_mount(path: str, read_only: bool = False) -> Optional[str]:
     """Read a mount and write to it; None when that worked, else why not."""
     # Not waited for once it is killed: a process that hangs in the kernel ends when the kernel lets it.
     process = command.Process(
-        [sys.executable, "-c", _MOUNT_TEST, path, "read" if read_only else "write"],
+        [sys.executable, "-IS", "-c", _MOUNT_TEST, path, "read" if read_only else "write"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -82,6 +82,7 @@ def expected_of(record: Record, settings: Settings) -> Expected:
         external_mounts=[volume["mount_point"] for volume in volumes if "server" not in volume],
         cluster_address=cluster_address(record, member),
         max_disk_percent=settings.max_disk_percent,
+        drains=True,
     )
 
 

@@ -22,7 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     CommandError,
     GpumeshError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host, kernel_log
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
     Expected,
     Judgement,
@@ -116,10 +116,7 @@ def _nvlink(context: Context) -> Judgement:
 def _kernel_log(context: Context) -> Judgement:
     if not context.tree.exists("proc/driver/nvidia/version"):
         return skipped(_NO_NVIDIA)
-    try:
-        return gpu.judge_xid(context.run(["dmesg"], timeout=10).stdout)
-    except CommandError:
-        return gpu.judge_xid(None)
+    return gpu.judge_xid(kernel_log.read(context.tree.path("dev/kmsg")))
 
 
 def _fabric_manager(context: Context) -> Judgement:
@@ -152,7 +149,12 @@ def _swap(context: Context) -> Judgement:
 
 
 def _disks(context: Context) -> Judgement:
-    return host.judge_disks(host.read_disks(_DISKS), context.expected.max_disk_percent)
+    disks = host.read_disks(_DISKS, context.tree)
+    if context.expected.drains:
+        disks = [disk for disk in disks if not disk.users]
+        if not disks:
+            return skipped("Users can write to every local file system, and no user is to take a node out of service.")
+    return host.judge_disks(disks, context.expected.max_disk_percent)
 
 
 def _mounts(context: Context) -> Judgement:

@@ -44,7 +44,8 @@ class Expected(NamedTuple):
     """What the host is meant to be. None means that nobody said so.
 
     ``mounts`` are mount points. ``external_mounts`` are those of others, or folders below one. ``read_only_mounts`` are
-    those of both that nobody writes to.
+    those of both that nobody writes to. ``drains``: what fails takes the node out of service, so what any user can bring
+    about counts for nothing.
     """
 
     gpus: Optional[int] = None
@@ -62,6 +63,7 @@ class Expected(NamedTuple):
     max_swap_mib: float = 1024.0
     max_handshake_age_s: float = 180.0
     dcgm_level: int = 0
+    drains: bool = False
 
 
 def passed(actual: Value, required: Value, unit: str = "") -> Judgement:

@@ -75,13 +75,56 @@ def test_count(found: int, problem: str | None, expected: int | None, status: st
     assert gpu.judge_count(found, problem, expected).status == status
 
 
+def kmsg(*messages: str, facility: int = 0) -> str:
+    """Records as /dev/kmsg has them, at the level of an error."""
+    return "".join(f"{facility * 8 + 3},{5000 + i},99000{i},-;{text}\n" for i, text in enumerate(messages))
+
+
 def test_xid_of_hardware_fails_and_of_a_program_does_not() -> None:
-    program = "[ 5.1] NVRM: Xid (PCI:0000:1b:00): 31, pid=1, MMU Fault"
-    assert gpu.judge_xid(program).status == "pass"
-    judged = gpu.judge_xid(program + "\n[ 9.9] NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus.")
+    program = "NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=python3, MMU Fault"
+    assert gpu.judge_xid(kmsg(program)).status == "pass"
+    judged = gpu.judge_xid(kmsg(program, "NVRM: Xid (PCI:0000:3d:00): 79, pid=2, GPU has fallen off the bus."))
     assert (judged.status, judged.actual) == ("fail", 1)
     assert "fell off the bus" in judged.reason and "0000:3d:00" in judged.reason
     assert gpu.judge_xid(None).status == "error"
+
+
+@pytest.mark.parametrize(
+    "real",
+    [
+        "NVRM: Xid (PCI:0000:3D:00): 79, GPU has fallen off the bus.",
+        "NVRM: Xid (PCI:0000:3d:00.0): 79",
+        "NVRM: Xid (0000:3d:00): 48, Double Bit ECC Error",
+        "NVRM: Xid (PCI:00010000:3d:00): 119, pid=7, name=x, Timeout after 6s of waiting for RPC response",
+    ],
+)
+def test_the_driver_words_an_xid_in_several_ways(real: str) -> None:
+    assert gpu.judge_xid(kmsg(real)).status == "fail"
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        # A program's name, of 15 letters at most, begins what the kernel says of its crash; its file's name is in it.
+        "NVRM: Xid (0): [4711]: segfault at 0 ip 0000555 sp 00007ff error 6 in NVRM: Xid (0): 79[1139,555+1000]",
+        "a[9]: segfault at 0 ip 01 sp 07 error 6 in NVRM: Xid (PCI:0000:3d:00): 79, fell off[1139,555+1000]",
+        "NVRM: Xid (): 7[4711]: segfault at 0 ip 0000555 sp 00007ff error 6",
+        # With a line break in the name, which the kernel escapes here and prints as one elsewhere.
+        "a[9]: segfault at 0 error 6 in x\\x0aNVRM: Xid (PCI:0000:3d:00): 79, fell off[1139,555+1000]",
+        "NVRM: Xid (PCI:0000:3d:00): 79x",
+        "NVRM: Xid (PCI:0000:3d:00): 790",
+        "NVRM: Xid (PCI:zzzz:3d:00): 79, GPU has fallen off the bus.",
+    ],
+)
+def test_what_users_can_have_the_kernel_log_is_no_xid(forged: str) -> None:
+    assert gpu.judge_xid(kmsg(forged)).status == "pass"
+
+
+def test_only_the_kernels_own_records_count() -> None:
+    real = "NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus."
+    assert gpu.judge_xid(kmsg(real, facility=1)).status == "pass"
+    assert gpu.judge_xid(kmsg("usb 1-1: plugged") + f" DEVICE={real}\n").status == "pass"
+    assert gpu.judge_xid(real).status == "pass"
 
 
 NVLINK = """GPU 0: NVIDIA A100 (UUID: GPU-1)

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -43,14 +44,30 @@ def test_memlock_matters_only_with_rdma() -> None:
     assert host.judge_memlock(65536, [port()]).status == "fail"
 
 
-def test_memlock_is_that_of_slurmd(tmp_path: Path) -> None:
-    folder = tmp_path / "proc" / "77"
+def slurmd(tmp_path: Path, pid: int, ids: str = "0\t0\t0\t0", file: str = "/usr/sbin/slurmd", limit: int = 8388608) -> None:
+    folder = tmp_path / "proc" / str(pid)
     folder.mkdir(parents=True)
     (folder / "comm").write_text("slurmd\n", encoding="utf-8")
+    (folder / "status").write_text(f"Name:\tslurmd\nUid:\t{ids}\nGid:\t0\t0\t0\t0\n", encoding="utf-8")
+    (folder / "exe").symlink_to(file)
     (folder / "limits").write_text(
-        "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         8388608              8388608              bytes\n",
+        f"Limit  Soft Limit  Hard Limit  Units\nMax locked memory         {limit}              {limit}              bytes\n",
         encoding="utf-8",
     )
+
+
+@pytest.mark.parametrize("file", ["/usr/sbin/slurmd", "/opt/slurm/sbin/slurmd", "/usr/sbin/slurmd (deleted)"])
+def test_memlock_is_that_of_slurmd(tmp_path: Path, file: str) -> None:
+    slurmd(tmp_path, 77, file=file)
+    assert host.read_memlock(Tree(str(tmp_path))) == 8388608
+
+
+def test_memlock_is_not_that_of_a_process_that_calls_itself_slurmd(tmp_path: Path) -> None:
+    slurmd(tmp_path, 1, ids="1000\t1000\t1000\t1000", limit=1)
+    # A program that changes to root, started by a user under that name and with that user's limits.
+    slurmd(tmp_path, 2, ids="1000\t0\t0\t0", file="/home/alice/slurmd", limit=2)
+    slurmd(tmp_path, 3, file="/usr/bin/sudo", limit=3)
+    slurmd(tmp_path, 77)
     assert host.read_memlock(Tree(str(tmp_path))) == 8388608
 
 
@@ -68,6 +85,54 @@ def test_the_fullest_disk_is_named_by_space_or_inodes() -> None:
     assert "/var" in judged.reason and "inodes" in judged.reason
     assert host.judge_disks([host.Disk("/", 94.9, 1)], 95).status == "pass"
     assert host.judge_disks([], 95).status == "error"
+
+
+def test_a_file_system_that_users_can_write_to_drains_nobody(tmp_path: Path) -> None:
+    disks = host.read_disks(["/", "/tmp"], Tree())
+    assert disks[0].path == "/"
+    assert disks[-1].users, "everybody can write to /tmp"
+    (tmp_path / "a" / "scratch").mkdir(parents=True)
+    (tmp_path / "system").mkdir(mode=0o755)
+    (tmp_path / "a" / "scratch").chmod(0o1777)
+    (tmp_path / "share").mkdir()
+    (tmp_path / "share" / "open").mkdir()
+    (tmp_path / "share" / "open").chmod(0o777)
+    mounts = host.parse_mountinfo(f"36 35 0:32 / {tmp_path}/share rw - nfs4 n1:/x rw\n")
+    found = [path for path in host.users_folders(mounts, str(tmp_path)) if path.startswith(str(tmp_path))]
+    assert found == [str(tmp_path / "a" / "scratch")], "what is mounted is not looked into"
+
+
+def test_room_is_shared_by_what_is_on_one_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    line = "36 35 0:{minor} / {point} rw - {kind} {source} rw\n"
+    (tmp_path / "proc" / "self" / "mountinfo").write_text(
+        line.format(minor=1, point="/usr", kind="zfs", source="tank/usr")
+        + line.format(minor=2, point="/tmp", kind="zfs", source="tank/tmp")
+        + line.format(minor=3, point="/opt", kind="zfs", source="system/opt"),
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(host, "_USERS_FOLDERS", ("/tmp",))
+    monkeypatch.setattr(host, "_folders", lambda *_arguments: [])
+    assert host.read_disks(["/usr"], Tree(str(tmp_path)))[0].users
+    assert not host.read_disks(["/opt"], Tree(str(tmp_path)))[0].users
+
+
+def test_a_folder_that_others_empty_meanwhile_has_taken_the_file(tmp_path: Path) -> None:
+    """Whoever may write to a volume can remove whatever is made in it, and drains no node by that."""
+    stopped = threading.Event()
+
+    def remove() -> None:
+        while not stopped.is_set():
+            for path in tmp_path.iterdir():
+                path.unlink(missing_ok=True)
+
+    racer = threading.Thread(target=remove)
+    racer.start()
+    try:
+        assert [host.try_mount(str(tmp_path)) for _again in range(10)] == [None] * 10
+    finally:
+        stopped.set()
+        racer.join()
 
 
 def test_mounts_must_be_mounted_and_take_a_file(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules
 
 DISK = "health.disk"
 OURS = f"{program.MARK}health.disk: / has 99 % of its space in use"
+#: The record says that this machine has a hundred GPUs. The other check passes.
+UNFIT, FIT = "health.gpu_count", "health.swap"
 
 
 def result(status: str, name: str = DISK, reason: str = "/ has 99 % of its space in use.") -> Any:
@@ -89,12 +91,12 @@ class Host:
         (folder / "bin").mkdir()
         self.show()
         run("cluster", name="lab", path=str(folder / "records"), subnet="10.77.0.11/24", manager="n1",
-            members=[entry(1)])  # fmt: skip
+            members=[{**entry(1), "gpus": 100}])  # fmt: skip
         self.install()
 
     def install(self, **changes: Any) -> dict[str, Any]:
         return run("node_health_program", path=str(self.file), cluster="lab", machine="n1",
-                   folder=str(self.folder / "records"), **{"drain_on": [DISK], **changes})  # fmt: skip
+                   folder=str(self.folder / "records"), **{"drain_on": [FIT], **changes})  # fmt: skip
 
     def show(self, state: str = "IDLE", reason: str = "") -> None:
         tail = f" Reason={reason} [root@2026-11-20T20:31:00]" if reason else ""
@@ -149,16 +151,16 @@ def test_a_prolog_that_passes_does_not_even_ask_the_controller(host: Host) -> No
 
 @pytest.mark.parametrize("context", ["", "prolog_slurmd"])
 def test_an_unfit_node_is_drained_with_our_reason(host: Host, context: str) -> None:
-    host.install(max_disk_percent=0.0001)
+    host.install(drain_on=[UNFIT])
     code, output, told = host.start(SLURM_SCRIPT_CONTEXT=context)
     assert code == 1, output
     assert len(told) == 1
-    assert told[0].startswith(f"update nodename=n1 state=drain reason={program.MARK}{DISK}: /")
+    assert told[0].startswith(f"update nodename=n1 state=drain reason={program.MARK}{UNFIT}: ")
 
 
 def test_what_an_admin_has_drained_stays_so(host: Host) -> None:
-    for share in (95, 0.0001):
-        host.install(max_disk_percent=share)
+    for check in (FIT, UNFIT):
+        host.install(drain_on=[check])
         host.show("IDLE+DRAIN", "new cables")
         assert host.start()[2] == []
 
@@ -172,11 +174,18 @@ def test_show_tells_slurm_nothing(host: Host) -> None:
     host.show("IDLE+DRAIN", OURS)
     code, output, told = host.start("--show")
     assert (code, told) == (0, [])
-    assert f"pass {DISK}" in output
-    host.install(max_disk_percent=0.0001)
+    assert f"pass {FIT}" in output
+    host.install(drain_on=[UNFIT])
     code, output, told = host.start("--show")
     assert (code, told) == (1, [])
-    assert f"fail {DISK}" in output
+    assert f"fail {UNFIT}" in output
+
+
+def test_what_users_can_fill_drains_nobody(host: Host) -> None:
+    host.install(drain_on=[DISK], max_disk_percent=0.0001)
+    code, output, told = host.start("--show")
+    assert code == 0, output
+    assert "/tmp" not in output and "/dev/shm" not in output
 
 
 def test_what_cannot_be_checked_does_not_stop_a_job(host: Host) -> None:
