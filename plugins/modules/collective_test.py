@@ -140,9 +140,18 @@ options:
     type: bool
     default: true
   python:
-    description: The Python with PyTorch on the nodes, for our own program.
+    description:
+      - The Python with PyTorch on the nodes, for our own program. O(user) has to be able to run it. It is isolated, so
+        that it has neither C(PYTHONPATH) nor what a user has installed.
     type: str
     default: python3
+  user:
+    description:
+      - The account that runs it, where the module runs as root. Every node has to have it with the same number, and Slurm
+        an account for it where it enforces accounts.
+      - Not with O(launcher=mpirun), which logs in to the nodes as the account that the module runs as.
+    type: str
+    default: nobody
 """
 
 EXAMPLES = r"""
@@ -256,6 +265,7 @@ error:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.account import NOBODY
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.launch import (
     Measurement,
     Request,
@@ -298,6 +308,7 @@ def work(module: AnsibleModule) -> Outcome:
         python=given["python"],
         fabric=given["fabric"],
         mpi=given["mpi"],
+        user=given["user"],
         gpus=given["gpus"],
         thresholds=[Own(**entry) for entry in given["thresholds"]],
     )
@@ -360,6 +371,7 @@ def main() -> None:
             "timeout": {"type": "float", "default": 300},
             "bisect": {"type": "bool", "default": True},
             "python": {"type": "str", "default": "python3"},
+            "user": {"type": "str", "default": NOBODY},
         },
         supports_check_mode=True,
     )

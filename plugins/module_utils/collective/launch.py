@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import os
-import tempfile
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.account import NOBODY, command_prefix
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import (
     torch_program,
 )
@@ -53,7 +53,7 @@ class Request(NamedTuple):
     """What to run. ``nodelist`` may be empty for srun, which then takes any ``nodes`` nodes.
 
     ``nic_gbps`` and ``nics`` are what the nodes' network has, and ``fabric`` (rdma or tcp) how it is used. ``ring`` has
-    NCCL use that algorithm and no other.
+    NCCL use that algorithm and no other. ``user``: the account that runs it, where we are root.
     """
 
     collective: str
@@ -75,6 +75,7 @@ class Request(NamedTuple):
     gpus: bool = True
     thresholds: Sequence[Own] = ()
     ring: bool = False
+    user: str = NOBODY
 
 
 class Measurement(NamedTuple):
@@ -110,17 +111,20 @@ def check(request: Request) -> None:
         )
 
 
-def program(request: Request, file: str = "") -> List[str]:
-    """What each rank runs: a binary of nccl-tests, or our own program, from ``file`` or as text."""
+def program(request: Request) -> List[str]:
+    """What each rank runs: a binary of nccl-tests, or our own program, as text."""
     sizes = [str(request.min_bytes), str(request.max_bytes)]
     if request.path:
         binary = os.path.join(request.path, f"{request.collective}_perf")
         # With one process for all local GPUs, -g says how many; with a launcher each process has one.
         gpus = request.ranks if request.launcher == "local" else 1
         return [binary, "-b", sizes[0], "-e", sizes[1], "-f", "2", "-g", str(gpus), "-n", str(request.iterations)]
-    start = [request.python, file] if file else [request.python, "-c", inspect.getsource(torch_program)]
+    # Isolated: neither the working folder nor what a user has installed is looked into for modules.
     return [
-        *start,
+        request.python,
+        "-I",
+        "-c",
+        inspect.getsource(torch_program),
         f"--collective={request.collective}",
         f"--min-bytes={sizes[0]}",
         f"--max-bytes={sizes[1]}",
@@ -130,20 +134,22 @@ def program(request: Request, file: str = "") -> List[str]:
     ]
 
 
-def command(request: Request, file: str = "") -> List[str]:
+def command(request: Request) -> List[str]:
     """The whole command, with the outer time limit: a hang is the usual way to fail."""
     limit = ["timeout", f"--kill-after={_GRACE}", f"{request.timeout_s:g}"]
-    run = program(request, file)
+    run = program(request)
     if request.launcher == "local":
-        return [*limit, *run]
+        return [*limit, *command_prefix(request.user), *run]
     if request.launcher == "srun":
         names = [f"--nodelist={','.join(request.nodelist)}"] if request.nodelist else []
         gpus = [f"--gpus-per-node={request.ranks // request.nodes}"] if request.path and request.gpus else []
         mpi = [f"--mpi={request.mpi}"] if request.path and request.mpi else []
         return [
             *limit,
+            *command_prefix(request.user),
             "srun",
             "--job-name=gpumesh-collective",
+            "--chdir=/",
             f"--nodes={request.nodes}",
             f"--ntasks={request.ranks}",
             f"--ntasks-per-node={request.ranks // request.nodes}",
@@ -184,18 +190,12 @@ def measure(request: Request, run: Runner) -> Measurement:
 
 
 def _measure(request: Request, run: Runner) -> Measurement:
-    with tempfile.TemporaryDirectory(prefix="gpumesh-") as folder:
-        file = ""
-        if request.launcher == "local" and not request.path:
-            file = os.path.join(folder, "torch_program.py")
-            with open(file, "w", encoding="utf-8") as stream:
-                stream.write(inspect.getsource(torch_program))
-        done = run(
-            command(request, file),
-            timeout=request.timeout_s + 2 * _GRACE + 5,
-            check=False,
-            environment=_RING if request.ring else None,
-        )
+    done = run(
+        command(request),
+        timeout=request.timeout_s + 2 * _GRACE + 5,
+        check=False,
+        environment=_RING if request.ring else None,
+    )
     output = parse_text(done.stdout)
     # Launchers and failures speak on stderr; a table never does.
     output["failures"] += parse_text(done.stderr)["failures"]

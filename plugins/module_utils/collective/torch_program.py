@@ -5,6 +5,9 @@
 
 It is sent to the nodes as text, so it imports nothing of this collection. Prints a line a rank when it starts and one
 result at its end, in the shape of nccl-tests' JSON.
+
+What the ranks tell each other are tensors of numbers. PyTorch's collectives of objects unpickle what comes, by which any
+rank could run what it likes in the others.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Tuple
 
 if TYPE_CHECKING:
     _Popen = subprocess.Popen[str]
 else:
     _Popen = subprocess.Popen
+
+
+#: What a rank says of itself: its numbers, its host and its device's name.
+DOCUMENT_BYTES = 1024
 
 
 class Program(_Popen):
@@ -40,37 +47,68 @@ def factor(collective: str, ranks: int) -> float:
     return 1.0
 
 
-def prepare(
-    torch: Any, dist: Any, collective: str, size: int, rank: int, ranks: int, device: Any
-) -> Tuple[int, Callable[[], Any], Callable[[], int]]:
-    """(bytes, run, check): one run of the collective, and how many values are wrong after it."""
+class Prepared(NamedTuple):
+    """One collective of one size: the bytes that it moves, its buffer, how to fill it, run it, and count wrong values."""
+
+    moved: int
+    buffer: Any
+    fill: Callable[[], Any]
+    run: Callable[[], Any]
+    wrong: Callable[[], int]
+
+
+def prepare(torch: Any, dist: Any, collective: str, size: int, rank: int, ranks: int, device: Any) -> Prepared:
+    """A collective of about ``size`` bytes."""
     count = max(size // 4, ranks)
-    if collective == "all_reduce":
-        data = torch.empty(count, device=device)
-
-        def reduce() -> None:
-            data.fill_(float(rank + 1))
-            dist.all_reduce(data)
-
-        expected = ranks * (ranks + 1) / 2
-        return count * 4, reduce, lambda: int((data != expected).sum().item())
     if collective == "all_gather":
         part = count // ranks
-        count = part * ranks
-        own = torch.full((part,), float(rank + 1), device=device)
+        own = torch.empty(part, device=device)
         parts = [torch.empty(part, device=device) for _rank in range(ranks)]
-        return (
-            count * 4,
+        return Prepared(
+            part * ranks * 4,
+            own,
+            lambda: own.fill_(float(rank + 1)),
             lambda: dist.all_gather(parts, own),
             lambda: sum(int((one != float(index + 1)).sum().item()) for index, one in enumerate(parts)),
         )
     data = torch.empty(count, device=device)
+    if collective == "all_reduce":
+        total = ranks * (ranks + 1) / 2
+        return Prepared(
+            count * 4,
+            data,
+            lambda: data.fill_(float(rank + 1)),
+            lambda: dist.all_reduce(data),
+            lambda: int((data != total).sum().item()),
+        )
+    return Prepared(
+        count * 4,
+        data,
+        lambda: data.fill_(7.0 if rank == 0 else 0.0),
+        lambda: dist.broadcast(data, 0),
+        lambda: int((data != 7.0).sum().item()),
+    )
 
-    def broadcast() -> None:
-        data.fill_(7.0 if rank == 0 else 0.0)
-        dist.broadcast(data, 0)
 
-    return count * 4, broadcast, lambda: int((data != 7.0).sum().item())
+def packed(document: Dict[str, Any]) -> List[int]:
+    """A short document as numbers, all of one length."""
+    text = json.dumps(document)
+    if len(text) > DOCUMENT_BYTES:
+        text = json.dumps({**document, "name": ""})
+    return list(text.encode().ljust(DOCUMENT_BYTES)[:DOCUMENT_BYTES])
+
+
+def unpacked(numbers: List[int]) -> Any:
+    """What another rank has packed. Raises ValueError for anything else."""
+    return json.loads(bytes(numbers))
+
+
+def gather(torch: Any, dist: Any, own: Dict[str, Any], ranks: int, device: Any) -> List[Any]:
+    """What every rank says of itself."""
+    mine = torch.tensor(packed(own), dtype=torch.uint8, device=device)
+    others = [torch.empty_like(mine) for _rank in range(ranks)]
+    dist.all_gather(others, mine)
+    return [unpacked(one.tolist()) for one in others]
 
 
 def say(mark: str, document: Dict[str, Any]) -> None:
@@ -105,26 +143,30 @@ def work(arguments: argparse.Namespace, rank: int, ranks: int, local_rank: int) 
     wrong_total = 0
     size = arguments.min_bytes
     while size <= arguments.max_bytes:
-        moved, run, check = prepare(torch, dist, arguments.collective, size, rank, ranks, device)
-        run()
+        made = prepare(torch, dist, arguments.collective, size, rank, ranks, device)
+        made.fill()
+        made.run()
         wait()
-        wrong = torch.tensor([float(check())], device=device)
+        wrong = torch.tensor([float(made.wrong())], device=device)
         dist.all_reduce(wrong)
+        # Sums of sums would soon be no numbers any more; nothing but the collective is timed.
+        made.buffer.zero_()
+        wait()
         dist.barrier()
         began = time.perf_counter()
         for _again in range(arguments.iterations):
-            run()
+            made.run()
         wait()
         # The slowest rank's time is the collective's.
         took = torch.tensor([(time.perf_counter() - began) / arguments.iterations], dtype=torch.float64, device=device)
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
         seconds = took.item()
-        algbw = moved / seconds / 1e9
+        algbw = made.moved / seconds / 1e9
         wrong_total += int(wrong.item())
         results.append(
             {
-                "size": moved,
-                "count": moved // 4,
+                "size": made.moved,
+                "count": made.moved // 4,
                 "type": "float",
                 "redop": "sum" if arguments.collective == "all_reduce" else "none",
                 "in_place": {
@@ -136,8 +178,7 @@ def work(arguments: argparse.Namespace, rank: int, ranks: int, local_rank: int) 
             }
         )
         size *= 2
-    everybody: List[Optional[Dict[str, Any]]] = [None] * ranks
-    dist.all_gather_object(everybody, own)
+    everybody = gather(torch, dist, own, ranks, device)
     dist.barrier()
     if rank == 0:
         rates = [one["in_place"]["bus_bw"] for one in results]
@@ -161,6 +202,9 @@ def local(ranks: int) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    # How this one was started, text and all.
+    with open("/proc/self/cmdline", encoding="utf-8") as stream:
+        command = stream.read().split("\0")[:-1]
     own = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_"))}
     children = []
     for rank in range(ranks):
@@ -173,7 +217,7 @@ def local(ranks: int) -> int:
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        children.append(Program([sys.executable, *sys.argv, "--local=0"], env=variables))
+        children.append(Program([*command, "--local=0"], env=variables))
     return max(abs(child.wait()) for child in children)
 
 

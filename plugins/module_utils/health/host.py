@@ -141,7 +141,14 @@ def judge_swap(text: Optional[str], limit_mib: float) -> Judgement:
 
 
 #: Where ordinary users can write on any machine, be it by a log or a mail.
-_USERS_FOLDERS = ("/home", "/var", "/var/tmp", "/tmp", os.path.join("/dev", "shm"), tempfile.gettempdir())
+_USERS_FOLDERS = (
+    "/home",
+    "/var",
+    os.path.join("/var", "tmp"),
+    os.path.join("/", "tmp"),
+    os.path.join("/dev", "shm"),
+    tempfile.gettempdir(),
+)
 #: From here on accounts are people's.
 _FIRST_USER = 1000
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.record = folder / "record"
+        # Where the tests run as root, what is started is nobody's.
+        self.record.touch()
+        self.record.chmod(0o666)
         for name in ("srun", "mpirun"):
             self.write(folder / "bin" / name, LAUNCHER.format(record=self.record))
 
@@ -47,8 +52,11 @@ class Stage:
 
 
 @pytest.fixture(name="stage")
-def _stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def _stage() -> Iterator[Stage]:
+    """Not in a folder of pytest's, which is closed to others."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Stage(Path(folder))
 
 
 def test_one_host_passes_and_returns_what_is_documented(stage: Stage) -> None:
@@ -61,7 +69,7 @@ def test_one_host_passes_and_returns_what_is_documented(stage: Stage) -> None:
     assert set(result) - {"changed", "invocation"} == set(documented)
     row = {"size_bytes", "count", "type", "redop", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "in_place"}
     assert all(set(one) == row for one in result["rows"])
-    assert not stage.record.exists()
+    assert not stage.record.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
@@ -109,7 +117,7 @@ def test_check_mode_starts_nothing(stage: Stage) -> None:
     stage.prints("02-two-nodes.txt")
     result = stage.run(launcher="srun", ranks=16, nodes=2, _ansible_check_mode=True)
     assert result["status"] == "skipped"
-    assert not stage.record.exists()
+    assert not stage.record.read_text(encoding="utf-8")
 
 
 def test_what_cannot_be_run_is_refused(stage: Stage) -> None:

@@ -34,7 +34,7 @@ SHAPED = "20mbit"
 #: What all hosts see, since the machine that they run on has mounted it into each of them.
 VOLUME = "/mnt/shared"
 RECORD = "/var/lib/gpumesh/clusters/check.json"
-#: What makes a node unfit, and is gone with one command: its shared memory, which NCCL needs, is full.
+#: What any user of a node can fill: its shared memory, which NCCL needs.
 FILLER = "/dev/shm/filler"
 
 
@@ -242,7 +242,7 @@ def test_a_slow_link_is_named(lab: Lab, reports: Path) -> None:
 
 
 def ranks_on(lab: Lab, host: str) -> Sequence[str]:
-    return lab.run(host, "pgrep", "-f", "python3 -c.*--collective=all_reduce", check=False).split()
+    return lab.run(host, "pgrep", "-f", "python3 -I -c.*--collective=all_reduce", check=False).split()
 
 
 def test_a_rank_that_dies_is_named_within_the_limit(lab: Lab, tmp_path: Path) -> None:
@@ -274,13 +274,23 @@ def test_a_rank_that_dies_is_named_within_the_limit(lab: Lab, tmp_path: Path) ->
 
 @contextmanager
 def full_memory(lab: Lab, host: str) -> Iterator[None]:
-    """97 percent of the shared memory of a host are in use."""
+    """97 percent of the shared memory of a host are in use, by an ordinary user."""
     size = int(lab.run(host, "df", "--output=size", "--block-size=1K", "/dev/shm").split()[-1])
-    lab.run(host, "fallocate", "--length", f"{size * 97 // 100}K", FILLER)
+    lab.run(host, "runuser", "--user=nobody", "--", "fallocate", "--length", f"{size * 97 // 100}K", FILLER)
     try:
         yield
     finally:
         lab.run(host, "rm", "-f", FILLER)
+
+
+@contextmanager
+def faulty_mount(lab: Lab, host: str) -> Iterator[None]:
+    """The host cannot write to the volume, which makes it unfit and is gone with one command."""
+    lab.run(host, "mount", "-o", "remount,bind,ro", VOLUME)
+    try:
+        yield
+    finally:
+        lab.run(host, "mount", "-o", "remount,bind,rw", VOLUME)
 
 
 def state(lab: Lab, host: str) -> str:
@@ -291,17 +301,17 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
     lab.wait("all nodes are idle", lambda: all_idle(lab))
     lab.run("k1", "scontrol", "update", "nodename=k3", "state=drain", "reason=new cables")
     try:
-        with full_memory(lab, "k2"), full_memory(lab, "k3"):
+        with faulty_mount(lab, "k2"), faulty_mount(lab, "k3"):
             # Either the prolog of this job or the regular check is first to see it.
             job = lab.run(
                 "k1", "sbatch", "--parsable", "--nodelist=k2", "--output=/dev/null", "--wrap=hostname"
             ).strip()
-            ours = "drained gpumesh health: health.disk: /dev/shm"
+            ours = f"drained gpumesh health: storage.mounts: {VOLUME}: OSError: [Errno 30] Read-only file system"
             lab.wait("k2 is drained by its own check", lambda: state(lab, "k2").startswith(ours))
             run, verdict = check(lab, tmp_path, "--tags", "health,slurm", check_job_timeout=5)
             assert run.code != 0
             found = bad(verdict)
-            assert {"health.disk@k2", "health.disk@k3", "slurm.node@k2", "slurm.node@k3"} <= set(found)
+            assert {"storage.mounts@k2", "storage.mounts@k3", "slurm.node@k2", "slurm.node@k3"} <= set(found)
             assert "brings it back" in found["slurm.node@k2"]["remedy"]
             assert "state=resume" in found["slurm.node@k3"]["remedy"]
             assert state(lab, "k3") == "drained new cables"
@@ -319,9 +329,18 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
     lab.wait("all nodes are idle", lambda: all_idle(lab))
 
 
+def test_a_user_who_fills_what_users_can_write_to_drains_nobody(lab: Lab, tmp_path: Path) -> None:
+    with full_memory(lab, "k2"):
+        assert "k2: none: fit" in lab.run("k2", PROGRAM)
+        run, verdict = check(lab, tmp_path, "--tags", "health")
+        assert run.code != 0, "it is said all the same"
+        assert set(bad(verdict)) == {"health.disk@k2"}
+    assert all_idle(lab)
+
+
 def test_what_slurm_runs_and_what_the_playbook_runs_say_the_same(lab: Lab) -> None:
     shown = lab.run("k1", PROGRAM, "--show")
-    assert "pass health.disk: " in shown
+    assert "pass storage.mounts: 1" in shown
     assert "skipped health.gpu_ecc: There is no NVIDIA driver on this host." in shown
 
 

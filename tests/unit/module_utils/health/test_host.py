@@ -44,7 +44,9 @@ def test_memlock_matters_only_with_rdma() -> None:
     assert host.judge_memlock(65536, [port()]).status == "fail"
 
 
-def slurmd(tmp_path: Path, pid: int, ids: str = "0\t0\t0\t0", file: str = "/usr/sbin/slurmd", limit: int = 8388608) -> None:
+def slurmd(
+    tmp_path: Path, pid: int, ids: str = "0\t0\t0\t0", file: str = "/usr/sbin/slurmd", limit: int = 8388608
+) -> None:
     folder = tmp_path / "proc" / str(pid)
     folder.mkdir(parents=True)
     (folder / "comm").write_text("slurmd\n", encoding="utf-8")

@@ -183,7 +183,7 @@ def test_show_tells_slurm_nothing(host: Host) -> None:
 
 def test_what_users_can_fill_drains_nobody(host: Host) -> None:
     host.install(drain_on=[DISK], max_disk_percent=0.0001)
-    code, output, told = host.start("--show")
+    code, output, _told = host.start("--show")
     assert code == 0, output
     assert "/tmp" not in output and "/dev/shm" not in output
 

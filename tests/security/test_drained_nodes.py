@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An ordinary user of this machine does what would take its node out of service."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import pwd
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host, kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+XID = "NVRM: Xid (PCI:0000:3d:00): 79, GPU has fallen off the bus."
+#: x86-64: mov %eax, (0).
+FAULT = bytes.fromhex("890425 00000000")
+
+
+def program() -> bytes:
+    """An executable that crashes in its own code, so that the kernel names its file too."""
+    start, size = 0x400000, 64 + 56 + len(FAULT)
+    head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 62, 1, start + 120, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    return head + struct.pack("<IIQQQQQQ", 1, 5, 0, start, start, size, size, 0x1000) + FAULT
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the program that crashes is for x86-64")
+@pytest.mark.parametrize("name", ["NVRM: Xid (0): 79", XID, f"x\n{XID}", f"x\n<3>[    1.0] {XID}", "NVRM: Xid (): 79"])
+def test_a_program_that_crashes_under_the_name_of_a_gpu_fault(attacker: pwd.struct_passwd, name: str) -> None:
+    if kernel_log.read("/dev/kmsg") is None:
+        pytest.skip("this machine's kernel log cannot be read")
+    path = Path(attacker.pw_dir) / name
+    path.write_bytes(program())
+    path.chmod(0o755)
+    try:
+        done = subprocess.run([str(path)], user=attacker.pw_uid, group=attacker.pw_gid, check=False, cwd="/")
+    finally:
+        path.unlink()
+    assert done.returncode < 0, "it was meant to crash"
+    # The kernel may leave out messages where there are too many of them.
+    seen = [text for text in kernel_log.messages(kernel_log.read("/dev/kmsg") or "") if "NVRM: Xid" in text]
+    assert seen or "suppressed" in (kernel_log.read("/dev/kmsg") or ""), "the kernel has not named it"
+    assert gpu.judge_xid(kernel_log.read("/dev/kmsg")).status == "pass"
+
+
+def test_a_message_that_a_program_writes_to_the_kernels_log() -> None:
+    """Only root can, and it is still no message of the kernel."""
+    with contextlib.suppress(OSError):
+        Path("/dev/kmsg").write_text(f"<3>{XID}\n", encoding="utf-8")
+    records = kernel_log.read("/dev/kmsg")
+    if records is None or XID not in records:
+        pytest.skip("this machine's kernel log can be neither read nor written to")
+    assert gpu.judge_xid(records).status == "pass"
+
+
+@pytest.fixture
+def volume(attacker: pwd.struct_passwd) -> Iterator[Path]:
+    """A small file system that everybody can write to."""
+    point = Path(attacker.pw_dir) / "volume"
+    point.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=8,mode=1777", "attacked", str(point)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        point.rmdir()
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+        point.rmdir()
+
+
+@pytest.mark.parametrize("what", ["space", "inodes"])
+def test_a_volume_that_is_filled(attacker: pwd.struct_passwd, volume: Path, what: str) -> None:
+    fill = {
+        "space": f"dd if=/dev/zero of={volume}/filler bs=4k",
+        "inodes": f"cd {volume} && touch 1 2 3 4 5 6 7 8 9",
+    }[what]
+    filled = subprocess.run(
+        ["sh", "-c", fill], user=attacker.pw_uid, group=attacker.pw_gid, check=False, capture_output=True, text=True
+    )
+    assert "No space left" in filled.stderr
+    assert host.try_mount(str(volume)) is None
+
+
+def test_a_process_that_calls_itself_slurmd(attacker: pwd.struct_passwd) -> None:
+    """With a limit of its own, which would be taken for that of all jobs."""
+    renamed = "import os, sys; open('/proc/self/comm', 'w').write('slurmd'); os.read(0, 1)"
+    before = host.read_memlock(Tree())
+    command = ["prlimit", "--memlock=65536", "python3", "-c", renamed]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, user=attacker.pw_uid, group=attacker.pw_gid) as process:
+        try:
+            end = time.monotonic() + 10
+            while Path(f"/proc/{process.pid}/comm").read_text(encoding="utf-8").strip() != "slurmd":
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            assert os.stat(f"/proc/{process.pid}").st_uid == attacker.pw_uid
+            assert host.read_memlock(Tree()) == before
+        finally:
+            process.kill()
