@@ -29,6 +29,9 @@ _WORKING_STATES = ("idle", "mixed", "allocated", "completing", "planned", "reser
 _SHARE_OF_MEDIAN = 0.2
 #: Of fewer measurements nobody can say which one is out of line.
 _ENOUGH_LINKS = 6
+_JOB_REMEDY = "Look at the nodes with sinfo -R and at the log of slurmctld."
+#: What Slurm says where it enforces accounts, and a user has none.
+_REFUSED = ("Invalid account", "Invalid qos specification", "User's group not permitted")
 #: sinfo's output that ``slurm_checks`` reads, one line a node and partition.
 SINFO_FORMAT = "%N|%T|%o|%E"
 
@@ -395,43 +398,72 @@ def _command_trouble(result: Mapping[str, Any] | None, program: str, manager: st
     return "", ""
 
 
+def _held_words(held: Mapping[str, Sequence[str]]) -> str:
+    """Which jobs hold which nodes; each job once, with the nodes that it holds."""
+    by_job: dict[str, list[str]] = {}
+    for node, jobs in held.items():
+        for job in jobs:
+            by_job.setdefault(job, []).append(node)
+    return "; ".join(f"job {job} holds {', '.join(nodes)}" for job, nodes in by_job.items())
+
+
+def _not_launched(job: Mapping[str, Any]) -> str:
+    """Where no task was launched and why; the empty text for nowhere."""
+    held, barred = job.get("held") or {}, job.get("barred") or {}
+    words = [_held_words(held)] if held else []
+    words += [f"{node} is {state}" for node, state in barred.items()]
+    nodes = [*held, *barred]
+    return f"Not checked on {', '.join(nodes)}: {'; '.join(words)}." if nodes else ""
+
+
 def job_checks(
     record: Record, job: Mapping[str, Any] | None, only_dialled: Sequence[str] = ()
 ) -> tuple[list[Check], list[dict[str, Any]]]:
-    """A task of one job ran on every member. Gives the check and the job as the report shows it."""
+    """A task of one job ran on every member that has room. Gives the checks and the job as the report shows it."""
     purpose = "A job runs on every member"
-    machines = [member["machine"] for member in record["members"] if member["machine"] not in only_dialled]
-    required = f"{len(machines)} nodes"
     trouble, status = _command_trouble(job, "srun", record["manager"])
     if job is None or status == "skipped":
         return [check("slurm.job", purpose, None, "skipped", reason=trouble)], []
-    command = " ".join(str(part) for part in job.get("cmd") or ["srun"])
+    members = [member["machine"] for member in record["members"] if member["machine"] not in only_dialled]
+    machines = list(job.get("launched", members))
+    elsewhere = _not_launched(job)
+    if not machines and elsewhere:
+        return [check("slurm.job", purpose, None, "skipped", reason=elsewhere)], []
+    made = _job_check(purpose, machines, job, trouble)
+    made_elsewhere = [check("slurm.room", "Every member has room for a job", None, "skipped", reason=elsewhere)]
     output = "\n".join(
         part for part in (str(job.get("stdout") or "").strip(), str(job.get("stderr") or "").strip()) if part
     )
-    remedy = "Look at the nodes with sinfo -R and at the log of slurmctld."
-    if trouble:
-        made = check("slurm.job", purpose, None, "fail", "no job", required, reason=trouble, remedy=remedy)
-    else:
-        ran = sorted({line.strip() for line in str(job["stdout"]).splitlines() if line.strip()})
-        missing = [machine for machine in machines if machine not in ran]
-        made = check(
-            "slurm.job",
-            purpose,
-            None,
-            "pass" if not missing else "fail",
-            f"{len(machines) - len(missing)} nodes",
-            required,
-            reason="" if not missing else f"No task ran on {', '.join(missing)}.",
-            remedy="" if not missing else remedy,
-        )
     shown = {
         "title": "One task on every member, started by Slurm",
-        "command": command,
+        "command": " ".join(str(part) for part in job.get("cmd") or ["srun"]),
         "status": made["status"],
         "output": output,
     }
-    return [made], [shown]
+    return [made, *(made_elsewhere if elsewhere else [])], [shown]
+
+
+def _job_check(purpose: str, machines: Sequence[str], job: Mapping[str, Any], trouble: str) -> Check:
+    required = f"{len(machines)} nodes"
+    if trouble:
+        refused = next((words for words in _REFUSED if words in str(job.get("stderr"))), "")
+        if refused:
+            # It says nothing of the cluster, whose users have accounts.
+            reason = f"{trouble} Add the account of the check to slurm_accounts, or set check_job_user."
+            return check("slurm.job", purpose, None, "skipped", reason=reason)
+        return check("slurm.job", purpose, None, "fail", "no job", required, reason=trouble, remedy=_JOB_REMEDY)
+    ran = {line.strip() for line in str(job["stdout"]).splitlines()}
+    missing = [machine for machine in machines if machine not in ran]
+    return check(
+        "slurm.job",
+        purpose,
+        None,
+        "pass" if not missing else "fail",
+        f"{len(machines) - len(missing)} nodes",
+        required,
+        reason="" if not missing else f"No task ran on {', '.join(missing)}.",
+        remedy="" if not missing else _JOB_REMEDY,
+    )
 
 
 def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -> list[Check]:

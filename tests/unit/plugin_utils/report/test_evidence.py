@@ -375,3 +375,44 @@ def test_the_previous_verdict_is_taken_as_text() -> None:
 def test_any_sinfo_output_is_taken(text: str) -> None:
     made = evidence.slurm_checks(samples.record(3), {"rc": 0, "stdout": text})
     assert len(made) == 3
+
+
+HELD = {"n1": ["7 of alice (train)"], "n2": ["7 of alice (train)", "8 of bob (eval)"]}
+
+
+def test_a_busy_cluster_is_not_checked_and_says_who_holds_it() -> None:
+    """That its nodes are at work is no fault of a cluster."""
+    found = healthy()
+    found["job"] = {"rc": 0, "stdout": "", "stderr": "", "cmd": [], "launched": [], "held": {**HELD, "n3": HELD["n1"]},
+                    "barred": {}}  # fmt: skip
+    verdict = judged(found)
+    assert verdict["status"] == "pass"
+    (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
+    assert job["status"] == "skipped"
+    assert "job 7 of alice (train) holds n1, n2, n3; job 8 of bob (eval) holds n2" in job["reason"]
+    assert verdict["jobs"] == []
+
+
+def test_what_is_not_held_is_launched_on_all_the_same() -> None:
+    found = healthy()
+    found["job"] = {"rc": 0, "stdout": "n3\n", "stderr": "", "cmd": ["srun"], "launched": ["n3"], "held": HELD,
+                    "barred": {}}  # fmt: skip
+    verdict = judged(found)
+    (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
+    assert (job["status"], job["required"]) == ("pass", "1 nodes")
+    (room,) = (one for one in verdict["checks"] if one["id"] == "slurm.room")
+    assert room["status"] == "skipped"
+    assert "n1, n2" in room["reason"]
+    found["job"]["stdout"] = ""
+    assert bad(judged(found)) == ["slurm.job@None"]
+
+
+def test_an_account_that_slurm_does_not_know_says_nothing_of_the_cluster() -> None:
+    found = healthy()
+    said = "srun: error: Unable to allocate resources: Invalid account or account/partition combination specified"
+    found["job"] = {"rc": 1, "stdout": "", "stderr": said, "cmd": ["srun"], "launched": ["n1", "n2", "n3"], "held": {},
+                    "barred": {}}  # fmt: skip
+    verdict = judged(found)
+    (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
+    assert job["status"] == "skipped"
+    assert "check_job_user" in job["reason"]
