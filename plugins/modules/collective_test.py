@@ -223,7 +223,9 @@ versions:
   type: dict
   returned: always
 status:
-  description: V(pass) or V(fail). V(skipped) in check mode, and where the nodes have no program for it.
+  description:
+    - V(pass) or V(fail). V(skipped) in check mode, where the nodes have no program for it, and where C(srun) would have
+      to wait for somebody's job.
   type: str
   returned: always
 min_busbw_gbps:
@@ -241,7 +243,7 @@ error:
   contains:
     kind:
       description:
-        - One of V(timeout), V(usage), V(not_installed), V(rank_died), V(failed), V(exit_status), V(truncated), V(missing_rank),
+        - One of V(timeout), V(usage), V(not_installed), V(busy), V(rank_died), V(failed), V(exit_status), V(truncated), V(missing_rank),
           V(wrong_ranks), V(wrong_nodes), V(wrong_values), V(no_rows) and V(slow).
       type: str
     message:
@@ -270,6 +272,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.launch 
     Measurement,
     Request,
     as_result,
+    busy,
     check,
     find_culprit,
     measure,
@@ -315,7 +318,8 @@ def work(module: AnsibleModule) -> Outcome:
     check(request)
     if module.check_mode:
         return Outcome(False, {**as_result(request, Measurement(empty(), None, None), None), "status": "skipped"})
-    made = measure(request, run)
+    held = busy(request, run)
+    made = Measurement(empty(), held, None) if held else measure(request, run)
     culprit = None
     if given["bisect"] and made.problem is not None and made.problem.kind == "slow":
         culprit = find_culprit(request, made.threshold, run)

@@ -132,6 +132,12 @@ def _not_run(output: Output) -> Optional[Problem]:
             "The program printed its usage: it does not know one of the options.",
             "Use nccl-tests 2.0 or later, or rccl-tests.",
         )
+    if any("Requested nodes are busy" in line for line in output["failures"]):
+        return Problem(
+            "busy",
+            "Not run: somebody's job has the nodes.",
+            "Run it again when the nodes are free.",
+        )
     if any("No module named 'torch'" in line for line in output["failures"]):
         return Problem(
             "not_installed",

@@ -34,7 +34,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.thresho
     look_up,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.launch import read_holders
 
 #: coreutils' timeout: what it ends with when the time is over, also after a kill.
 _TIMED_OUT = (124, 137)
@@ -217,6 +218,25 @@ def _threshold(request: Request, output: Output) -> Optional[Threshold]:
     return found._replace(wire=False) if found else None
 
 
+def busy(request: Request, run: Runner) -> Optional[Problem]:
+    """None where Slurm has the nodes to itself: what is measured beside somebody's job says nothing, and disturbs it."""
+    if request.launcher != "srun" or not request.nodelist:
+        return None
+    try:
+        held = read_holders(run, request.nodelist)
+    except CommandError:
+        # Where it cannot be asked, srun says why.
+        return None
+    if not held:
+        return None
+    jobs = sorted({job for on in held.values() for job in on})
+    return Problem(
+        "busy",
+        f"Not run: {', '.join(held)} {'is' if len(held) == 1 else 'are'} held by {'; '.join(f'job {job}' for job in jobs)}.",
+        "Run it again when the nodes are free.",
+    )
+
+
 def find_culprit(request: Request, threshold: Optional[Threshold], run: Runner) -> Optional[Culprit]:
     """Run it on parts of the nodes until the slow one is found; None where there are no parts."""
     if len(request.nodelist) < 3 or request.launcher == "local":
@@ -241,8 +261,8 @@ def find_culprit(request: Request, threshold: Optional[Threshold], run: Runner) 
 def _status(problem: Optional[Problem]) -> str:
     if problem is None:
         return "pass"
-    # What nobody installed has not failed; it was not made, and is no pass either.
-    return "skipped" if problem.kind == "not_installed" else "fail"
+    # What nobody installed, or has nodes for, has not failed; it was not made, and is no pass either.
+    return "skipped" if problem.kind in ("not_installed", "busy") else "fail"
 
 
 def as_result(request: Request, made: Measurement, culprit: Optional[Culprit]) -> Dict[str, Any]:

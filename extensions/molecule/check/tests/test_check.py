@@ -269,6 +269,79 @@ def test_a_rank_that_dies_is_named_within_the_limit(lab: Lab, tmp_path: Path) ->
     assert run.seconds < limit, "it waited for the limit instead of noticing"
 
 
+# --- A rank that attacks the others
+
+#: Does as rank 1 what the program does, up to where it says who it is. There it sends an object that runs a command in
+#: whoever unpickles it.
+ATTACKER = """
+import os, torch, torch.distributed as dist
+
+class Attack:
+    def __reduce__(self):
+        return os.system, ("touch /tmp/seized-$RANK",)
+
+dist.init_process_group("gloo", rank=1, world_size=2)
+data, one = torch.ones(2), torch.zeros(1)
+dist.all_reduce(data)
+dist.all_reduce(one)
+dist.barrier()
+dist.all_reduce(data)
+dist.all_reduce(one.double(), op=dist.ReduceOp.MAX)
+dist.all_gather_object([None, None], Attack())
+dist.barrier()
+"""
+RANKS = """
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=29601 WORLD_SIZE=2 GLOO_SOCKET_IFNAME=lo USE_LIBUV=0
+RANK=1 timeout 60 python3 -c "$1" & RANK=0 timeout 60 python3 -I -c "$2" --min-bytes=8 --max-bytes=8 --iterations=1 --timeout=10
+wait
+"""
+
+
+def test_code_that_a_rank_sends_is_run_by_no_other(lab: Lab) -> None:
+    program = (ROOT / "plugins/module_utils/collective/torch_program.py").read_text(encoding="utf-8")
+    try:
+        lab.run("k1", "sh", "-c", RANKS, "sh", ATTACKER, program, check=False)
+        assert "seized-0" not in lab.run("k1", "ls", "/tmp")
+    finally:
+        lab.run("k1", "sh", "-c", "rm -f /tmp/seized-*")
+
+
+# --- A cluster at work
+
+
+@contextmanager
+def at_work(lab: Lab, *hosts: str) -> Iterator[None]:
+    """Somebody's job has these hosts to itself."""
+    words = f"--nodes={len(hosts)} --nodelist={','.join(hosts)} --exclusive --job-name=train --output=/dev/null"
+    job = lab.run("k1", "sbatch", "--parsable", "--chdir=/", *words.split(), "--wrap=sleep 600").strip()
+    try:
+        lab.wait("the job runs", lambda: "RUNNING" in lab.run("k1", "squeue", "--noheader", "--format=%T"))
+        yield
+    finally:
+        lab.run("k1", "scancel", job)
+        lab.wait("all nodes are idle", lambda: all_idle(lab))
+
+
+def test_a_cluster_at_work_is_proven_where_it_has_room_and_waited_for_nowhere(lab: Lab, tmp_path: Path) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    wanted = {"check_level": "full", "check_job_timeout": 300, "check_collective_timeout": 600}
+    with at_work(lab, *MACHINES):
+        run, verdict = check(lab, tmp_path, "--tags", "slurm,collectives", **wanted)
+        assert run.code == 0, run.output
+        assert run.seconds < 150, "it waited for the job"
+        (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
+        assert job["status"] == "skipped"
+        assert re.search(r"job \d+ of root \(train\) holds k1, k2, k3", job["reason"])
+        (collective,) = (one for one in verdict["checks"] if one["id"].startswith("collective."))
+        assert collective["status"] == "skipped" and "held by job" in collective["reason"]
+    with at_work(lab, "k2"):
+        run, verdict = check(lab, tmp_path, "--tags", "slurm", **wanted)
+        assert run.code == 0, run.output
+        by_id = {one["id"]: one for one in verdict["checks"] if one["id"] in ("slurm.job", "slurm.room")}
+        assert (by_id["slurm.job"]["status"], by_id["slurm.job"]["actual"]) == ("pass", "2 nodes")
+        assert "holds k2" in by_id["slurm.room"]["reason"]
+
+
 # --- A node that is unfit, and one that somebody has drained
 
 

@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a collective runs as, and what it lets others have it run: root starts it, in a folder that others can write to."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.account import command_prefix
+from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import launch, torch_program
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+def request(**changes: Any) -> launch.Request:
+    given = launch.Request("all_reduce", "", "local", 2, 1, [], 1024, 2048, 5, 60, None, None, 1, "/usr/bin/python3")
+    return given._replace(**changes)
+
+
+def test_a_module_in_the_working_folder_is_not_imported(attacker: pwd.struct_passwd) -> None:
+    """Where root's home is missing, the working folder is /tmp."""
+    folder = Path(attacker.pw_dir)
+    names = ("argparse", "json", "socket", "torch")
+    for name in names:
+        (folder / f"{name}.py").write_text("open('/dev/stdout', 'w').write('SEIZED\\n')\n", encoding="utf-8")
+    try:
+        variables = {**os.environ, "PYTHONPATH": str(folder)}
+        done = subprocess.run(
+            launch.command(request()), cwd=folder, env=variables, capture_output=True, text=True, check=False
+        )
+        exposed = [sys.executable, "-c", "import torch"]
+        shown = subprocess.run(exposed, cwd=folder, capture_output=True, text=True, check=False)
+    finally:
+        for name in names:
+            (folder / f"{name}.py").unlink()
+    assert "SEIZED" in shown.stdout, "the trap works"
+    assert "SEIZED" not in done.stdout + done.stderr
+
+
+def test_what_a_rank_runs_has_no_rights_and_nothing_of_roots(tmp_path: Path) -> None:
+    tell = "id -u; id -G; pwd; echo $HOME $USER; grep -E 'CapEff|NoNewPrivs' /proc/self/status"
+    done = subprocess.run(
+        [*command_prefix("nobody"), "sh", "-c", tell], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    nobody = pwd.getpwnam("nobody")
+    lines = done.stdout.split("\n")
+    assert lines[:4] == [str(nobody.pw_uid), str(nobody.pw_gid), "/", f"{nobody.pw_dir} nobody"]
+    assert "CapEff:\t0000000000000000" in lines
+    assert "NoNewPrivs:\t1" in lines
+
+
+def test_ranks_exchange_no_objects() -> None:
+    """PyTorch's collectives of objects unpickle what any rank sends."""
+    names = {
+        node.attr for node in ast.walk(ast.parse(inspect.getsource(torch_program))) if isinstance(node, ast.Attribute)
+    }
+    assert not {name for name in names if "object" in name or "pickle" in name}
+    assert {"all_gather", "all_reduce"} <= names
+
+
+def test_a_rank_that_sends_something_else_is_no_device() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        torch_program.unpacked(list(b"\x80\x04\x95 cposix\nsystem\n"))
+    own = {"rank": 1, "host": "n1", "device": 0, "name": "H100"}
+    assert torch_program.unpacked(torch_program.packed(own)) == own
+    long = torch_program.unpacked(torch_program.packed({**own, "name": "x" * 5000}))
+    assert long == {**own, "name": ""}
