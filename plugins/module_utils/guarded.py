@@ -6,7 +6,8 @@
 Each folder is opened from the one before and held, so that nobody can put another one in its place. Folders that only
 root writes to are trusted, and so are the links in them. From the first folder of another account on, root acts as that
 account: wherever its links lead, it can do no more than the account itself. In a folder of root's that others may write
-to, as /tmp, no link is followed, and of what is there only root's own and the wanted owner's is touched.
+to, as /tmp, or that is within an account's folder, no link is followed, and of what is there only root's own and the
+wanted owner's is touched.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _KINDS = {
 class Place(NamedTuple):
     """Where a path leads: a name in an open folder. ``found`` is what has the name, None where nothing does.
 
-    ``folder`` is -1 where that is not there either. ``shared``: others may write to the folder, which is root's.
+    ``folder`` is -1 where that is not there either. ``shared``: others may write to the folder, which is root's, or to one
+    above. ``outside``: the latter.
     """
 
     path: str
@@ -45,6 +47,7 @@ class Place(NamedTuple):
     name: str
     found: Optional[os.stat_result]
     shared: bool
+    outside: bool
 
 
 def kind_of(mode: int) -> str:
@@ -81,16 +84,12 @@ def reach(path: str, follow: bool = True, make: bool = False) -> Iterator[Place]
     ``follow``: whether a link at its end is followed. ``make``: missing folders on the way are made. Raises OSError, and
     HostStateError for a link that anybody could have put there.
     """
-    groups, gid = os.getgroups(), os.getegid()
     walk = _Walk(path)
     try:
         yield walk.go(follow, make)
     finally:
         os.close(walk.folder)
-        if walk.acting:
-            os.seteuid(0)
-            os.setegid(gid)
-            os.setgroups(groups)
+        walk.be_oneself()
 
 
 class _Walk:
@@ -100,8 +99,12 @@ class _Walk:
         self.path = path
         self.folder = os.open("/", _FOLDER)
         self.root = os.geteuid() == 0
+        self.groups, self.gid = os.getgroups(), os.getegid()
         self.acting = False
         self.shared = False
+        #: Whether a folder of somebody else's was on the way, and whether a link was followed since.
+        self.outside = False
+        self.astray = False
 
     def go(self, follow: bool, make: bool) -> Place:
         rest, links = _parts(self.path), 0
@@ -114,9 +117,9 @@ class _Walk:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
                 rest += self._target(name)
             elif not rest:
-                return Place(self.path, self.folder, name, found, self.shared)
+                return Place(self.path, self.folder, name, found, self.shared, self.outside)
             elif found is None and not make:
-                return Place(self.path, -1, rest[0], None, self.shared)
+                return Place(self.path, -1, rest[0], None, self.shared, self.outside)
             else:
                 if found is None:
                     os.mkdir(name, 0o755, dir_fd=self.folder)
@@ -135,6 +138,7 @@ class _Walk:
                 "Remove it, and run again.",
                 path=self.path,
             )
+        self.astray = self.outside
         target = os.readlink(name, dir_fd=self.folder)
         if target.startswith("/"):
             self._enter(os.open("/", _FOLDER))
@@ -143,13 +147,25 @@ class _Walk:
     def _enter(self, folder: int) -> None:
         os.close(self.folder)
         self.folder = folder
-        if not self.root or self.acting:
+        if not self.root or self.astray:
             return
         about = os.fstat(folder)
-        if about.st_uid:
-            self.acting = True
+        open_to_others = bool(about.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+        if self.acting and not about.st_uid and not open_to_others:
+            # Root has made it there, as below a home. The account can only call it by another name.
+            self.be_oneself()
+        elif about.st_uid and not self.acting:
+            self.acting = self.outside = True
             become(about.st_uid, about.st_gid)
-        self.shared = not about.st_uid and bool(about.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+        self.shared = not self.acting and (self.outside or open_to_others)
+
+    def be_oneself(self) -> None:
+        """End what was begun with an account's folder."""
+        if self.acting:
+            os.seteuid(0)
+            os.setegid(self.gid)
+            os.setgroups(self.groups)
+        self.acting = False
 
 
 def _parts(path: str) -> List[str]:
@@ -213,15 +229,13 @@ def refuse_swappable(paths: Iterable[str]) -> None:
     for path in paths:
         try:
             with reach(path) as place:
-                # Where root acts as an account, that one could rename the folder.
-                acting = os.getuid() == 0 and os.geteuid() != 0
-                swappable = acting or (place.shared and (place.found is None or place.found.st_uid != 0))
-                whose = account_name(os.geteuid()) if acting else "others"
+                # Who owns a folder on the way could rename what is in it.
+                swappable = place.outside or (place.shared and (place.found is None or place.found.st_uid != 0))
         except OSError as failure:
             raise HostStateError(f"{path} cannot be looked at: {failure.strerror}.", path=path) from failure
         if swappable:
             raise HostStateError(
-                f"A volume cannot be mounted at {path}: {whose} could put something else there.",
+                f"A volume cannot be mounted at {path}: others could put something else there.",
                 "Choose a mount point below folders that only root can write to, such as /mnt or /srv.",
                 path=path,
             )

@@ -149,6 +149,20 @@ def test_in_a_users_folder_everything_is_the_users(home: Path):
         settle([{"path": str(ssh), "state": "directory", "owner": "nobody", "mode": "0700"}])
 
 
+def test_what_root_has_below_a_home_is_roots(home: Path):
+    report = home / "checkout" / "report"
+    report.mkdir(parents=True)
+    settle([{"path": str(report / "deep"), "state": "directory"}, {"path": str(report / "page"), "content": "x"}])
+    assert {path.stat().st_uid for path in (report / "deep", report / "page")} == {0}
+    (home / "link").symlink_to("checkout")
+    with pytest.raises(HostStateError, match="cannot be written: Permission denied"):
+        settle([{"path": str(home / "link" / "page"), "content": "x"}])
+    (report / "link").symlink_to("page")
+    with pytest.raises(HostStateError, match="link is a link in a folder that others may write to"):
+        settle([{"path": str(report / "link"), "content": "y"}])
+    assert os.geteuid() == 0
+
+
 def test_in_a_folder_for_everybody_no_link_is_followed(home: Path):
     home.chmod(0o1777)
     os.chown(home, 0, 0)
@@ -165,7 +179,7 @@ def test_in_a_folder_for_everybody_no_link_is_followed(home: Path):
 
 def test_a_mount_point_that_others_could_swap_is_refused(home: Path):
     with pytest.raises(
-        HostStateError, match="nobody could put something else there. Choose a mount point below folders"
+        HostStateError, match="others could put something else there. Choose a mount point below folders"
     ):
         guarded.refuse_swappable([str(home / "data")])
     home.chmod(0o1777)
