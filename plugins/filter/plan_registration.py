@@ -83,6 +83,7 @@ _value:
     - C(refusal), a text that is empty where it can be done. It stands alone where it cannot.
     - Whether the cluster C(exists), its C(manager), C(subnet) and, for a new one, C(mesh), the C(members) as
       M(gpumesh.cluster.cluster) takes them, and the names of those C(joining).
+    - The names of those C(left_out), since they were removed and not named to join.
     - The names of those C(enrolling), which have to be in the tailnet of C(enrol_settings) to get an address for the record.
   type: dict
 """

@@ -85,6 +85,11 @@ options:
         type: list
         elements: dict
         required: true
+  keys_changed:
+    description:
+      - Note that no key which a machine had that was removed is in use any more.
+    type: bool
+    default: false
   record:
     description: The record to copy, as another run of this module returned it. Needed for O(state=replica).
     type: dict
@@ -130,7 +135,7 @@ record:
   returned: success
   type: dict
   sample:
-    schema_version: 2
+    schema_version: 3
     id: 7c9e6679742540de944be07fc1f90ae7
     name: lab
     generation: 1
@@ -213,6 +218,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
             manager=params["manager"],
             mesh=params["mesh"],
             volumes=params["storage"]["volumes"] if params["storage"] else None,
+            keys_changed=params["keys_changed"],
             members=params["members"] or [],
         )
         applied = apply.cluster_present(store, request, actor, check_mode)
@@ -241,6 +247,7 @@ def main() -> None:
                 "type": "dict",
                 "options": {"volumes": {"type": "list", "elements": "dict", "required": True}},
             },
+            "keys_changed": {"type": "bool", "default": False, "no_log": False},
             "members": interface.MEMBERS_OPTION,
             "record": {"type": "dict"},
             **interface.CHANGE_OPTIONS,

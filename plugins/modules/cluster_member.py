@@ -30,7 +30,7 @@ options:
   state:
     description:
       - V(present) adds the members that are new and updates the others.
-      - V(absent) takes them out; of each, only C(machine) is used.
+      - V(absent) takes them out, and remembers who was taken out; of each, only C(machine) is used.
     type: str
     choices:
       - present
@@ -44,6 +44,12 @@ options:
       - The member that manages the cluster from now on. Needed when the manager leaves.
       - On a member's copy, with the old manager lost, this makes the copy the record.
     type: str
+  untrusted:
+    description:
+      - With O(state=absent), note that the keys which the machines had have to change, also those of machines that were
+        taken out before.
+    type: bool
+    default: false
 seealso:
   - module: gpumesh.cluster.cluster
   - module: gpumesh.cluster.cluster_info
@@ -127,7 +133,9 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
         applied = apply.members_present(store, members, params["new_manager"], actor, check_mode)
     else:
         machines = [member["machine"] for member in members]
-        applied = apply.members_absent(store, machines, params["new_manager"], params["force"], actor, check_mode)
+        applied = apply.members_absent(
+            store, machines, params["new_manager"], params["force"], params["untrusted"], actor, check_mode
+        )
     return interface.outcome(applied, store)
 
 
@@ -140,6 +148,7 @@ def main() -> None:
             "machine": {"type": "str"},
             "members": interface.MEMBERS_OPTION,
             "new_manager": {"type": "str"},
+            "untrusted": {"type": "bool", "default": False},
             **interface.CHANGE_OPTIONS,
         },
         required_one_of=[("members", "machine", "new_manager")],

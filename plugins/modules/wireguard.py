@@ -103,6 +103,10 @@ options:
       - They are secret. The task that asks for them needs C(no_log=true).
     type: list
     elements: str
+  preshared_renew:
+    description: With O(preshared_with), return new keys and not those in use.
+    type: bool
+    default: false
   machine:
     description: This host's name. Required with O(preshared_with).
     type: str
@@ -263,7 +267,8 @@ def work(module: AnsibleModule) -> Outcome:
         )
     if given["preshared_with"] is not None:
         folder = host.preshared_path(interface)
-        return Outcome(False, {"preshared_keys": offer(folder, given["machine"], given["preshared_with"])})
+        keys = offer(folder, given["machine"], given["preshared_with"], given["preshared_renew"])
+        return Outcome(False, {"preshared_keys": keys})
     if given["rotation"] is not None:
         return _rotate(module, host, interface, desired)
     result = present(
@@ -330,6 +335,7 @@ def main() -> None:
             "public_key": {"type": "str", "no_log": False},
             "forward": {"type": "bool", "default": False},
             "preshared_with": {"type": "list", "elements": "str"},
+            "preshared_renew": {"type": "bool", "default": False, "no_log": False},
             "machine": {"type": "str"},
             "preshared_keys": {"type": "dict", "no_log": True},
             "preshared_without": {"type": "list", "elements": "str", "default": [], "no_log": False},

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
@@ -75,7 +76,7 @@ def _cluster(
         "volumes": [_volume(volume, record, states, verdict) for volume in record["storage"]["volumes"]],
         "changed_at": record["history"][-1]["at"],
         "members": members,
-        "problems": [*problems, *found.remarks, *_strangers(record, answers)],
+        "problems": [*problems, *found.remarks, *_strangers(record, answers), *_known_keys(record)],
     }
 
 
@@ -119,15 +120,15 @@ def _member(
         "interface": seat["interface"],
         "site": seat["site"],
         "gpus": seat["gpus"],
-        "layers": _layers(found.record, machine),
+        "layers": _layers(found.record, machine, states.get(machine, {}).get("host") or {}),
         "copy": _copy_state(machine, answer, found),
         "last_seen": at if answer is not None and answer.silence is None else None,
         "drift": drift.drift(found.record, machine, states),
     }
 
 
-def _layers(record: Record, machine: str) -> list[str]:
-    """The layers that the record knows to be in place on a member."""
+def _layers(record: Record, machine: str, host: Mapping[str, Any]) -> list[str]:
+    """The layers of a member: those that the record knows of, and what the member itself was found to have."""
     own = derive.member_of(record, machine)
     layers = []
     if own["mesh"] is not None and own["mesh"]["public_key"] is not None:
@@ -136,6 +137,10 @@ def _layers(record: Record, machine: str) -> list[str]:
         layers.append("ssh")
     if record["storage"]["volumes"]:
         layers.append("storage")
+    if host.get("munge_key"):
+        layers.append("munge")
+    if "drift" in host and host["drift"].get("slurm") != NOT_SET_UP:
+        layers.append("slurm")
     return layers
 
 
@@ -162,6 +167,16 @@ def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
         "to clean it up."
         for machine, answer in answers.items()
         if machine not in machines and answer.copy_of(record["name"]) is not None
+    ]
+
+
+def _known_keys(record: Record) -> list[str]:
+    """Machines that are not trusted, and whose keys are still in use, as after a removal that was cut off."""
+    return [
+        f"{removed['machine']} is not trusted, and the keys that it had are still in use: run the playbook remove with "
+        f"cluster_machine={removed['machine']} and cluster_untrusted=true again."
+        for removed in record["removed"]
+        if removed["keys"] == "untrusted"
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailscale
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan, values
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import DEFAULT_SITE, Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_choice import choose
@@ -54,13 +54,16 @@ def decide(
     """How the cluster comes to be as wished: what the module cluster takes, and who joins.
 
     ``record``: the present one. ``facts``: what interface_info returned on each host. Returns ``exists``, ``manager``,
-    ``subnet``, ``mesh`` (empty where the cluster exists), ``members`` and ``joining``; and ``enrolling``, the machines that
-    have to be in the tailnet of ``enrol_settings`` before they have an address for the record. Raises InputError.
+    ``subnet``, ``mesh`` (empty where the cluster exists), ``members`` and ``joining``; ``left_out``, the machines that were
+    removed and only a join takes back; and ``enrolling``, the machines that have to be in the tailnet of
+    ``enrol_settings`` before they have an address for the record. Raises InputError.
     """
-    _refuse_silent(hosts, facts)
     _refuse_purpose(wish, record)
     present = [member["machine"] for member in record["members"]] if record else []
     asked = list(hosts) if wish.machines is None else list(wish.machines)
+    removed = [] if record is None or wish.join_only else [removed["machine"] for removed in record["removed"]]
+    left_out = [machine for machine in asked if machine in removed]
+    asked = [machine for machine in asked if machine not in removed]
     absent = [machine for machine in asked if machine not in hosts]
     if absent:
         raise InputError(
@@ -71,6 +74,7 @@ def decide(
         )
     joining = [machine for machine in asked if machine not in present]
     taking_part = [machine for machine in hosts if machine in present or machine in joining]
+    _refuse_silent({machine: hosts[machine] for machine in taking_part}, facts)
     manager = _manager(wish, record, taking_part)
     mesh = (
         {**plan.mesh_base(plan.DEFAULT_MESH, wish.mesh.get("backend")), **wish.mesh} if not record else record["mesh"]
@@ -93,6 +97,7 @@ def decide(
         "mesh": {} if record else dict(wish.mesh),
         "members": members,
         "joining": joining,
+        "left_out": left_out,
         "enrolling": joining if _shares_only_a_tailnet(places.subnet, mesh) else [],
         "enrol_settings": mesh,
     }
@@ -172,14 +177,23 @@ def _entry(
     place: Mapping[str, Any] | None,
     mesh: Mapping[str, Any],
 ) -> dict[str, Any]:
-    entry: dict[str, Any] = {"machine": machine, "gpus": facts["host"]["gpus"]["count"]}
+    # What the inventory does not say is taken back: a machine that has moved, or cannot be dialled any more.
+    entry: dict[str, Any] = {
+        "machine": machine,
+        "gpus": facts["host"]["gpus"]["count"],
+        "site": host.site or DEFAULT_SITE,
+        "endpoint": host.endpoint or "",
+    }
     if place is not None:
         entry.update(address=place["address"], interface=place["interface"])
-    if host.site is not None:
-        entry["site"] = host.site
-    if host.endpoint is not None:
-        entry["endpoint"] = host.endpoint
-    elif place is None and _is_public(host.dialled) and _interface_with(host.dialled, facts) is not None:
+    if host.site is None:
+        entry["lan_address"] = ""
+    if (
+        host.endpoint is None
+        and place is None
+        and _is_public(host.dialled)
+        and _interface_with(host.dialled, facts) is not None
+    ):
         # A public address on the machine's own interface: no NAT is in between, so its tunnels can be dialled there.
         bracketed = f"[{host.dialled}]" if ":" in host.dialled else host.dialled
         entry["endpoint"] = f"{bracketed}:{mesh['port']}"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer
 
@@ -25,8 +25,9 @@ def decide_removal(
 ) -> dict[str, Any]:
     """``authority``: the host on which the record is changed, the manager or, where it is lost, its successor.
 
-    ``known``: every machine of the inventory. A machine that is not a member any more passes, so that a removal that
-    was cut off can be finished, and that of a lost manager too when its successor has the record. Raises InputError.
+    ``known``: every machine of the inventory. A machine that was a member passes, so that a removal that was cut off can
+    be finished, and that of a lost manager too when its successor has the record. One that never was is not cleaned up:
+    what it has is its own, or another cluster's. Raises InputError.
     """
     if record is None:
         raise InputError(
@@ -36,15 +37,17 @@ def decide_removal(
     if not leaving:
         raise InputError("Nobody was named to leave.", "Give cluster_machine=NAME.")
     machines = [member["machine"] for member in record["members"]]
-    strangers = [machine for machine in leaving if machine not in machines and machine not in known]
+    strangers = [
+        machine for machine in leaving if machine not in machines and not _was_member(machine, record, known, answers)
+    ]
     if strangers:
         raise InputError(
-            f"{', '.join(strangers)} is neither a member of cluster '{name}' nor in the inventory.",
+            f"{', '.join(strangers)} is not among the members of cluster '{name}', and was not removed from it.",
             f"Its members are {', '.join(machines)}.",
             machines=strangers,
         )
     # The rules of the record itself, but for the volumes, of which the module tells more.
-    plan.remove(record, leaving, new_manager, force=True)
+    plan.remove(record, leaving, plan.Stamp(values.now(), ""), new_manager, force=True)
     manager = record["manager"]
     answers_still = manager in answers and answers[manager].silence is None
     followed = manager == new_manager and not set(leaving).intersection(machines)
@@ -59,6 +62,14 @@ def decide_removal(
             manager=manager,
         )
     return {"authority": manager}
+
+
+def _was_member(machine: str, record: Record, known: Collection[str], answers: Mapping[str, Answer]) -> bool:
+    if machine in [removed["machine"] for removed in record["removed"]]:
+        return True
+    # Before schema 3 the record did not remember it; then the machine's own copy tells.
+    copy = answers[machine].copy_of(record["name"]) if machine in answers else None
+    return machine in known and copy is not None and copy["id"] == record["id"]
 
 
 def _successor(

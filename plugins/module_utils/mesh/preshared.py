@@ -30,10 +30,11 @@ def folder_of(directory: str, interface: str) -> str:
     return os.path.join(directory, f"{interface}.preshared")
 
 
-def offer(folder: str, machine: str, peers: Iterable[str]) -> Dict[str, str]:
+def offer(folder: str, machine: str, peers: Iterable[str], renew: bool = False) -> Dict[str, str]:
     """The key for each of ``peers`` whose key ``machine`` makes: the one in use, or a new one. Nothing is written."""
     return {
-        peer: read_text(_path(folder, peer)) or base64.b64encode(os.urandom(32)).decode("ascii") + "\n"
+        peer: (None if renew else read_text(_path(folder, peer)))
+        or base64.b64encode(os.urandom(32)).decode("ascii") + "\n"
         for peer in peers
         if machine < peer
     }

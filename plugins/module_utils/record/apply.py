@@ -31,6 +31,7 @@ class ClusterRequest(NamedTuple):
     manager: Optional[str] = None
     mesh: Optional[Mapping[str, Any]] = None
     volumes: Optional[Sequence[Mapping[str, Any]]] = None
+    keys_changed: bool = False
     members: Sequence[Mapping[str, Any]] = ()
 
 
@@ -86,15 +87,21 @@ def members_absent(
     machines: Sequence[str],
     new_manager: Optional[str],
     force: bool,
+    untrusted: bool,
     by: str,
     check_mode: bool,
 ) -> Applied:
     """Take members out, the cluster handed over first when the manager is among them: as one generation."""
+    stamp = Stamp(values.now(), by)
 
     def draft(before: Optional[Record]) -> Draft:
-        return plan.remove(_existing(store, before), machines, new_manager, force)
+        return plan.chain(
+            _existing(store, before),
+            lambda record: plan.remove(record, machines, stamp, new_manager, force),
+            lambda record: plan.distrust(record, machines if untrusted else ()),
+        )
 
-    return _change(store, draft, Stamp(values.now(), by), check_mode)
+    return _change(store, draft, stamp, check_mode)
 
 
 def replica(store: Store, document: object, force: bool, by: str, check_mode: bool) -> Applied:
@@ -170,6 +177,7 @@ def _revise(record: Record, request: ClusterRequest, stamp: Stamp) -> Draft:
         lambda draft: plan.set_mesh(draft, request.mesh or {}),
         lambda draft: plan.join(draft, request.members, stamp),
         lambda draft: plan.set_storage(draft, request.volumes) if request.volumes is not None else Draft(draft, []),
+        lambda draft: plan.keys_changed(draft) if request.keys_changed else Draft(draft, []),
     )
 
 

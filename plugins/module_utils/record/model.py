@@ -17,9 +17,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Reco
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 #: The version that this code writes. It reads this one and, through MIGRATIONS, every older one.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 BACKENDS = ("none", "wireguard", "tailscale")
+
+#: What became of the keys that a machine which was removed had: they are in use as before, they have to change since the
+#: machine is not trusted, or they were changed after it left.
+KEYS = ("kept", "untrusted", "changed")
 #: Most members share one site when nobody says otherwise: then nothing is tunnelled that need not be.
 DEFAULT_SITE = "default"
 
@@ -48,6 +52,14 @@ class Member(TypedDict):
     mesh: Optional[MemberMesh]
     ssh_host_keys: List[str]
     ssh_public_key: Optional[str]
+
+
+class Removed(TypedDict):
+    """A machine that was taken out. It does not come back by being in the inventory. ``keys``: one of KEYS."""
+
+    machine: str
+    at: str
+    keys: str
 
 
 class Mesh(TypedDict):
@@ -89,6 +101,7 @@ class Record(TypedDict):
     subnet: str
     manager: str
     members: List[Member]
+    removed: List[Removed]
     mesh: Mesh
     storage: Storage
     history: List[HistoryEntry]
@@ -123,9 +136,14 @@ def _with_lan_addresses(document: Document) -> Document:
     }
 
 
+def _with_removed(document: Document) -> Document:
+    """Schema 3: the machines that were taken out are remembered. Of earlier ones only the history tells, in words."""
+    return {"removed": [], **document}
+
+
 #: What turns a document of schema N into one of schema N + 1. A version never changes its meaning once released:
 #: to change the record, raise SCHEMA_VERSION and add the step here.
-MIGRATIONS: Dict[int, Callable[[Document], Document]] = {1: _with_lan_addresses}
+MIGRATIONS: Dict[int, Callable[[Document], Document]] = {1: _with_lan_addresses, 2: _with_removed}
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _VOLUME_KEYS = {"name", "server", "path", "mount_point"}
@@ -160,6 +178,7 @@ def parse(document: object) -> Record:
         "subnet": fields.checked("subnet", values.subnet),
         "manager": fields.checked("manager", values.machine_name),
         "members": [_member(item) for item in fields.objects("members")],
+        "removed": [_removed(item) for item in fields.objects("removed")],
         "mesh": _mesh(fields.object("mesh")),
         "storage": _storage(fields.object("storage")),
         "history": [_history_entry(item) for item in fields.objects("history")],
@@ -186,6 +205,16 @@ def _member(fields: _Fields) -> Member:
     }
     fields.nothing_else()
     return member
+
+
+def _removed(fields: _Fields) -> Removed:
+    removed: Removed = {
+        "machine": fields.checked("machine", values.machine_name),
+        "at": fields.checked("at", values.timestamp),
+        "keys": fields.choice("keys", KEYS),
+    }
+    fields.nothing_else()
+    return removed
 
 
 def _member_mesh(fields: _Fields) -> MemberMesh:
@@ -242,7 +271,8 @@ def _check_whole(record: Record) -> None:
     """What no single field can tell: the rules between them."""
     members = record["members"]
     machines = [member["machine"] for member in members]
-    _distinct("machine", [machine.lower() for machine in machines])
+    gone = [removed["machine"] for removed in record["removed"]]
+    _distinct("machine", [machine.lower() for machine in [*machines, *gone]])
     _distinct("address", [member["address"] for member in members])
     lans = [f"{one['lan_address']} at site {one['site']}" if one["lan_address"] else None for one in members]
     _distinct("lan_address", lans)

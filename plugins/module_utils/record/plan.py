@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model impor
 
 
 class Change(NamedTuple):
-    """One difference. ``kind``: create, join, update, remove, hand_over, mesh or storage."""
+    """One difference. ``kind``: create, join, update, remove, hand_over, keys, mesh or storage."""
 
     kind: str
     detail: str
@@ -94,6 +94,7 @@ def create(
         "subnet": _value(values.subnet, subnet),
         "manager": _value(values.machine_name, manager),
         "members": [],
+        "removed": [],
         "mesh": DEFAULT_MESH,
         "storage": {"volumes": []},
         "history": [],
@@ -143,14 +144,23 @@ def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> 
     _refuse_clashes(new)
     changes = []
     if joined:
+        back = {machine.lower() for machine in joined}
+        new["removed"] = [removed for removed in new["removed"] if removed["machine"].lower() not in back]
         changes.append(Change("join", f"{_these('machine', joined)} joined", joined))
     for machine, differs in updated.items():
         changes.append(Change("update", f"{machine}: {', '.join(differs)}", [machine]))
     return Draft(new, changes) if changes else Draft(record, [])
 
 
-def remove(record: Record, machines: Sequence[str], new_manager: Optional[str] = None, force: bool = False) -> Draft:
-    """Take machines out; those that are not in are not missed. ``new_manager`` is needed when the manager leaves.
+def remove(
+    record: Record,
+    machines: Sequence[str],
+    stamp: Stamp,
+    new_manager: Optional[str] = None,
+    force: bool = False,
+) -> Draft:
+    """Take machines out and remember them; those that are not in are not missed. ``new_manager`` is needed when the
+    manager leaves.
 
     ``force`` also lets the server of a volume go, and takes the volume out of the record with it.
     """
@@ -194,11 +204,33 @@ def remove(record: Record, machines: Sequence[str], new_manager: Optional[str] =
     changes = list(handed.changes)
     if leaving:
         new["members"] = [member for member in new["members"] if member["machine"] in staying]
+        new["removed"] += [{"machine": machine, "at": stamp.at, "keys": "kept"} for machine in leaving]
         changes.append(Change("remove", f"{_these('machine', leaving)} left", leaving))
     if held:
         new["storage"]["volumes"] = [volume for volume in new["storage"]["volumes"] if volume not in held]
         changes.append(Change("storage", f"{_these('volume', [volume['name'] for volume in held])} left"))
     return Draft(new, changes) if changes else Draft(record, [])
+
+
+def distrust(record: Record, machines: Sequence[str]) -> Draft:
+    """Note that the keys which these machines had when they left have to change, unless that has been done."""
+    new = copy.deepcopy(record)
+    known = [one for one in new["removed"] if one["machine"] in set(machines) and one["keys"] == "kept"]
+    for removed in known:
+        removed["keys"] = "untrusted"
+    names = [removed["machine"] for removed in known]
+    return Draft(new, [Change("keys", f"{', '.join(names)} not trusted", names)]) if names else Draft(record, [])
+
+
+def keys_changed(record: Record) -> Draft:
+    """Note that no key which a machine had that has left is in use any more."""
+    left = [removed["machine"] for removed in record["removed"] if removed["keys"] != "changed"]
+    if not left:
+        return Draft(record, [])
+    new = copy.deepcopy(record)
+    for removed in new["removed"]:
+        removed["keys"] = "changed"
+    return Draft(new, [Change("keys", f"other keys than {', '.join(left)} had", left)])
 
 
 def hand_over(record: Record, new_manager: str) -> Draft:

@@ -45,3 +45,21 @@ def test_no_playbook_reaches_it(lab: Lab, playbook: str, tmp_path: Path) -> None
 def test_a_run_on_it_alone_does_nothing(lab: Lab, tmp_path: Path) -> None:
     played(lab, "slurm", tmp_path, "--limit", OUTSIDER)
     assert untouched(lab)
+
+
+def test_it_is_not_cleaned_up_as_if_it_had_been_a_member(lab: Lab) -> None:
+    run = lab.play("gpumesh.cluster.remove", "-e", f"cluster_machine={OUTSIDER}")
+    assert run.code != 0
+    assert f"{OUTSIDER} is not among the members of cluster 'security', and was not removed from it" in run.words
+    assert untouched(lab)
+
+
+def test_a_member_that_leaves_and_comes_back_changes_nothing_on_it(lab: Lab, tmp_path: Path) -> None:
+    run = played(lab, "remove", tmp_path, "-e", "cluster_machine=e2")
+    assert "e2: out of the cluster, but whoever was root there may still have the munge key" in run.words
+    # The inventory goes on to name it.
+    assert "e2: removed from cluster 'security', and left out" in played(lab, "create", tmp_path).words
+    assert lab.run("e2", "ls", "/etc/munge", check=False).split() == []
+    played(lab, "join", tmp_path, "-e", "cluster_machines=e2")
+    assert lab.read("e2", "/etc/munge/munge.key") == lab.read("e1", "/etc/munge/munge.key")
+    assert untouched(lab)

@@ -168,7 +168,18 @@ class TestRemoval:
         assert removal(self.ALL, ["n1"], new_manager="n2") == {"refusal": "", "authority": "n1"}
 
     def test_a_removal_that_was_cut_off_can_be_run_again(self) -> None:
-        assert removal(self.ALL, ["n9"])["refusal"] == ""
+        gone = holding(plan.remove(made(), ["n3"], plan.Stamp(AT, "alice")).record)
+        assert removal({**self.ALL, "n1": gone, "n2": gone, "n3": SILENT}, ["n3"])["refusal"] == ""
+
+    def test_a_machine_that_keeps_a_copy_was_a_member(self) -> None:
+        assert removal({**self.ALL, "n9": holding(OLD)}, ["n9"])["refusal"] == ""
+
+    @pytest.mark.parametrize("answer", [NOTHING, SILENT, holding(made(4, identity="1" * 32))])
+    def test_a_machine_that_never_was_a_member_is_not_cleaned_up(self, answer: dict[str, Any]) -> None:
+        if answer.get("clusters"):
+            answer["clusters"][0]["name"] = "other"
+        refused = removal({**self.ALL, "n9": answer}, ["n9"])["refusal"]
+        assert "n9 is not among the members of cluster 'lab', and was not removed from it" in refused
 
     def test_a_lost_manager_is_followed_from_a_copy(self) -> None:
         answers = {**self.ALL, "n1": SILENT}
@@ -186,7 +197,7 @@ class TestRemoval:
         [
             ({"n1": NOTHING}, ["n2"], {}, "There is no cluster 'lab'"),
             (ALL, [], {}, "Nobody was named to leave"),
-            (ALL, ["n8"], {}, "n8 is neither a member of cluster 'lab' nor in the inventory"),
+            (ALL, ["n8"], {}, "n8 is not among the members of cluster 'lab', and was not removed"),
             (ALL, ["n1"], {}, "cannot leave without a successor"),
             (ALL, ["n1"], {"new_manager": "n2", "manager_lost": True}, "n1 answers, so it is not lost"),
             ({**ALL, "n1": SILENT}, ["n2"], {}, "The manager n1 of cluster 'lab' does not answer: no route to host"),

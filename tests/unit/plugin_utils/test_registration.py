@@ -68,6 +68,12 @@ RECORD = plan.commit(
 )
 
 
+#: What a machine is of which the inventory says nothing.
+UNSAID = {"gpus": 2, "interface": "eth0", "site": "default", "lan_address": "", "endpoint": ""}
+
+APART = {key: value for key, value in UNSAID.items() if key != "interface"}
+
+
 def decide(given: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     given = LAN if given is None else given
     arguments: dict[str, Any] = {
@@ -87,14 +93,42 @@ def test_a_new_cluster_of_all_hosts() -> None:
         "subnet": "10.0.0.0/24",
         "mesh": {"port": 7},
         "members": [
-            {"machine": "n1", "gpus": 2, "address": "10.0.0.1", "interface": "eth0"},
-            {"machine": "n2", "gpus": 2, "address": "10.0.0.2", "interface": "eth0", "site": "b"},
-            {"machine": "n3", "gpus": 2, "address": "10.0.0.3", "interface": "eth0", "endpoint": "192.0.2.3"},
+            {**UNSAID, "machine": "n1", "address": "10.0.0.1"},
+            {"machine": "n2", "gpus": 2, "address": "10.0.0.2", "interface": "eth0", "site": "b", "endpoint": ""},
+            {**UNSAID, "machine": "n3", "address": "10.0.0.3", "endpoint": "192.0.2.3"},
         ],
         "joining": ["n1", "n2", "n3"],
+        "left_out": [],
         "enrolling": [],
         "enrol_settings": {**plan.DEFAULT_MESH, "port": 7},
     }
+
+
+def test_what_the_inventory_does_not_say_any_more_is_taken_back() -> None:
+    said = {"sites": {"n2": "b"}, "endpoints": {"n2": "192.0.2.3"}}
+    with_both = plan.join(RECORD, decide(record=RECORD, machines=["n2"], **said)["members"], STAMP).record
+    assert (with_both["members"][1]["site"], with_both["members"][1]["endpoint"]) == ("b", "192.0.2.3:51820")
+    without = plan.join(with_both, decide(record=with_both, machines=["n2"])["members"], STAMP)
+    assert (without.record["members"][1]["site"], without.record["members"][1]["endpoint"]) == ("default", None)
+    again = decide(record=without.record, machines=["n2"])
+    assert plan.join(without.record, again["members"], STAMP).changes == []
+
+
+def test_who_was_removed_comes_back_by_a_join_alone() -> None:
+    left = plan.remove(RECORD, ["n2"], STAMP).record
+    for machines in (None, ["n1", "n2"]):
+        decided = decide(record=left, machines=machines)
+        assert decided["left_out"] == ["n2"]
+        assert "n2" not in [*decided["joining"], *(member["machine"] for member in decided["members"])]
+    back = decide(record=left, machines=["n2"], join_only=True)
+    assert (back["joining"], back["left_out"]) == (["n2"], [])
+
+
+def test_who_was_removed_need_not_answer() -> None:
+    left = plan.remove(RECORD, ["n2"], STAMP).record
+    silent = {**LAN, "n2": {"unreachable": True, "msg": "no route"}}
+    assert decide(silent, record=left)["refusal"] == ""
+    assert "n2 (n2) does not answer" in decide(silent, record=left, join_only=True)["refusal"]
 
 
 def test_interfaces_are_chosen_as_discover_does() -> None:
@@ -139,9 +173,9 @@ def test_machines_that_share_only_the_mesh() -> None:
     assert decided["subnet"] == "10.99.0.0/16"
     assert decided["members"] == [
         # Its own public address is on its own interface; b is behind NAT, and c was given a forwarded port.
-        {"machine": "a", "gpus": 2, "endpoint": "8.8.4.4:51820"},
-        {"machine": "b", "gpus": 2},
-        {"machine": "c", "gpus": 2, "endpoint": "8.8.8.8:40123"},
+        {**APART, "machine": "a", "endpoint": "8.8.4.4:51820"},
+        {**APART, "machine": "b"},
+        {**APART, "machine": "c", "endpoint": "8.8.8.8:40123"},
     ]
 
 
@@ -162,11 +196,11 @@ def lans(decided: dict[str, Any]) -> dict[str, str | None]:
 
 def test_the_machines_of_a_site_dial_each_other_on_the_network_that_they_share() -> None:
     decided = decide(SITES, subnet="10.99.0.0/16", sites=SITE_OF)
-    assert lans(decided) == {"a": "192.168.0.1", "b": "192.168.0.2", "c": "192.168.0.1", "d": "192.168.0.3", "e": None}
+    assert lans(decided) == {"a": "192.168.0.1", "b": "192.168.0.2", "c": "192.168.0.1", "d": "192.168.0.3", "e": ""}
     # Where they share the cluster's network, that is it.
-    assert set(lans(decide(sites={"n1": "x", "n2": "x"})).values()) == {None}
+    assert set(lans(decide(sites={"n1": "x", "n2": "x"})).values()) == {None, ""}
     # A tailnet finds the way at a site by itself.
-    assert set(lans(decide(SITES, subnet="100.64.0.0/10", mesh=TAILNET, sites=SITE_OF)).values()) == {None}
+    assert set(lans(decide(SITES, subnet="100.64.0.0/10", mesh=TAILNET, sites=SITE_OF)).values()) == {None, ""}
 
 
 def test_a_machine_that_joins_a_site_is_dialled_where_that_is_the_network_of_the_others() -> None:

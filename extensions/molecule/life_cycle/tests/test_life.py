@@ -18,6 +18,7 @@ from lab_hosts import Lab, Run
 
 MACHINES = ("l1", "l2", "l3")
 RECORD = "/var/lib/gpumesh/clusters/life.json"
+MUNGE_KEY = "/etc/munge/munge.key"
 DAEMONS = ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "wg-quick@gpumesh0")
 
 #: A job that writes down when it runs, and where it was not let run.
@@ -70,6 +71,11 @@ def record(lab: Lab, host: str) -> dict[str, Any]:
 
 def members(lab: Lab, host: str) -> list[str]:
     return [member["machine"] for member in record(lab, host)["members"]]
+
+
+def keys(lab: Lab, host: str) -> dict[str, str]:
+    """What the record says of the keys that the machines had which were removed."""
+    return {removed["machine"]: removed["keys"] for removed in record(lab, host)["removed"]}
 
 
 def address(lab: Lab, host: str) -> str:
@@ -190,6 +196,7 @@ def test_show_finds_every_layer_and_no_drift(lab: Lab) -> None:
     assert cluster["machines"] == list(MACHINES)
     assert cluster["problems"] == []
     assert [member["copy"] for member in cluster["members"]] == ["current"] * 3
+    assert [member["layers"] for member in cluster["members"]] == [["wireguard", "ssh", "munge", "slurm"]] * 3
     assert drift(lab) == {"l1": {}, "l2": {}, "l3": {}}
 
 
@@ -212,7 +219,9 @@ def test_the_manager_hands_over_with_queue_and_accounts(lab: Lab, bare: dict[str
     lab.wait("all nodes work", idle(lab, "l1", *MACHINES))
     running = start_job(lab, "l1", "l3")
     waiting = lab.run("l1", "sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=hostname").strip()
-    ends_well(lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=l1", "-e", "cluster_new_manager=l2"))
+    run = ends_well(lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=l1", "-e", "cluster_new_manager=l2"))
+    assert "l1: out of the cluster, but whoever was root there may still have the munge key" in run.words
+    assert keys(lab, "l2") == {"l1": "kept"}
     assert members(lab, "l2") == members(lab, "l3") == ["l2", "l3"]
     assert record(lab, "l2")["manager"] == "l2"
     lab.wait("the nodes that stay work", idle(lab, "l2", "l2", "l3"))
@@ -272,7 +281,10 @@ def test_a_join_through_a_partition_is_finished_by_the_next_run(lab: Lab) -> Non
 
 
 def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(lab: Lab, bare: dict[str, Any]) -> None:
+    """It is not trusted either, so what it knows is of no use any more."""
     lost = ("-e", "cluster_machine=l2", "-e", "cluster_new_manager=l3", "-e", "cluster_manager_lost=true")
+    lost += ("-e", "cluster_untrusted=true")
+    known = lab.read("l2", MUNGE_KEY)
     refused(lab.play("gpumesh.cluster.remove", *lost), "l2 answers, so it is not lost")
     lab.stop("l2")
     try:
@@ -282,14 +294,19 @@ def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(lab: Lab, bar
         assert members(lab, "l1") == members(lab, "l3") == ["l3", "l1"]
         lab.wait("the nodes that are left work", idle(lab, "l3", "l1", "l3"))
         assert sorted(lab.run("l1", "srun", "-N2", "hostname").split()) == ["l1", "l3"]
+        assert lab.read("l1", MUNGE_KEY) == lab.read("l3", MUNGE_KEY) != known
+        assert keys(lab, "l3") == {"l2": "changed"}
+        assert record(lab, "l1") == record(lab, "l3")
     finally:
         lab.start("l2")
-    before = record(lab, "l2")
+    assert lab.read("l2", MUNGE_KEY) == known
+    before, after = record(lab, "l2"), (record(lab, "l3"), lab.read("l3", MUNGE_KEY))
     refused(lab.play("gpumesh.cluster.mesh"), "l2 does not confirm that l3 follows it")
     ends_well(lab.play("gpumesh.cluster.mesh", "-e", "cluster_trusted_copy=l3"))
     assert record(lab, "l2") == before
     # The same command again cleans up what was out of reach.
     assert "The queue and the accounting were on" not in ends_well(lab.play("gpumesh.cluster.remove", *lost)).words
+    assert (record(lab, "l3"), lab.read("l3", MUNGE_KEY)) == after
     nothing_left(lab, bare, "l2")
 
 

@@ -28,6 +28,9 @@ def test_the_end_whose_name_sorts_first_makes_the_key(tmp_path: Path) -> None:
     assert not Path(folder).exists(), "an offer is nothing yet"
     preshared.store(folder, offered, check_mode=False)
     assert preshared.offer(folder, "n2", ["n1", "n3", "n4"]) == offered
+    renewed = preshared.offer(folder, "n2", ["n1", "n3", "n4"], renew=True)
+    assert sorted(renewed) == ["n3", "n4"]
+    assert not set(renewed.values()) & set(offered.values())
 
 
 def test_only_what_differs_is_stored(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 
 DOCUMENT: dict[str, Any] = {
-    "schema_version": 2,
+    "schema_version": 3,
     "id": "7c9e6679742540de944be07fc1f90ae7",
     "name": "lab",
     "generation": 2,
@@ -53,6 +53,7 @@ DOCUMENT: dict[str, Any] = {
             "ssh_public_key": None,
         },
     ],
+    "removed": [{"machine": "n3", "at": "2026-11-20T20:31:30Z", "keys": "kept"}],
     "mesh": {"backend": "wireguard", "subnet": "10.99.0.0/16", "port": 51820, "interface": "gpumesh0", "mtu": None},
     "storage": {
         "volumes": [{"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data", "quota": 7}]

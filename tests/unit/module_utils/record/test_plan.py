@@ -127,7 +127,7 @@ class TestJoin:
         assert after["members"][1]["mesh"] == {"address": "10.99.0.2", "public_key": key(2)}
 
     def test_the_lowest_free_mesh_address_is_used_again(self) -> None:
-        record = plan.remove(made(), ["n2"]).record
+        record = plan.remove(made(), ["n2"], LATER).record
         after = plan.join(record, [entry(7), entry(8)], LATER).record
         assert mesh_addresses(after) == ["10.99.0.1", "10.99.0.3", "10.99.0.2", "10.99.0.4"]
 
@@ -185,16 +185,33 @@ class TestJoin:
 
 class TestRemove:
     def test_a_member_leaves(self) -> None:
-        after = plan.commit(plan.remove(made(), ["n3"]), LATER)
+        after = plan.commit(plan.remove(made(), ["n3"], LATER), LATER)
         assert machines(after) == ["n1", "n2"]
         assert after["history"][-1]["detail"] == "machine n3 left"
 
+    def test_who_left_is_remembered_until_it_joins_again(self) -> None:
+        after = plan.commit(plan.remove(made(), ["n3", "n2"], LATER), LATER)
+        assert after["removed"] == [{"machine": name, "at": LATER.at, "keys": "kept"} for name in ("n2", "n3")]
+        back = plan.join(after, [entry(3)], LATER).record
+        assert [removed["machine"] for removed in back["removed"]] == ["n2"]
+
+    def test_the_keys_of_who_is_not_trusted_change_once(self) -> None:
+        left = plan.commit(plan.remove(made(), ["n3"], LATER), LATER)
+        distrusted = plan.distrust(left, ["n1", "n3"])
+        assert [removed["keys"] for removed in distrusted.record["removed"]] == ["untrusted"]
+        assert [change.kind for change in distrusted.changes] == ["keys"]
+        assert plan.distrust(distrusted.record, ["n3"]) == (distrusted.record, [])
+        new = plan.keys_changed(distrusted.record)
+        assert [removed["keys"] for removed in new.record["removed"]] == ["changed"]
+        assert plan.keys_changed(new.record) == (new.record, [])
+        assert plan.distrust(new.record, ["n3"]) == (new.record, [])
+
     def test_who_is_not_in_is_not_missed(self) -> None:
         record = made()
-        assert plan.remove(record, ["n9"]) == (record, [])
+        assert plan.remove(record, ["n9"], LATER) == (record, [])
 
     def test_the_manager_leaves_with_a_successor(self) -> None:
-        after = plan.commit(plan.remove(made(), ["n1"], "n3"), LATER)
+        after = plan.commit(plan.remove(made(), ["n1"], LATER, "n3"), LATER)
         assert (after["manager"], machines(after), after["generation"]) == ("n3", ["n2", "n3"], 2)
 
     @pytest.mark.parametrize(
@@ -208,14 +225,14 @@ class TestRemove:
     )
     def test_what_is_refused(self, leaving: list[str], successor: str | None, message: str) -> None:
         with pytest.raises(InputError, match=message):
-            plan.remove(made(), leaving, successor)
+            plan.remove(made(), leaving, LATER, successor)
 
     def test_data_is_not_left_behind_unless_forced(self) -> None:
         volume = {"name": "data", "server": "n2", "path": "/srv/data", "mount_point": "/mnt/data"}
         record = plan.set_storage(made(), [volume]).record
         with pytest.raises(InputError, match="'data' in n2:/srv/data would be left behind"):
-            plan.remove(record, ["n2"])
-        after = plan.remove(record, ["n2"], force=True).record
+            plan.remove(record, ["n2"], LATER)
+        after = plan.remove(record, ["n2"], LATER, force=True).record
         assert (machines(after), after["storage"]["volumes"]) == (["n1", "n3"], [])
 
 
@@ -277,7 +294,7 @@ class TestMeshAndStorage:
         kept = [{"name": "data", "mount_point": "/mnt/data", "filesystem": "lustre"}]
         assert record["storage"]["volumes"] == kept
         assert model.parse(record)["storage"]["volumes"] == kept
-        assert plan.remove(record, ["n2"]).record["storage"]["volumes"] == kept
+        assert plan.remove(record, ["n2"], LATER).record["storage"]["volumes"] == kept
 
 
 NUMBERS = st.integers(1, 9)
@@ -338,7 +355,7 @@ class Life(RuleBasedStateMachine):
         staying = [machine for machine in self.expected if machine not in leaving]
         new_manager = None if successor is None else f"n{successor}"
         try:
-            draft = plan.remove(self.record, sorted(leaving), new_manager)
+            draft = plan.remove(self.record, sorted(leaving), LATER, new_manager)
         except InputError:
             orphaned = self.manager in leaving and new_manager is None
             assert orphaned or not staying or (new_manager is not None and new_manager not in staying)

@@ -1,0 +1,30 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The manager's record goes when all members are cleaned up, and not before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
+
+RECORD = {"name": "no-such-cluster", "manager": "n1", "members": [{"machine": name} for name in ("n1", "n2", "n3")]}
+MEMBERS = "{{ hostvars['localhost'].cluster_play_members }}"
+
+
+def role(entry: str) -> dict[str, Any]:
+    return {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": entry}}
+
+
+def test_it_stays_while_a_member_could_not_be_cleaned_up(tmp_path: Path) -> None:
+    plays = [
+        {"hosts": "all", "tasks": [role("members_only")]},
+        {"hosts": MEMBERS, "tasks": [{"ansible.builtin.fail": {"msg": "no"}, "when": "inventory_hostname == 'n3'"}]},
+        {"hosts": MEMBERS, "tasks": [role("forget_last"), {"ansible.builtin.debug": {"msg": "it is gone"}}]},
+    ]
+    run = run_plays(tmp_path, {name: {"cluster_record": RECORD} for name in ("n1", "n2", "n3")}, plays)
+    assert run.code != 0, run.output
+    assert "n3 could not be cleaned up, for the reason above. So the record of cluster" in run.words
+    assert "it is gone" not in run.output
