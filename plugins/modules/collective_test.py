@@ -79,7 +79,7 @@ options:
   max_bytes:
     description:
       - The largest message. It is the one that is judged. By default 8 GiB with O(path), else 64 MiB.
-      - The table of known machines holds from 1 GiB on.
+      - The table of known machines, and what O(nic_gbps) comes to, hold from 1 GiB on.
     type: int
   iterations:
     description: How often each size is measured.
@@ -234,6 +234,11 @@ min_busbw_gbps:
   returned: always
 threshold_source:
   description: Where the threshold comes from.
+  type: str
+  returned: always
+not_judged:
+  description:
+    - Why the speed was not judged, where there is a threshold for larger messages than the largest one. Else null.
   type: str
   returned: always
 error:

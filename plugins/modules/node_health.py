@@ -76,6 +76,12 @@ options:
     description: MiB of swap that may be in use.
     type: float
     default: 1024
+  mount_timeout:
+    description:
+      - Seconds in which a volume has to take a small file. What says nothing at all by then is dead, and what has said
+        what room it has is slow. At most V(120).
+    type: float
+    default: 10
   dcgm_level:
     description:
       - Run NVIDIA's C(dcgmi diag) at this level, where it is installed. V(0) does not run it.
@@ -176,6 +182,7 @@ _EXPECTED = (
     "max_disk_percent",
     "max_swap_mib",
     "dcgm_level",
+    "mount_timeout",
 )
 
 
@@ -208,6 +215,7 @@ def main() -> None:
             "ssh_user": {"type": "str", "default": "root"},
             "max_disk_percent": {"type": "float", "default": 95},
             "max_swap_mib": {"type": "float", "default": 1024},
+            "mount_timeout": {"type": "float", "default": 10},
             "dcgm_level": {"type": "int", "choices": [0, 1, 2, 3, 4], "default": 0},
         },
         supports_check_mode=True,

@@ -16,6 +16,10 @@ description:
     C(HealthCheckProgram) and C(Prolog).
   - A node that fails is drained with a reason that begins with C(gpumesh health). It is resumed when it passes again
     and the reason is still this one. What an admin, or Slurm itself, has drained is left alone.
+  - A fault that more nodes have than O(max_drained_percent) is one that they share, such as a file server that is gone.
+    Then none of them is drained for it, those that are come back, and the check playbook reports it once. To know of each
+    other, unfit nodes say so in their C(Comment), unless it has another text.
+  - A shared volume whose server answers, and is slow, drains no node.
   - As C(Prolog) it drains an unfit node before the job starts there, and Slurm queues the job again.
   - What the node is meant to be is read from the copy of the cluster record on it, each time.
   - With C(--show) the program prints its results and tells Slurm nothing.
@@ -65,6 +69,16 @@ options:
   rdma_rate_gbps:
     description: The rate in Gbit/s that each active RDMA port has to have. By default that of the fastest one.
     type: float
+  mount_timeout:
+    description:
+      - Seconds in which a shared volume has to answer. It has two tries, and Slurm ends the program after a minute, so at
+        most V(20).
+    type: float
+    default: 10
+  max_drained_percent:
+    description: The part of all nodes that may be out of service for the same fault. One node always may.
+    type: float
+    default: 25
 """
 
 EXAMPLES = r"""
@@ -148,6 +162,8 @@ def main() -> None:
             "drain_on": {"type": "list", "elements": "str", "default": list(DRAIN_ON)},
             "max_disk_percent": {"type": "float", "default": 95},
             "rdma_rate_gbps": {"type": "float"},
+            "mount_timeout": {"type": "float", "default": 10},
+            "max_drained_percent": {"type": "float", "default": 25},
         },
         required_if=[("state", "present", ("cluster", "machine"))],
         supports_check_mode=True,

@@ -105,3 +105,34 @@ def test_a_process_that_calls_itself_slurmd(attacker: pwd.struct_passwd) -> None
             assert host.read_memlock(Tree()) == before
         finally:
             process.kill()
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[Path]:
+    """A real volume that answers, and takes no file: its file system is frozen."""
+    image, point = tmp_path / "image", tmp_path / "frozen"
+    point.mkdir()
+    image.touch()
+    os.truncate(image, 16 * 1024 * 1024)
+    steps = (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(point)])
+    if any(subprocess.run(step, check=False, capture_output=True).returncode for step in steps):
+        pytest.skip("no image can be mounted here")
+    try:
+        subprocess.run(["fsfreeze", "--freeze", str(point)], check=True)
+        try:
+            yield point
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", str(point)], check=True)
+    finally:
+        # What was given up waits for nothing any more, and has the volume open until it is gone.
+        subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+# What hangs in the kernel is left behind, and Python says so.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_volume_that_many_writers_make_slow(frozen: Path) -> None:
+    trouble = host.try_mount(str(frozen), seconds=1)
+    assert trouble is not None and trouble.slow, trouble
+    kinds = {str(frozen): "ext4"}
+    assert host.judge_mounts({str(frozen): trouble}, kinds).status == "fail", "it is reported"
+    assert host.judge_mounts({str(frozen): trouble}, kinds, drains=True).status == "pass", "and drains nobody"

@@ -28,6 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.parse i
     parse_text,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.thresholds import (
+    LARGE_BYTES,
     Own,
     Ran,
     Threshold,
@@ -80,12 +81,16 @@ class Request(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """One run: what it printed, how it was judged and by what. ``ring_gbps``: what Ring reached where it was judged."""
+    """One run: what it printed, how it was judged and by what. ``ring_gbps``: what Ring reached where it was judged.
+
+    ``unjudged``: the threshold that there is for larger messages.
+    """
 
     output: Output
     problem: Optional[Problem]
     threshold: Optional[Threshold]
     ring_gbps: Optional[float] = None
+    unjudged: Optional[Threshold] = None
 
 
 def check(request: Request) -> None:
@@ -201,16 +206,19 @@ def _measure(request: Request, run: Runner) -> Measurement:
     # Launchers and failures speak on stderr; a table never does.
     output["failures"] += parse_text(done.stderr)["failures"]
     output["warnings"] += parse_text(done.stderr)["warnings"]
-    threshold = _threshold(request, output)
+    reached = max([row["size_bytes"] for row in output["rows"]], default=0)
+    threshold = _threshold(request, output, reached)
     expected = Expected(request.ranks, request.nodes, request.timeout_s, threshold)
-    return Measurement(output, judge(output, expected, done.rc, done.rc in _TIMED_OUT), threshold)
+    problem = judge(output, expected, done.rc, done.rc in _TIMED_OUT)
+    unjudged = None if threshold or problem else _threshold(request, output, LARGE_BYTES)
+    return Measurement(output, problem, threshold, unjudged=unjudged)
 
 
-def _threshold(request: Request, output: Output) -> Optional[Threshold]:
+def _threshold(request: Request, output: Output, reached: int) -> Optional[Threshold]:
     if request.min_busbw_gbps:
         return Threshold(request.min_busbw_gbps, "given", request.ring)
     names = [device["name"] for device in output["devices"]]
-    ran = Ran(request.collective, names, request.nodes, max([row["size_bytes"] for row in output["rows"]], default=0))
+    ran = Ran(request.collective, names, request.nodes, reached)
     if output["versions"].get("backend") != "gloo":
         return look_up(ran, request.nic_gbps, request.nics, request.fabric, request.thresholds)
     # Gloo talks TCP, whatever the cards can do, and knows nothing of NCCL's algorithms.
@@ -265,6 +273,15 @@ def _status(problem: Optional[Problem]) -> str:
     return "skipped" if problem.kind in ("not_installed", "busy") else "fail"
 
 
+def _unjudged(made: Measurement) -> Optional[str]:
+    if made.unjudged is None:
+        return None
+    return (
+        f"{made.unjudged.gbps:g} GB/s are required of messages of {LARGE_BYTES >> 30} GiB and more "
+        f"({made.unjudged.source}), and the largest was smaller. Give max_bytes={LARGE_BYTES}."
+    )
+
+
 def as_result(request: Request, made: Measurement, culprit: Optional[Culprit]) -> Dict[str, Any]:
     """The module's return values: nothing of the environment, nothing of the raw output."""
     output, top = made.output, largest(made.output["rows"])
@@ -290,5 +307,6 @@ def as_result(request: Request, made: Measurement, culprit: Optional[Culprit]) -
         "status": _status(made.problem),
         "min_busbw_gbps": made.threshold.gbps if made.threshold else None,
         "threshold_source": made.threshold.source if made.threshold else None,
+        "not_judged": _unjudged(made),
         "error": error,
     }

@@ -110,15 +110,15 @@ def look_up(
     kind: str = "rdma",
     own: Sequence[Own] = (),
 ) -> Optional[Threshold]:
-    """The gate for what was run; None where neither the user nor the table has one."""
+    """The gate for what was run; None where neither the user nor the table has one, or the messages are too small for it."""
     for entry in own:
         if _fits(entry, ran):
             return Threshold(entry.min_busbw_gbps, entry.source or "an entry of your own")
-    if ran.collective != "all_reduce":
+    if ran.collective != "all_reduce" or ran.largest_bytes < LARGE_BYTES:
         return None
     if ran.nodes > 1:
         return between_nodes(nic_gbps, nics, kind) if nic_gbps else None
     for machine in MACHINES:
         if len(ran.names) == machine.gpus and all(re.search(machine.pattern, name) for name in ran.names):
-            return Threshold(machine.gate, machine.source) if ran.largest_bytes >= LARGE_BYTES else None
+            return Threshold(machine.gate, machine.source)
     return None

@@ -30,8 +30,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 _MIB = 1024 * 1024
-#: Seconds for a file on a mount: NFS answers in milliseconds or is in trouble.
-_MOUNT_TIMEOUT = 3.0
 #: Reads the folder, and unless told not to, writes, syncs and removes a file. Run in a process of its own, since one that
 #: waits for a dead server cannot be killed and must not take the module with it. By descriptor alone, since others may
 #: write to the folder, and they must be able neither to lead it elsewhere nor to bring it about that it fails.
@@ -39,8 +37,11 @@ _MOUNT_TEST = """
 import errno, os, sys
 
 def attempt(top):
+    # The room is asked of the server each time, while what is in a folder may be remembered.
+    os.fstatvfs(top)
     with os.scandir(top) as entries:
         next(entries, None)
+    os.write(1, b"answers")
     if sys.argv[2] == "read":
         return
     name = ".gpumesh-health-" + os.urandom(8).hex()
@@ -255,24 +256,36 @@ def judge_disks(disks: Sequence[Disk], limit_percent: float) -> Judgement:
 # Mounts
 
 
-def try_mount(path: str, read_only: bool = False) -> Optional[str]:
+class Trouble(NamedTuple):
+    """What is wrong with a mount. ``slow``: its server answers, and takes longer than it may to store a file."""
+
+    words: str
+    slow: bool = False
+
+
+def try_mount(path: str, read_only: bool = False, seconds: float = 10.0) -> Optional[Trouble]:
     """Read a mount and write to it; None when that worked, else why not."""
     # Not waited for once it is killed: a process that hangs in the kernel ends when the kernel lets it.
     process = command.Process(
         [sys.executable, "-IS", "-c", _MOUNT_TEST, path, "read" if read_only else "write"],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         universal_newlines=True,
     )
     try:
-        _output, errors = process.communicate(timeout=_MOUNT_TIMEOUT)
-    except subprocess.TimeoutExpired:
+        _output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as expired:
         process.kill()
-        return f"no answer within {_MOUNT_TIMEOUT:g} s"
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        if expired.output:
+            return Trouble(f"it answers, and took no file within {seconds:g} s", True)
+        return Trouble(f"no answer within {seconds:g} s")
     if process.returncode == 0:
         return None
-    return errors.strip().splitlines()[-1] if errors.strip() else f"exit status {process.returncode}"
+    return Trouble(errors.strip().splitlines()[-1] if errors.strip() else f"exit status {process.returncode}")
 
 
 def parse_mounted(mountinfo: str) -> Dict[str, str]:
@@ -290,14 +303,19 @@ def kind_at(path: str, mounted: Mapping[str, str], external: bool) -> str:
     return mounted.get(path, "") if path != "/" else ""
 
 
-def judge_mounts(attempts: Dict[str, Optional[str]], kinds: Mapping[str, str]) -> Judgement:
-    """Each shared volume is really mounted and takes a file. ``kinds``: the file system at each path."""
+def judge_mounts(
+    attempts: Mapping[str, Optional[Trouble]], kinds: Mapping[str, str], drains: bool = False
+) -> Judgement:
+    """Each shared volume is really mounted and takes a file. ``kinds``: the file system at each path.
+
+    With ``drains`` what is slow is no trouble: its server has work for all, and a node out of service makes none faster.
+    """
     if not attempts:
         return skipped("The record has no volume that is mounted here.")
     troubles = []
     for path, trouble in attempts.items():
-        if trouble:
-            troubles.append(f"{path}: {trouble}")
+        if trouble and not (trouble.slow and drains):
+            troubles.append(f"{path}: {trouble.words}")
         elif kinds.get(path, "") in ("", "autofs"):
             troubles.append(f"{path}: nothing is mounted there")
     good = len(attempts) - len(troubles)

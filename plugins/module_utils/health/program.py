@@ -13,7 +13,9 @@ Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
@@ -31,6 +33,12 @@ MARK = "gpumesh health: "
 #: Slurm shows reasons in one line of a table.
 _LONGEST_REASON = 400
 _TIMEOUT = 15.0
+#: Seconds in which nodes that have the same fault say so: Slurm has them all look at the same time.
+_SETTLE = 8.0
+#: Begins the comment of a node that has a fault, drained or not.
+NOTE = "gpumesh-unfit:"
+_NAME = re.compile(r"^NodeName=(\S+)")
+_COMMENT = re.compile(r"\sComment=(.*)$")
 
 #: What makes a node unfit for every job. The clock, swap, names and the ways to other members are not among them: they
 #: are judged by the check playbook, and one dead peer must not drain the others.
@@ -58,13 +66,16 @@ class Settings(NamedTuple):
     drain_on: Sequence[str]
     max_disk_percent: float
     rdma_rate_gbps: Optional[float] = None
+    mount_timeout: float = 10.0
+    max_drained_percent: float = 25.0
 
 
 class Action(NamedTuple):
-    """``kind`` is none, drain or resume; ``words`` say why, and are the reason of a drain."""
+    """``kind`` is none, drain or resume; ``words`` say why, and are the reason of a drain. ``unfit``: no job may start."""
 
     kind: str
     words: str
+    unfit: bool = False
 
 
 def expected_of(record: Record, settings: Settings) -> Expected:
@@ -83,6 +94,7 @@ def expected_of(record: Record, settings: Settings) -> Expected:
         cluster_address=cluster_address(record, member),
         max_disk_percent=settings.max_disk_percent,
         drains=True,
+        mount_timeout=settings.mount_timeout,
     )
 
 
@@ -100,9 +112,36 @@ def reason_of(failing: Sequence[Result]) -> str:
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 2] + " …"
 
 
-def decide(results: Sequence[Result], node: Node) -> Action:
-    """What to do with the node. A check that could not be made neither drains nor resumes."""
-    failing = [result for result in results if result["status"] == "fail"]
+def parse_comments(shown: str) -> Dict[str, str]:
+    """The comment of each node that has one, from ``scontrol --oneliner show node``, where it stands last."""
+    found = {}
+    for line in shown.splitlines():
+        name, comment = _NAME.match(line), _COMMENT.search(line)
+        if name and comment:
+            found[name.group(1)] = comment.group(1).strip()
+    return found
+
+
+def noted(comment: str) -> List[str]:
+    """The checks that a node says it fails."""
+    return comment[len(NOTE) :].split(",") if comment.startswith(NOTE) else []
+
+
+def shared_faults(
+    failing: Sequence[str], name: str, comments: Mapping[str, str], nodes: int, max_percent: float
+) -> List[str]:
+    """Those of our faults that more nodes have than may be out of service for one."""
+    most = max(1.0, nodes * max_percent / 100)
+    return [
+        check
+        for check in failing
+        if len({name, *(other for other, comment in comments.items() if check in noted(comment))}) > most
+    ]
+
+
+def decide(results: Sequence[Result], node: Node, shared: Sequence[str] = ()) -> Action:
+    """What to do with the node. A check that could not be made neither drains nor resumes, and no ``shared`` one drains."""
+    failing = [result for result in results if result["status"] == "fail" and result["id"] not in shared]
     unsure = [result["id"] for result in results if result["status"] == "error"]
     ours = node["reason"].startswith(MARK)
     drained = "drain" in node["flags"]
@@ -112,19 +151,45 @@ def decide(results: Sequence[Result], node: Node) -> Action:
             return Action("none", f"unfit, and out of service already: {node['reason'] or 'without a reason'}")
         reason = reason_of(failing)
         return Action("none", reason) if drained and node["reason"] == reason else Action("drain", reason)
+    if shared and not (drained and ours):
+        return Action("none", f"left in service, since others have it too: {', '.join(shared)}")
     if not (drained and ours):
         return Action("none", "fit" if not out else f"fit, and left alone: {node['reason'] or 'no reason'}")
     if unsure:
         return Action("none", f"stays drained, since these could not be checked: {', '.join(unsure)}")
-    return Action("resume", "fit again")
+    return Action("resume", f"others have it too: {', '.join(shared)}" if shared else "fit again")
 
 
-def _node(runner: Runner, name: str) -> Node:
-    shown = runner(["scontrol", "--oneliner", "show", "node", name], timeout=_TIMEOUT).stdout
-    found: List[Node] = parse_nodes_text(shown)
+def _shown(runner: Runner, *name: str) -> str:
+    return runner(["scontrol", "--oneliner", "show", "node", *name], timeout=_TIMEOUT).stdout
+
+
+def _node(shown: str, name: str) -> Node:
+    found: List[Node] = [node for node in parse_nodes_text(shown) if node["name"] == name]
     if not found:
         raise CommandError(["scontrol", "show", "node", name], "showed no node")
     return found[0]
+
+
+def settle(runner: Runner, settings: Settings, results: Sequence[Result]) -> Action:
+    """Let the others know what this node has, learn what they have, and tell the controller what that comes to."""
+    name = settings.machine
+    failing = [result["id"] for result in results if result["status"] == "fail"]
+    shown = _shown(runner, name)
+    before = parse_comments(shown).get(name, "")
+    note = NOTE + ",".join(failing) if failing else ""
+    shared: List[str] = []
+    if before != note and (not before or before.startswith(NOTE)):
+        runner(["scontrol", "update", f"nodename={name}", f"comment={note}"], timeout=_TIMEOUT)
+        if set(failing) - set(noted(before)):
+            time.sleep(_SETTLE)
+    if failing:
+        everybody = _shown(runner)
+        count = len(parse_nodes_text(everybody))
+        shared = shared_faults(failing, name, parse_comments(everybody), count, settings.max_drained_percent)
+    action = decide(results, _node(shown, name), shared)
+    carry_out(runner, name, action)
+    return action._replace(unfit=bool(set(failing) - set(shared)))
 
 
 def carry_out(runner: Runner, name: str, action: Action) -> None:
@@ -177,8 +242,8 @@ def main(
         prolog = variables.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
         # A prolog that passes has nothing to tell: it must not cost the controller a question a job and node.
         if "--show" not in arguments and (unfit or not prolog):
-            action = decide(results, _node(runner, settings.machine))
-            carry_out(runner, settings.machine, action)
+            action = settle(runner, settings, results)
+            unfit = action.unfit
             _say(f"{settings.machine}: {action.kind}: {action.words}")
     except GpumeshError as failure:
         _say(f"{settings.machine}: could not be checked: {failure}")

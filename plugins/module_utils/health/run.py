@@ -161,11 +161,15 @@ def _mounts(context: Context) -> Judgement:
     expected = context.expected
     paths = [*expected.mounts, *expected.external_mounts]
     attempts = together(
-        {path: functools.partial(host.try_mount, path, path in expected.read_only_mounts) for path in paths}, 8.0
+        {
+            path: functools.partial(host.try_mount, path, path in expected.read_only_mounts, expected.mount_timeout)
+            for path in paths
+        },
+        expected.mount_timeout + 5.0,
     )
     mounted = host.parse_mounted(context.tree.read("proc/self/mountinfo") or "")
     kinds = {path: host.kind_at(path, mounted, path in expected.external_mounts) for path in paths}
-    return host.judge_mounts(attempts, kinds)
+    return host.judge_mounts(attempts, kinds, expected.drains)
 
 
 def _clock(context: Context) -> Judgement:
@@ -240,7 +244,7 @@ CHECKS = (
     Check("health.memlock", "Jobs can pin memory without limit", _memlock),
     Check("health.swap", "Little or no swap in use", _swap),
     Check("health.disk", "Room on every local file system", _disks),
-    Check("storage.mounts", "Shared volumes are mounted and take a file", _mounts),
+    Check("storage.mounts", "Shared volumes are mounted and take a file", _mounts, 130.0),
     Check("clock.synchronised", "The clock is kept right", _clock),
     Check("health.name", "The own name stands for the cluster address", _name),
     Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),

@@ -64,6 +64,7 @@ class Expected(NamedTuple):
     max_handshake_age_s: float = 180.0
     dcgm_level: int = 0
     drains: bool = False
+    mount_timeout: float = 10.0
 
 
 def passed(actual: Value, required: Value, unit: str = "") -> Judgement:

@@ -38,7 +38,7 @@ _BARRED = {
     "reboot_requested",
     "maintenance",
 }
-_REASON = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\]$", re.DOTALL)
+_REASON = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\](?:\s+Comment=.*)?$", re.DOTALL)
 #: The text output marks a node that does not answer by a star behind its state.
 _FLAG_NAMES = {"not_responding": "not_responding", "inval": "invalid_reg", "maint": "maintenance"}
 

@@ -302,6 +302,22 @@ def health_checks(
         else:
             reason = f"{machine} did not answer, so its health is not known."
             made.append(check("health.node", "The node is fit", machine, "skipped", reason=reason))
+    return _once(made)
+
+
+def _once(checks: Sequence[Check]) -> list[Check]:
+    """A volume that several members cannot use for the same reason is one finding: its server's, and not theirs."""
+    machines: dict[str, list[str]] = {}
+    for one in checks:
+        if one["id"] == "storage.mounts" and one["status"] == "fail":
+            machines.setdefault(one["reason"], []).append(one["host"])
+    made: list[Check] = []
+    for one in checks:
+        having = machines.get(one["reason"], []) if one["id"] == "storage.mounts" and one["status"] == "fail" else []
+        if len(having) < 2:
+            made.append(one)
+        elif having[0] == one["host"]:
+            made.append({**one, "host": None, "reason": f"On {', '.join(having)}: {one['reason']}"})
     return made
 
 
@@ -510,6 +526,9 @@ def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -
                 remedy="" if status in ("pass", "skipped") else str(failure.get("remedy") or "Run it by hand."),
             )
         )
+        if result.get("not_judged"):
+            words = str(result["not_judged"])
+            made.append(check(f"collective.{name}_speed", f"{name} is fast enough", None, "skipped", reason=words))
     return made
 
 

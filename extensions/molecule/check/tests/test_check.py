@@ -13,6 +13,7 @@ import json
 import re
 import tarfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,8 +54,10 @@ def check(lab: Lab, reports: Path, *arguments: str, **variables: Any) -> tuple[R
     """Run the check playbook; what it printed and its verdict."""
     given = {"check_report_dir": str(reports), "reachability_throughput_seconds": 1, **variables}
     run = lab.play(CHECK, "--extra-vars", json.dumps(given), *arguments)
-    path = reports / "check" / "verdict.json"
+    part = any(word.startswith(("--tags", "--limit")) for word in arguments)
+    path = reports / "check" / ("part/verdict.json" if part else "verdict.json")
     assert path.exists(), run.output
+    assert f"Report: {path.parent}/report.html" in run.words
     return run, json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -135,6 +138,15 @@ def test_a_tag_chooses_a_part(lab: Lab, tmp_path: Path, tag: str, layers: set[st
     made = {one["id"].split(".")[0] for one in verdict["checks"] if one["status"] == "pass"}
     assert tag in made
     assert made <= layers | {"clock"}
+
+
+def test_a_part_leaves_the_verdict_on_the_whole_as_it_is(lab: Lab, reports: Path) -> None:
+    path = reports / "check" / "verdict.json"
+    whole = path.read_bytes()
+    run, verdict = check(lab, reports, "--tags", "health", "--limit=k1,k2")
+    assert run.code == 0, run.output
+    assert verdict["history"] == []
+    assert path.read_bytes() == whole
 
 
 def test_show_has_the_volumes_with_what_was_measured(lab: Lab, reports: Path) -> None:
@@ -384,7 +396,9 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
             run, verdict = check(lab, tmp_path, "--tags", "health,slurm", check_job_timeout=5)
             assert run.code != 0
             found = bad(verdict)
-            assert {"storage.mounts@k2", "storage.mounts@k3", "slurm.node@k2", "slurm.node@k3"} <= set(found)
+            # The same on both, so it is said once.
+            assert found["storage.mounts@None"]["reason"].startswith(f"On k2, k3: {VOLUME}: ")
+            assert {"slurm.node@k2", "slurm.node@k3"} <= set(found)
             assert "brings it back" in found["slurm.node@k2"]["remedy"]
             assert "state=resume" in found["slurm.node@k3"]["remedy"]
             assert state(lab, "k3") == "drained new cables"
@@ -400,6 +414,24 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
     finally:
         lab.run("k1", "scontrol", "update", "nodename=k3", "state=resume")
     lab.wait("all nodes are idle", lambda: all_idle(lab))
+
+
+def test_what_all_nodes_have_drains_none_and_one_that_had_it_first_comes_back(lab: Lab, tmp_path: Path) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    with faulty_mount(lab, "k1"):
+        lab.wait("k1 is drained for what it alone has", lambda: state(lab, "k1").startswith("drained gpumesh health"))
+        with faulty_mount(lab, "k2"), faulty_mount(lab, "k3"):
+            lab.wait("all are in service", lambda: all_idle(lab))
+            # Two rounds of their checks.
+            for _again in range(4):
+                time.sleep(10)
+                assert all_idle(lab), nodes(lab)
+            assert "others have it too" in lab.run("k2", PROGRAM)
+            run, verdict = check(lab, tmp_path, "--tags", "health")
+            assert run.code != 0
+            assert set(bad(verdict)) == {"storage.mounts@None"}
+    lab.wait("none says so any more", lambda: "Comment=" not in lab.run("k1", "scontrol", "show", "node"))
+    assert all_idle(lab)
 
 
 def test_a_user_who_fills_what_users_can_write_to_drains_nobody(lab: Lab, tmp_path: Path) -> None:

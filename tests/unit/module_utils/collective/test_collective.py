@@ -290,6 +290,7 @@ def cluster(rate_of: Callable[[list, bool], float], backend: str = "nccl") -> Ca
 
     def answer(argv: list, environment: dict | None = None, **_options: object) -> Completed:
         nodes = next(one for one in argv if one.startswith("--nodelist=")).split("=")[1].split(",")
+        size = next(int(one.split("=")[1]) for one in argv if one.startswith("--max-bytes="))
         rate = rate_of(nodes, environment == {"NCCL_ALGO": "Ring"})
         devices = [{"rank": rank, "host": node, "device": 0, "name": "CPU"} for rank, node in enumerate(nodes)]
         body = {"time": 1.0, "alg_bw": rate, "bus_bw": rate, "nwrong": 0}
@@ -297,7 +298,7 @@ def cluster(rate_of: Callable[[list, bool], float], backend: str = "nccl") -> Ca
             "collective": "all_reduce",
             "backend": backend,
             "devices": devices,
-            "results": [{"size": 2048, "count": 512, "type": "float", "redop": "sum", "in_place": body}],
+            "results": [{"size": size, "count": size // 4, "type": "float", "redop": "sum", "in_place": body}],
             "out_of_bounds": {"count": 0, "okay": True},
             "average_bus_bandwidth": {"bandwidth": rate},
         }
@@ -323,7 +324,7 @@ def test_a_slow_run_names_the_link() -> None:
 
 def test_the_wire_is_judged_with_ring() -> None:
     """Tree alone would have passed: 20 of 9.6 GB/s."""
-    asked = request(nodes=2, ranks=2, nodelist=["n1", "n2"], nic_gbps=100.0)
+    asked = request(nodes=2, ranks=2, nodelist=["n1", "n2"], nic_gbps=100.0, max_bytes=1 << 30)
     made = launch.measure(asked, cluster(lambda _nodes, ring: 6.0 if ring else 20.0))
     assert made.problem is not None and made.problem.kind == "slow"
     assert launch.as_result(asked, made, None)["ring_busbw_gbps"] == 6.0
@@ -332,8 +333,18 @@ def test_the_wire_is_judged_with_ring() -> None:
     assert launch.command(request(launcher="mpirun", path="/opt", ring=True))[-13:-11] == ["-x", "NCCL_ALGO"]
 
 
+def test_a_message_that_is_too_small_for_the_gate_is_not_judged_and_said() -> None:
+    asked = request(nic_gbps=100.0, max_bytes=1 << 26)
+    made = launch.measure(asked, cluster(lambda _nodes, ring: 0.5))
+    assert (made.problem, made.threshold) == (None, None)
+    result = launch.as_result(asked, made, None)
+    assert "9.6 GB/s are required of messages of 1 GiB and more" in str(result["not_judged"])
+    own = request(min_busbw_gbps=1.0, max_bytes=1 << 26)
+    assert launch.measure(own, cluster(lambda _nodes, ring: 0.5)).problem is not None, "what the user says is judged"
+
+
 def test_gloo_is_held_to_what_tcp_carries() -> None:
-    asked = request(nic_gbps=100.0)
+    asked = request(nic_gbps=100.0, max_bytes=1 << 30)
     made = launch.measure(asked, cluster(lambda _nodes, ring: 0.0 if ring else 4.5, backend="gloo"))
     assert made.problem is None and made.threshold is not None
     assert made.threshold.gbps == pytest.approx(4.0)

@@ -151,7 +151,10 @@ def test_mounts_must_be_mounted_and_take_a_file(tmp_path: Path) -> None:
     assert host.kind_at("/mnt/d", {"/": "ext4", **mounted}, external=True) == ""
     assert host.judge_mounts({"/mnt/c": None}, mounted).status == "fail"
     assert host.judge_mounts({"/mnt/d": None}, mounted).status == "fail"
-    assert "no answer" in host.judge_mounts({"/mnt/a b": "no answer within 3 s"}, mounted).reason
+    slow = {"/mnt/a b": host.Trouble("it answers, and took no file within 10 s", slow=True)}
+    assert host.judge_mounts(slow, mounted).status == "fail"
+    assert host.judge_mounts(slow, mounted, drains=True).status == "pass"
+    assert "no answer" in host.judge_mounts({"/mnt/a b": host.Trouble("no answer within 3 s")}, mounted).reason
     assert host.judge_mounts({}, {}).status == "skipped"
 
 

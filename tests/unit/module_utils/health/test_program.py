@@ -68,6 +68,48 @@ def test_decide(results: list[Any], shown: Node, kind: str) -> None:
     assert program.decide(results, shown).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("others", "nodes", "shared"),
+    [
+        (0, 3, False),
+        (1, 3, True),
+        (1, 8, False),
+        (2, 8, True),
+        (24, 100, False),
+        (25, 100, True),
+        # One may always be out of service.
+        (0, 1, False),
+    ],
+)
+def test_a_fault_of_more_than_a_part_of_the_nodes_is_shared(others: int, nodes: int, shared: bool) -> None:
+    comments = {f"m{number}": f"{program.NOTE}health.rdma,{DISK}" for number in range(others)}
+    comments["other"] = f"{program.NOTE}health.rdma"
+    comments["admin"] = f"new cables, {DISK}"
+    assert program.shared_faults([DISK], "n1", comments, nodes, 25) == ([DISK] if shared else [])
+
+
+def test_a_shared_fault_drains_nobody_and_brings_back_who_was_drained_for_it() -> None:
+    assert program.decide([result("fail")], node(), [DISK]).kind == "none"
+    assert program.decide([result("fail")], node(OURS, "idle", "drain"), [DISK]).kind == "resume"
+    assert program.decide([result("fail")], node("new cables", "idle", "drain"), [DISK]).kind == "none"
+    own = result("fail", "health.gpu_ecc", "2 errors.")
+    action = program.decide([result("fail"), own], node(), [DISK])
+    assert (action.kind, DISK in action.words) == ("drain", False)
+
+
+def test_comments_are_read_where_slurm_shows_them() -> None:
+    line = "NodeName={} State=IDLE+DRAIN Reason=gpumesh health: x y [root@2026-11-22T14:45:56] Comment={}"
+    shown = (
+        line.format("n1", "gpumesh-unfit:a.b,c.d")
+        + "\n"
+        + line.format("n2", "see ticket 5")
+        + "\nNodeName=n3 State=IDLE\n"
+    )
+    assert program.parse_comments(shown) == {"n1": "gpumesh-unfit:a.b,c.d", "n2": "see ticket 5"}
+    assert program.noted("gpumesh-unfit:a.b,c.d") == ["a.b", "c.d"]
+    assert program.noted("see ticket 5") == []
+
+
 def test_a_reason_is_one_line_that_slurm_can_store() -> None:
     reason = program.reason_of([result("fail", reason='a "quoted"\nword.'), result("fail", reason="x" * 900)])
     assert reason.startswith(f"{program.MARK}{DISK}: a 'quoted' word; {DISK}: xxx")
@@ -154,15 +196,15 @@ def test_an_unfit_node_is_drained_with_our_reason(host: Host, context: str) -> N
     host.install(drain_on=[UNFIT])
     code, output, told = host.start(SLURM_SCRIPT_CONTEXT=context)
     assert code == 1, output
-    assert len(told) == 1
-    assert told[0].startswith(f"update nodename=n1 state=drain reason={program.MARK}{UNFIT}: ")
+    assert told[0] == f"update nodename=n1 comment={program.NOTE}{UNFIT}"
+    assert told[1].startswith(f"update nodename=n1 state=drain reason={program.MARK}{UNFIT}: ")
 
 
 def test_what_an_admin_has_drained_stays_so(host: Host) -> None:
     for check in (FIT, UNFIT):
         host.install(drain_on=[check])
         host.show("IDLE+DRAIN", "new cables")
-        assert host.start()[2] == []
+        assert not [line for line in host.start()[2] if "state=" in line]
 
 
 def test_what_we_have_drained_is_resumed_when_it_is_well(host: Host) -> None:
