@@ -65,7 +65,8 @@ try:
 except OSError as failure:
     # The server has answered: with root_squash root of a member is nobody there, and what is full is at work.
     if failure.errno not in (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
-        raise
+        # Without the file's name, so that the words are the same each time and on each node.
+        sys.exit(os.strerror(failure.errno))
 """
 
 

@@ -171,6 +171,10 @@ def _node(shown: str, name: str) -> Node:
     return found[0]
 
 
+def _note(runner: Runner, name: str, note: str) -> None:
+    runner(["scontrol", "update", f"nodename={name}", f"comment={note}"], timeout=_TIMEOUT)
+
+
 def settle(runner: Runner, settings: Settings, results: Sequence[Result]) -> Action:
     """Let the others know what this node has, learn what they have, and tell the controller what that comes to."""
     name = settings.machine
@@ -179,8 +183,9 @@ def settle(runner: Runner, settings: Settings, results: Sequence[Result]) -> Act
     before = parse_comments(shown).get(name, "")
     note = NOTE + ",".join(failing) if failing else ""
     shared: List[str] = []
-    if before != note and (not before or before.startswith(NOTE)):
-        runner(["scontrol", "update", f"nodename={name}", f"comment={note}"], timeout=_TIMEOUT)
+    ours = not before or before.startswith(NOTE)
+    if before != note and ours:
+        _note(runner, name, note)
         if set(failing) - set(noted(before)):
             time.sleep(_SETTLE)
     if failing:
@@ -189,6 +194,9 @@ def settle(runner: Runner, settings: Settings, results: Sequence[Result]) -> Act
         shared = shared_faults(failing, name, parse_comments(everybody), count, settings.max_drained_percent)
     action = decide(results, _node(shown, name), shared)
     carry_out(runner, name, action)
+    if note and ours and action.kind == "resume":
+        # Slurm takes the comment away with the reason.
+        _note(runner, name, note)
     return action._replace(unfit=bool(set(failing) - set(shared)))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.package import build, sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import CHECKS
@@ -95,6 +96,24 @@ def test_a_shared_fault_drains_nobody_and_brings_back_who_was_drained_for_it() -
     own = result("fail", "health.gpu_ecc", "2 errors.")
     action = program.decide([result("fail"), own], node(), [DISK])
     assert (action.kind, DISK in action.words) == ("drain", False)
+
+
+def test_a_node_that_comes_back_says_again_what_it_has() -> None:
+    """Slurm takes the comment of a node that is resumed away."""
+    told: list[str] = []
+    line = f"NodeName={{}} State={{}} Reason={OURS} [root@2026-11-22T14:45:56] Comment={program.NOTE}{DISK}\n"
+
+    def runner(argv: Any, **_options: Any) -> Completed:
+        if "update" in argv:
+            told.append(" ".join(argv[2:]))
+            return Completed(0, "", "")
+        shown = line.format("n1", "IDLE+DRAIN")
+        return Completed(0, shown if argv[-1] == "n1" else shown + line.format("n2", "IDLE"), "")
+
+    settings = program.Settings("lab", "n1", "", [DISK], 95)
+    action = program.settle(runner, settings, [result("fail")])
+    assert (action.kind, action.unfit) == ("resume", False)
+    assert told == ["nodename=n1 state=resume", f"nodename=n1 comment={program.NOTE}{DISK}"]
 
 
 def test_comments_are_read_where_slurm_shows_them() -> None:
