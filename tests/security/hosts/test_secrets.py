@@ -60,8 +60,12 @@ open("/root/seen", "wb").write(b"\\n".join(seen))
 """
 
 
-def test_nothing_tells_a_secret(lab: Lab, tmp_path: Path) -> None:
+def test_nothing_tells_a_secret(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both rotations, with all the output that there is, while the processes of the members are watched."""
+    # What AWX keeps as artifacts is printed, and the facts are written where a site keeps them between runs.
+    monkeypatch.setenv("ANSIBLE_SHOW_CUSTOM_STATS", "true")
+    monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN", "ansible.builtin.jsonfile")
+    monkeypatch.setenv("ANSIBLE_CACHE_PLUGIN_CONNECTION", str(tmp_path / "facts"))
     before = set().union(*(secrets(lab, host) for host in MEMBERS))
     watchers = [
         threading.Thread(target=lab.run, args=(host, "python3", "-c", WATCH), kwargs={"timeout": 700})
@@ -69,7 +73,7 @@ def test_nothing_tells_a_secret(lab: Lab, tmp_path: Path) -> None:
     ]
     for watcher in watchers:
         watcher.start()
-    report = f"check_report_dir={tmp_path}"
+    report = f"check_report_dir={tmp_path / 'report'}"
     runs = [
         lab.play("gpumesh.cluster.mesh", "-vvv", "--diff", "-e", "mesh_rotate_keys=true"),
         lab.play("gpumesh.cluster.slurm", "-vvv", "--diff", "-e", "munge_rotate_key=true"),
@@ -84,6 +88,7 @@ def test_nothing_tells_a_secret(lab: Lab, tmp_path: Path) -> None:
     now = set().union(*(secrets(lab, host) for host in MEMBERS))
     assert now - before, "the rotations made no new key"
     told = "\n".join(run.output for run in runs)
+    assert "CUSTOM STATS" in told
     told += "\n".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
     for host in MEMBERS:
         told += lab.read(host, "/root/seen").decode(errors="replace")
