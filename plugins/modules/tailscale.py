@@ -32,6 +32,12 @@ options:
       - A key with which a host may log in, of Tailscale or Headscale, or the secret of an OAuth client of Tailscale.
       - Used only where the host has to log in, or where a key of Tailscale is to change its tags.
     type: str
+  login:
+    description:
+      - Whether to log in where that is needed. With V(false) nothing is done there, and RV(login_needed) says so. A first
+        call without it and without O(auth_key) keeps the key from hosts that do not need it.
+    type: bool
+    default: true
   login_server:
     description:
       - URL of the control server. Without it, where the host is logged in, else Tailscale's own.
@@ -161,6 +167,10 @@ tags:
   type: list
   elements: str
   returned: success
+login_needed:
+  description: Whether the host has to log in, or to do so again for its tags. After a login it need not.
+  type: bool
+  returned: success
 tags_differ:
   description: Whether these are others than O(tags).
   type: bool
@@ -218,7 +228,7 @@ def work(module: AnsibleModule) -> Outcome:
         result = absent(host, given["forget"])
     else:
         key = login_key(given["auth_key"], given["ephemeral"], given["tags"]) if given["auth_key"] else None
-        result = present(host, make_desired(given), key)
+        result = present(host, make_desired(given), key, given["login"])
     status = result.status or NOBODY
     if status.state == "Running" and given["hostname"] not in (None, status.name):
         module.warn(
@@ -239,6 +249,7 @@ def work(module: AnsibleModule) -> Outcome:
             "name": status.name,
             "addresses": list(result.addresses),
             "tags": list(status.tags),
+            "login_needed": result.login_needed,
             "tags_differ": result.tags_differ,
             "managed": result.managed,
             "key_expiry": status.key_expiry,
@@ -257,6 +268,7 @@ def main() -> None:
         argument_spec={
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "auth_key": {"type": "str", "no_log": True},
+            "login": {"type": "bool", "default": True},
             "login_server": {"type": "str"},
             "hostname": {"type": "str"},
             "tags": {"type": "list", "elements": "str"},

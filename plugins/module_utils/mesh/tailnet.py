@@ -68,12 +68,14 @@ class Result(NamedTuple):
     after: str = ""
     #: Of the host in the tailnet; for one that has left, those that it had, by which its device is known.
     addresses: Tuple[str, ...] = ()
+    #: Whether a login is needed and was not made.
+    login_needed: bool = False
 
 
-def present(host: Host, desired: Desired, key: Optional[str]) -> Result:
+def present(host: Host, desired: Desired, key: Optional[str], login: bool = True) -> Result:
     """Log in where that is needed, and bring the settings to what is desired.
 
-    Without a daemon to ask nothing is done, so that it can be installed and started. Raises GpumeshError.
+    Without ``login`` a host that has to log in is left as it is. Without a daemon to ask nothing is done, so that it can be installed and started. Raises GpumeshError.
     """
     status = read_status(host)
     if status is None:
@@ -82,6 +84,8 @@ def present(host: Host, desired: Desired, key: Optional[str]) -> Result:
     prefs = read_prefs(host)
     steps = plan(desired, prefs, status, with_tags)
     before = describe(prefs, status)
+    if steps.login and not login and not host.check_mode:
+        return _result(host, False, status, tags_differ(desired, status), before, before)._replace(login_needed=True)
     if host.check_mode:
         after = describe(*planned(desired, prefs, status)) if steps.needed else before
         return _result(host, steps.needed, status, tags_differ(desired, status), before, after)

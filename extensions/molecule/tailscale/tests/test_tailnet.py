@@ -167,6 +167,13 @@ def test_with_it_a_second_run_changes_nothing(lab: Lab) -> None:
     assert run.changed == dict.fromkeys(MEMBERS, 0), run.output[-4000:]
 
 
+def test_a_member_that_is_logged_in_does_not_get_the_key(lab: Lab) -> None:
+    """Of an option that is secret Ansible shows that it was given."""
+    run = mesh(lab, "-vvv", *with_key())
+    assert "auth_key" in run.output
+    assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" not in run.output
+
+
 def test_a_container_without_tun_does_not_take_the_cluster_over(lab: Lab) -> None:
     run = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t1", "-e", "cluster_new_manager=t3")
     assert run.code != 0

@@ -326,6 +326,14 @@ def test_a_login_without_a_key_is_refused_in_words(host_of: Any) -> None:
         tailnet.present(host_of(Daemon("NeedsLogin")), desired(), None)
 
 
+def test_a_host_says_that_it_needs_a_key_before_it_gets_one(host_of: Any) -> None:
+    daemon = Daemon("NeedsLogin")
+    result = tailnet.present(host_of(daemon), desired(login_server=SERVER), None, login=False)
+    assert result.login_needed and not result.changed
+    assert daemon.told == []
+    assert not tailnet.present(host_of(Daemon("Running")), desired(login_server=SERVER), None, login=False).login_needed
+
+
 def test_check_mode_tells_nothing(host_of: Any) -> None:
     daemon = Daemon("NeedsLogin")
     result = tailnet.present(host_of(daemon, check_mode=True), desired(), "hskey-secret")
