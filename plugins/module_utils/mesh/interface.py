@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import KeyState, ensure_key
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import KeyState, ensure_key, read_public_key
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu import (
     Probe,
     echo,
@@ -131,6 +131,13 @@ def present(
         if not host.check_mode and desired is not None and expected_key is None:
             raise HostStateError("wg is not installed.", "Install the package wireguard-tools.")
         return _without_tools(host, desired, implementation)
+    if runtime is not None and not _is_our_interface(host, interface, runtime):
+        raise HostStateError(
+            f"The WireGuard interface {interface} runs, and our {host.conf_path(interface)} is not there: something else "
+            "has set it up, such as systemd-networkd, and its peers would be lost.",
+            f"Choose another mesh_interface, or end that tunnel if it is not needed (ip link delete {interface}).",
+            interface=interface,
+        )
     key = ensure_key(host.key_path(interface), host.run, host.check_mode)
     if desired is None or (expected_key is not None and expected_key != key.public_key):
         return Result(
@@ -154,10 +161,15 @@ def present(
 
 
 def absent(host: Host, interface: str) -> Result:
-    """Take the interface, its configuration and its key away. A configuration that is not ours is refused."""
+    """Take the interface, its configuration and its key away.
+
+    A configuration that is not ours is refused, and an interface that something else has set up is left alone.
+    """
     check_interface_name(interface)
     conf = _read_conf(host, interface)
     runtime = read_runtime(host, interface) if find("wg") else None
+    if runtime is not None and not _is_our_interface(host, interface, runtime):
+        runtime = None
     changed = conf != "" or runtime is not None or os.path.exists(host.key_path(interface))
     if not host.check_mode:
         if runtime is not None:
@@ -387,6 +399,15 @@ def _read_conf(host: Host, interface: str) -> str:
             path=path,
         )
     return conf
+
+
+def _is_our_interface(host: Host, interface: str, runtime: Runtime) -> bool:
+    """Whether we have set the running interface up: there is our configuration, or at least it has our key."""
+    if _read_conf(host, interface):
+        return True
+    return runtime.dump.public_key is not None and runtime.dump.public_key == read_public_key(
+        host.key_path(interface), host.run
+    )
 
 
 def _refuse_taken_port(host: Host, desired: Desired) -> None:

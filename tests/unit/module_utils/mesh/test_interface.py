@@ -273,3 +273,40 @@ def test_an_endpoint_that_was_silent_at_first_is_measured_by_the_next_run(lab: L
     found = run(narrow)
     assert found.changed and 1400 - 60 - 8 <= found.mtu <= 1400 - 60
     assert not run(narrow).changed
+
+
+def strange(lab: Lab) -> None:
+    """An interface of this name runs that something else has set up, with a key and peers of its own."""
+    conf = f"[Peer]\nPublicKey = {key('office')}\nAllowedIPs = 10.1.0.0/16\n"
+    lab.fake.start(conf, "a private key of systemd-networkd's")
+
+
+@pytest.mark.parametrize("desired", [None, wanted(2)], ids=["key", "tunnel"])
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_an_interface_that_something_else_runs_is_refused(lab: Lab, desired: Desired | None, check_mode: bool) -> None:
+    strange(lab)
+    with pytest.raises(
+        HostStateError, match=r"gpumesh0 runs, and .*gpumesh0.conf is not there.*networkd.*mesh_interface"
+    ):
+        present(lab.host(check_mode), "gpumesh0", desired)
+    assert lab.changing() == []
+    assert list(lab.fake.peers) == [key("office")]
+    assert not lab.folder.exists()
+
+
+def test_who_leaves_does_not_take_it_away(lab: Lab) -> None:
+    strange(lab)
+    assert not absent(lab.host(), "gpumesh0").changed
+    assert lab.changing() == []
+    assert lab.fake.up
+
+
+def test_an_interface_of_ours_whose_configuration_is_lost_gets_it_back(lab: Lab) -> None:
+    lab.run(wanted(2))
+    lab.start()
+    lab.conf.unlink()
+    lab.run(wanted(2))
+    assert lab.conf.exists()
+    lab.conf.unlink()
+    assert absent(lab.host(), "gpumesh0").changed
+    assert not lab.fake.up
