@@ -36,6 +36,12 @@ def test_only_the_first_play_sees_hosts_that_are_not_members(path: Path) -> None
     assert {play["hosts"] for play in later} <= allowed
 
 
+@pytest.mark.parametrize("path", sorted(PLAYBOOKS.glob("*.yml")), ids=lambda path: path.stem)
+def test_what_is_to_run_once_does_so_whatever_strategy_is_configured(path: Path) -> None:
+    """With `free`, Ansible runs it for each host: a key would be made anew for each."""
+    assert {play.get("strategy") for play in plays_of(path)} == {"ansible.builtin.linear"}
+
+
 def handed_on(folder: Path, *clusters: list[str]) -> Run:
     """Register clusters of these members, one after the other, on the hosts a to d, each with a play that follows."""
     plays: list[dict[str, Any]] = []
