@@ -1,0 +1,105 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which cluster has what a host has once: its munge key, the environment of its jobs, its Slurm.
+
+A host may be in several clusters, but a second one would replace the key, the files and the queue of the first. So the
+cluster that sets them up writes its id beside its records, and others refuse, or pass by when they leave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+
+THINGS = ("munge", "job_environment", "slurm")
+_FILE = "owners.json"
+
+
+class Owner(NamedTuple):
+    """A cluster."""
+
+    name: str
+    id: str
+
+
+Owners = Mapping[str, Owner]
+
+
+def path_beside(records: str) -> str:
+    """The file that says who owns what, for a folder of records."""
+    return os.path.join(os.path.dirname(records.rstrip("/")), _FILE)
+
+
+def parse(text: Optional[str], path: str = _FILE) -> Dict[str, Owner]:
+    """By thing its owner; without a text, nobody owns anything. Raises HostStateError."""
+    if text is None:
+        return {}
+    try:
+        document = json.loads(text)
+        return {str(thing): Owner(str(owner["name"]), str(owner["id"])) for thing, owner in document.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as failure:
+        raise HostStateError(
+            f"{path} does not say which cluster owns what on this host: {failure}.",
+            "Delete it; the next run of the cluster that owns them writes it again.",
+            path=path,
+        ) from failure
+
+
+def render(owners: Owners) -> str:
+    """The text of the file."""
+    return json.dumps({thing: owner._asdict() for thing, owner in sorted(owners.items())}, indent=2) + "\n"
+
+
+def known(
+    owners: Owners, held: Sequence[Record], layer: Optional[str], damaged: Sequence[str] = ()
+) -> Dict[str, Owner]:
+    """The owners that are still clusters of this host: those whose record it holds.
+
+    ``damaged``: the names of clusters whose record cannot be read, and who may well be the owners. ``layer``: the text of the job environment, which names the cluster where an earlier version noted no owner.
+    """
+    here = {record["name"]: Owner(record["name"], record["id"]) for record in held}
+    found = {thing: owner for thing, owner in owners.items() if owner in here.values() or owner.name in damaged}
+    if not owners and layer is not None:
+        named = here.get(_cluster_in(layer))
+        if named is not None:
+            found = dict.fromkeys(THINGS, named)
+    return found
+
+
+def claim(owners: Owners, things: Iterable[str], owner: Owner) -> Dict[str, Owner]:
+    """The owners once ``owner`` has these too. Raises HostStateError where another cluster has one."""
+    theirs = of_others(owners, owner)
+    taken = [thing for thing in things if thing in theirs]
+    if taken:
+        other = owners[taken[0]].name
+        raise HostStateError(
+            f"A host has these once, and cluster '{other}' has set them up here: {', '.join(taken)}. Cluster "
+            f"'{owner.name}' would replace its key, its files and its queue, and has not touched them.",
+            f"Take the machine out of cluster '{other}' first (playbook remove), or out of '{owner.name}'.",
+            cluster=other,
+            things=taken,
+        )
+    return {**owners, **dict.fromkeys(things, owner)}
+
+
+def release(owners: Owners, owner: Owner) -> Dict[str, Owner]:
+    """The owners once ``owner`` has left."""
+    return {thing: one for thing, one in owners.items() if one != owner}
+
+
+def of_others(owners: Owners, owner: Owner) -> List[str]:
+    """What belongs to other clusters."""
+    return sorted(thing for thing, one in owners.items() if one != owner)
+
+
+def _cluster_in(layer: str) -> str:
+    try:
+        document = json.loads(layer)
+    except ValueError:
+        return ""
+    return str(document.get("cluster", "")) if isinstance(document, dict) else ""

@@ -1,0 +1,120 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_owner
+short_description: Which cluster owns what a host has once
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - A host may be in several clusters, and has one munge key, one environment of jobs and one Slurm. This notes the cluster
+    that sets them up, and refuses another one as long as the first is a cluster of the host.
+  - The note is C(owners.json) beside the folder of the records.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record
+options:
+  cluster:
+    description: The name of the cluster.
+    type: str
+    required: true
+  cluster_id:
+    description: Its id, as in the record.
+    type: str
+    required: true
+  things:
+    description: What the cluster owns from now on.
+    type: list
+    elements: str
+    choices: [munge, job_environment, slurm]
+    default: []
+  state:
+    description: V(absent) gives up what the cluster owns on the host.
+    type: str
+    choices: [present, absent]
+    default: present
+"""
+
+EXAMPLES = r"""
+- name: Own the munge key of this host
+  gpumesh.cluster.host_owner:
+    cluster: "{{ cluster_record.name }}"
+    cluster_id: "{{ cluster_record.id }}"
+    things: [munge]
+"""
+
+RETURN = r"""
+member:
+  description: Whether the host holds a copy of the cluster's record, or something that the cluster owned.
+  type: bool
+  returned: success
+others:
+  description: What belongs to other clusters.
+  type: list
+  elements: str
+  returned: success
+  sample: [munge, slurm]
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import files, owners
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import interface, store
+
+_LAYER_FILE = "/etc/gpumesh/job_environment.json"
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Do what the parameters say."""
+    given = module.params
+    path = owners.path_beside(given["path"])
+    found = store.scan(given["path"])
+    held = [one.record for one in found.records]
+    damaged = [os.path.basename(one.path)[: -len(".json")] for one in found.damaged]
+    text = files.read_text(path)
+    noted = owners.parse(text, path)
+    present = owners.known(noted, held, files.read_text(_LAYER_FILE), damaged)
+    cluster = owners.Owner(given["cluster"], given["cluster_id"])
+    if given["state"] == "absent":
+        wanted = owners.release(present, cluster)
+    else:
+        wanted = owners.claim(present, given["things"], cluster)
+    # Nobody's is no file: a host that has left its last cluster has nothing of ours.
+    after = owners.render(wanted) if wanted else None
+    if after != text and not module.check_mode:
+        if after is None:
+            files.remove_file(path)
+        else:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            files.write_atomic(path, after, 0o644)
+    member = cluster in noted.values() or any(record["id"] == cluster.id for record in held)
+    values = {"member": member, "others": owners.of_others(present, cluster)}
+    return Outcome(after != text, values, text or "", after or "", path)
+
+
+def main() -> None:
+    """The module's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "cluster": {"type": "str", "required": True},
+            "cluster_id": {"type": "str", "required": True},
+            "things": {"type": "list", "elements": "str", "choices": list(owners.THINGS), "default": []},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            **interface.STORE_OPTIONS,
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

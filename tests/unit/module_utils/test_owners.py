@@ -1,0 +1,97 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has once belongs to one of its clusters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import owners
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owners import Owner
+from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
+
+ONE, TWO = Owner("one", "1" * 32), Owner("two", "2" * 32)
+
+
+def held(*clusters: Owner) -> list:
+    return [{"name": cluster.name, "id": cluster.id} for cluster in clusters]
+
+
+def test_what_is_written_is_read() -> None:
+    noted = {"munge": ONE, "slurm": TWO}
+    assert owners.parse(owners.render(noted)) == noted
+    assert owners.parse(None) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"munge": "one"}', '{"munge": {"name": "one"}}', "null"])
+def test_a_damaged_note_is_refused(text: str) -> None:
+    with pytest.raises(HostStateError, match=r"/owners.json does not say"):
+        owners.parse(text, "/owners.json")
+
+
+def test_another_cluster_is_refused_and_says_what_is_whose() -> None:
+    with pytest.raises(HostStateError, match=r"'one' has set them up here: munge, slurm.*remove"):
+        owners.claim({"munge": ONE, "slurm": ONE}, ["munge", "slurm"], TWO)
+    assert owners.claim({"munge": ONE}, ["slurm"], TWO) == {"munge": ONE, "slurm": TWO}
+    assert owners.claim({"munge": ONE}, ["munge", "slurm"], ONE) == {"munge": ONE, "slurm": ONE}
+
+
+def test_a_cluster_of_the_same_name_is_another_one() -> None:
+    with pytest.raises(HostStateError):
+        owners.claim({"munge": ONE}, ["munge"], Owner("one", "3" * 32))
+
+
+def test_a_cluster_that_is_gone_owns_nothing() -> None:
+    assert owners.known({"munge": ONE, "slurm": TWO}, held(TWO), None) == {"slurm": TWO}
+
+
+def test_the_environment_of_jobs_tells_where_nothing_was_noted() -> None:
+    layer = json.dumps({"cluster": "one"})
+    assert owners.known({}, held(ONE, TWO), layer) == dict.fromkeys(owners.THINGS, ONE)
+    assert owners.known({}, held(TWO), layer) == {}
+    assert owners.known({"munge": TWO}, held(ONE, TWO), layer) == {"munge": TWO}
+    assert owners.known({}, held(ONE), "{") == {}
+
+
+def test_who_leaves_gives_up_its_own_alone() -> None:
+    noted = {"munge": ONE, "slurm": TWO}
+    assert owners.release(noted, ONE) == {"slurm": TWO}
+    assert owners.of_others(noted, ONE) == ["slurm"]
+
+
+def run(folder: Path, cluster: Owner, **given: object) -> dict:
+    arguments = {"cluster": cluster.name, "cluster_id": cluster.id, "path": str(folder), **given}
+    return result_of(start("host_owner", arguments))
+
+
+def test_the_module_notes_refuses_and_gives_up(tmp_path: Path) -> None:
+    folder, note = tmp_path / "gpumesh" / "clusters", tmp_path / "gpumesh" / "owners.json"
+    members = [{"machine": "n1", "address": "10.0.0.1", "interface": "eth0"}]
+    asked = {"name": "one", "subnet": "10.0.0.0/24", "manager": "n1", "members": members, "path": str(folder)}
+    one = Owner("one", result_of(start("cluster", asked))["record"]["id"])
+    things = {"things": ["munge", "slurm"]}
+    assert run(folder, one, **things, _ansible_check_mode=True)["changed"]
+    assert not note.exists()
+    assert run(folder, one, **things)["changed"]
+    assert not run(folder, one, **things)["changed"]
+    before = note.read_text()
+    refused = run(folder, TWO, **things)
+    assert "'one' has set them up here: munge, slurm" in refused["msg"]
+    # Who never joined is told so, and takes nothing away.
+    left = run(folder, TWO, state="absent")
+    assert (left["member"], left["others"], left["changed"]) == (False, ["munge", "slurm"], False)
+    assert note.read_text() == before
+    # A record that cannot be read may well be the owner's.
+    (folder / "one.json").write_text("{")
+    assert "'one' has set them up here" in run(folder, TWO, **things)["msg"]
+    (folder / "one.json").write_bytes((folder / "one.json.good").read_bytes())
+    left = run(folder, one, state="absent")
+    assert (left["member"], left["others"], left["changed"]) == (True, [], True)
+    assert not note.exists()
+    # A clean-up that was cut off goes on: the record is there.
+    assert run(folder, one, state="absent")["member"]
