@@ -169,6 +169,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 _EXPECTED = (
+    "machine",
     "gpus",
     "rdma_rate_gbps",
     "mounts",

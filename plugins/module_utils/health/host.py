@@ -463,16 +463,17 @@ def judge_handshakes(
     )
 
 
-def judge_ssh(attempts: Dict[str, Optional[str]], user: str) -> Judgement:
-    """``attempts`` is None or the trouble by machine."""
+def judge_ssh(attempts: Dict[str, Optional[str]], user: str, left: Sequence[str] = ()) -> Judgement:
+    """``attempts`` is None or the trouble by machine; ``left`` are those that were not tried after that."""
     troubles = [f"{machine}: {trouble.rstrip('.')}" for machine, trouble in sorted(attempts.items()) if trouble]
-    good = len(attempts) - len(troubles)
+    good, number = len(attempts) - len(troubles), len(attempts) + len(left)
     if not troubles:
-        return passed(good, len(attempts), "peers")
+        return passed(good, number, "peers")
+    rest = f" None of these {len(attempts)} works, so {len(left)} others were not tried." if left else ""
     return failed(
         good,
-        len(attempts),
-        f"{user} cannot log in without a prompt. {'; '.join(troubles)}.",
+        number,
+        f"{user} cannot log in without a prompt. {'; '.join(troubles)}.{rest}",
         "Run the site playbook, which renews the cluster's keys and known hosts.",
         "peers",
     )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TypeVar, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import (
     Completed,
@@ -22,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     CommandError,
     GpumeshError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host, kernel_log
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host, kernel_log, logins
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
     Expected,
     Judgement,
@@ -35,8 +36,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 
 #: NCCL and PyTorch's loaders share memory through the last one.
 _DISKS = ("/", "/var", "/home", tempfile.gettempdir(), os.path.join("/dev", "shm"))
-#: Seconds for one login: a host that is down is given up by ConnectTimeout, a busy one may take its time.
-_SSH_TIMEOUT = 10.0
 _DCGM_TIMEOUT = {0: 0.0, 1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
 _NO_NVIDIA = "There is no NVIDIA driver on this host."
 
@@ -83,12 +82,16 @@ class Context:
 
 
 class Check(NamedTuple):
-    """One check. ``seconds`` is its limit."""
+    """One check. ``seconds`` is its limit, or what tells it from what there is to do."""
 
     id: str
     purpose: str
     make: Callable[[Context], Judgement]
-    seconds: float = 10.0
+    seconds: Union[float, Callable[[Context], float]] = 10.0
+
+    def limit(self, context: Context) -> float:
+        """Its limit in seconds."""
+        return self.seconds(context) if callable(self.seconds) else self.seconds
 
 
 def _gpu_count(context: Context) -> Judgement:
@@ -208,28 +211,19 @@ def _handshakes(context: Context) -> Judgement:
     )
 
 
-def _log_in(context: Context, machine: str, address: str) -> Optional[str]:
-    command = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=3"]
-    try:
-        done = context.run(
-            [*command, "-l", context.expected.ssh_user, address, "true"], timeout=_SSH_TIMEOUT, check=False
-        )
-    except CommandError as failure:
-        return failure.message
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return None if done.rc == 0 else (said[-1] if said else f"ssh {machine} exited {done.rc}")
-
-
 def _ssh(context: Context) -> Judgement:
     peers = context.expected.ssh_peers
     if not peers:
         return skipped("No peer to log in to was given.")
     if context.find("ssh") is None:
         return unknown("ssh is not installed.", "Install openssh-client.")
-    attempts = together(
-        {machine: functools.partial(_log_in, context, machine, name) for machine, name in peers.items()}, 15.0
-    )
-    return host.judge_ssh(attempts, context.expected.ssh_user)
+    own = context.expected.machine or socket.gethostname()
+    made = logins.log_in(context.run, own, context.expected.ssh_user, peers)
+    return host.judge_ssh(made.attempts, context.expected.ssh_user, made.left)
+
+
+def _ssh_seconds(context: Context) -> float:
+    return logins.longest(len(context.expected.ssh_peers))
 
 
 CHECKS = (
@@ -249,7 +243,7 @@ CHECKS = (
     Check("health.name", "The own name stands for the cluster address", _name),
     Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),
     Check("mesh.handshake", "A fresh handshake with every peer", _handshakes),
-    Check("ssh.login", "Login to every other member without a prompt", _ssh, 20.0),
+    Check("ssh.login", "Login to every other member without a prompt", _ssh, _ssh_seconds),
 )
 
 
@@ -292,7 +286,7 @@ def _wait(name: str, future: Future[_T], remaining_s: float, limit_s: float) -> 
 def _make(check: Check, context: Context) -> Judgement:
     """A judgement in any case: what keeps a check from being made is its result."""
     try:
-        return together({check.id: functools.partial(check.make, context)}, check.seconds)[check.id]
+        return together({check.id: functools.partial(check.make, context)}, check.limit(context))[check.id]
     except GpumeshError as error:
         return unknown(error.message, error.remedy or "Run the command by hand on this host.")
     except (OSError, ValueError, LookupError, ArithmeticError) as error:
@@ -304,7 +298,7 @@ def make_checks(context: Context, host_name: Optional[str], only: Sequence[str] 
     chosen = [check for check in CHECKS if not only or {check.id, *check.id.split(".")} & set(only)]
     judgements = together(
         {check.id: functools.partial(_make, check, context) for check in chosen},
-        max((check.seconds for check in chosen), default=0.0) + 5.0,
+        max((check.limit(context) for check in chosen), default=0.0) + 5.0,
     )
     return [_result(check, host_name, judgements[check.id]) for check in chosen]
 

@@ -45,7 +45,7 @@ class Expected(NamedTuple):
 
     ``mounts`` are mount points. ``external_mounts`` are those of others, or folders below one. ``read_only_mounts`` are
     those of both that nobody writes to. ``drains``: what fails takes the node out of service, so what any user can bring
-    about counts for nothing.
+    about counts for nothing. ``machine`` is the host's name in the cluster.
     """
 
     gpus: Optional[int] = None
@@ -59,6 +59,7 @@ class Expected(NamedTuple):
     mesh_peers: Mapping[str, str] = MappingProxyType({})
     ssh_peers: Mapping[str, str] = MappingProxyType({})
     ssh_user: str = "root"
+    machine: Optional[str] = None
     max_disk_percent: float = 95.0
     max_swap_mib: float = 1024.0
     max_handshake_age_s: float = 180.0

@@ -98,7 +98,8 @@ class Host:
 
     def remove(self) -> None:
         for process in self.processes():
-            os.kill(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         call("ip", "netns", "del", self.namespace)
         shutil.rmtree(Path("/etc/netns") / self.namespace, ignore_errors=True)
 
@@ -142,9 +143,10 @@ class Network:
 class Farm:
     """Hosts with sshd, each in a namespace, and a controller beside them from which Ansible runs."""
 
-    def __init__(self, net: Network, number: int, folder: Path) -> None:
+    def __init__(self, net: Network, number: int, folder: Path, startups: str = "200") -> None:
         self.net = net
         self.folder = folder
+        self._startups = startups
         #: What the controller has beside the usual, such as ANSIBLE_SSH_ARGS.
         self.environment: dict[str, str] = {}
         #: And what the command has beside the usual.
@@ -163,7 +165,7 @@ class Farm:
         configuration = self.folder / f"sshd_{member.machine}"
         configuration.write_text(
             f"HostKey {self.folder}/host_key\nAuthorizedKeysFile {self.folder}/key.pub\nStrictModes no\nUsePAM no\n"
-            f"PidFile none\nPermitRootLogin yes\nMaxStartups 200\nUseDNS no\nListenAddress 0.0.0.0\n"
+            f"PidFile none\nPermitRootLogin yes\nMaxStartups {self._startups}\nUseDNS no\nListenAddress 0.0.0.0\n"
             "Subsystem sftp internal-sftp\n"
         )
         member.within("/usr/sbin/sshd", "-f", str(configuration))
@@ -219,7 +221,8 @@ class Farm:
     def hang_up(self) -> None:
         """End what is left of the controller, as when its machine is gone: the connections that ssh keeps open."""
         for process in self.controller.processes():
-            os.kill(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def _prepare(
         self, tasks: Sequence[dict[str, Any]], forks: int, dead: Sequence[Host], variables: dict[str, Any]

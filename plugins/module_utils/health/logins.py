@@ -1,0 +1,119 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Log in to every other member without flooding anybody: all members do this at the same time.
+
+sshd drops connections at random when about ten wait to be authenticated (MaxStartups), whoever they are from. So each
+member has a few logins under way, and the members begin at different ones: in each round everybody is visited by a few.
+Where rounds drift apart, who is dropped comes again.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+
+#: Logins that a member has under way.
+_AT_ONCE = 2
+#: Seconds until a connection is up with its keys agreed; a busy host takes some.
+_CONNECT_SECONDS = 15
+#: Seconds for a whole login.
+_LOGIN_SECONDS = 60.0
+#: Seconds before each time that a login is tried again.
+_WAITS = (1.0, 2.0, 4.0, 8.0)
+#: After so many without a single success the others are not tried: they would fail for the same cause, each in its time.
+_GIVE_UP = 8
+#: What ssh says when the connection ended before anybody was asked who he is. It exits with 255 then.
+_DROPPED = (
+    "kex_exchange_identification",
+    "ssh_exchange_identification",
+    "Connection closed by",
+    "Connection reset by",
+    "Connection timed out during banner exchange",
+    "Not allowed at this time",
+)
+
+
+class Logins(NamedTuple):
+    """The trouble by machine, None where the login worked. ``left``: not tried."""
+
+    attempts: Dict[str, Optional[str]]
+    left: List[str]
+
+
+def longest(number: int) -> float:
+    """Seconds that logins to so many members take at most."""
+    rounds = (number + _AT_ONCE - 1) // _AT_ONCE
+    return rounds * (_LOGIN_SECONDS + sum(_WAITS) + len(_WAITS)) + 5.0
+
+
+def order(machine: str, peers: Mapping[str, str]) -> List[str]:
+    """The peers, beginning with the one before ``machine`` in the alphabet and going backwards.
+
+    Backwards, since members start one after the other: going forwards, all would arrive at the same one.
+    """
+    names = sorted(peers, reverse=True)
+    return [name for name in names if name < machine] + [name for name in names if name >= machine]
+
+
+def was_dropped(done: Completed) -> bool:
+    """Whether the host hung up, as one does that has too many connections, instead of refusing the login."""
+    return done.rc == 255 and any(words in done.stderr for words in _DROPPED)
+
+
+class _Caller:
+    def __init__(self, run: Runner, user: str, peers: Mapping[str, str], sleep: Callable[[float], None]) -> None:
+        self._run = run
+        self._user = user
+        self._peers = peers
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._failed = 0
+        self._worked = False
+
+    def call(self, machine: str) -> Optional[List[Optional[str]]]:
+        """A list of the trouble; None where it was not tried."""
+        with self._lock:
+            if self._failed >= _GIVE_UP and not self._worked:
+                return None
+        trouble = self._log_in(machine)
+        with self._lock:
+            self._failed += trouble is not None
+            self._worked = self._worked or trouble is None
+        return [trouble]
+
+    def _log_in(self, machine: str) -> Optional[str]:
+        command = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
+        command += ["-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-l", self._user, self._peers[machine], "true"]
+        end = time.monotonic() + _LOGIN_SECONDS
+        for wait in (*_WAITS, None):
+            try:
+                done = self._run(command, timeout=max(1.0, end - time.monotonic()), check=False)
+            except CommandError as failure:
+                return failure.message
+            if wait is None or not was_dropped(done) or time.monotonic() >= end:
+                break
+            # Not all at once again.
+            self._sleep(wait * random.uniform(0.5, 1.0))
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return None if done.rc == 0 else (said[-1] if said else f"ssh {machine} exited {done.rc}")
+
+
+def log_in(
+    run: Runner, machine: str, user: str, peers: Mapping[str, str], sleep: Callable[[float], None] = time.sleep
+) -> Logins:
+    """Try them all. ``peers`` are addresses or names by machine."""
+    caller = _Caller(run, user, peers, sleep)
+    names = order(machine, peers)
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        results = dict(zip(names, pool.map(caller.call, names)))
+    return Logins(
+        {name: result[0] for name, result in results.items() if result is not None},
+        [name for name, result in results.items() if result is None],
+    )
