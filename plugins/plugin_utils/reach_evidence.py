@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any, NamedTuple, cast
@@ -79,6 +80,18 @@ class Evidence:
             if probe:
                 self.probes[machine] = probe
                 self._peers.update({(machine, peer["machine"]): peer for peer in probe["peers"]})
+        self._rates: dict[str, dict[str, Mapping[str, Any]]] = {}
+        for machine in self.members:
+            collected = (self._results[machine].get("throughput") or {}).get("throughput") or []
+            self._rates[machine] = {measured["machine"]: measured for measured in collected}
+        self._listening = {
+            machine: any(port["state"] == "listening" for port in self.ports(machine)) for machine in self.members
+        }
+        self._owners = {
+            mac: machine for machine in reversed(list(self.probes)) for mac in self.probes[machine]["own_macs"]
+        }
+        #: By address: who heard which hardware addresses answer for it. Once, since all of the others are asked for each.
+        self._heard = self._hear()
         self._proxies = self._find_proxies()
         self.duplicates = {machine: self._duplicate(machine) for machine in self.members}
         self.clock_errors = self._find_clock_errors()
@@ -94,7 +107,7 @@ class Evidence:
 
     def listened(self, machine: str) -> bool:
         """Whether a listener of ours is known to have been there."""
-        return any(port["state"] == "listening" for port in self.ports(machine))
+        return self._listening[machine]
 
     def took_part(self, machine: str) -> bool:
         """Whether this machine is among the hosts of the run."""
@@ -147,24 +160,27 @@ class Evidence:
         return (self._results[machine].get("listen") or {}).get("rdma")
 
     def _measured(self, one: str, other: str) -> Mapping[str, Any] | None:
-        collected = (self._results[one].get("throughput") or {}).get("throughput") or []
-        return next((measured for measured in collected if measured["machine"] == other), None)
+        return self._rates[one].get(other)
 
-    def _answers(self, machine: str) -> dict[str, list[str]]:
-        """Whom a machine heard answer for which member's address."""
-        answers = {peer["machine"]: list(peer["macs"] or []) for peer in self.probes[machine]["peers"]}
-        own = set(self.probes[machine]["own_macs"])
-        answers[machine] = [mac for mac in self.probes[machine]["duplicate"]["macs"] if mac not in own]
-        return answers
+    def _hear(self) -> dict[str, dict[str, list[str]]]:
+        """Whom each machine heard answer for which member's address, by the member and the machine."""
+        heard: dict[str, dict[str, list[str]]] = {machine: {} for machine in self.members}
+        for machine, probe in self.probes.items():
+            for peer in probe["peers"]:
+                if peer["macs"] and peer["machine"] in heard:
+                    heard[peer["machine"]][machine] = list(peer["macs"])
+            own = set(probe["own_macs"])
+            heard[machine][machine] = [mac for mac in probe["duplicate"]["macs"] if mac not in own]
+        return heard
 
     def _find_proxies(self) -> set[str]:
         """MACs of routers and cloud networks that answer for everybody: they hold nobody's address."""
         members = {mac for probe in self.probes.values() for mac in probe["own_macs"]}
-        proxies = set()
-        for machine in self.probes:
-            heard = [mac for macs in self._answers(machine).values() for mac in set(macs)]
-            proxies |= {mac for mac in heard if heard.count(mac) > 1}
-        return proxies - members
+        counts: Counter[tuple[str, str]] = Counter()
+        for answers in self._heard.values():
+            for machine, macs in answers.items():
+                counts.update((machine, mac) for mac in set(macs))
+        return {mac for (_machine, mac), number in counts.items() if number > 1} - members
 
     def _duplicate(self, machine: str) -> list[str]:
         """The MACs of others that answer for a machine's address; of all that do, where its own is not known.
@@ -172,7 +188,7 @@ class Evidence:
         One foreign MAC instead of the machine's own is a network that translates them. Two answers to one question are
         two hosts, and so is any answer to the machine's own question.
         """
-        heard = {prober: set(self._answers(prober).get(machine, [])) - self._proxies for prober in self.probes}
+        heard = {prober: set(macs) - self._proxies for prober, macs in self._heard[machine].items()}
         if machine not in self.probes:
             return sorted({mac for macs in heard.values() if len(macs) > 1 for mac in macs})
         own = set(self.probes[machine]["own_macs"])
@@ -180,7 +196,7 @@ class Evidence:
 
     def owner(self, mac: str) -> str | None:
         """The member that has a MAC."""
-        return next((machine for machine, probe in self.probes.items() if mac in probe["own_macs"]), None)
+        return self._owners.get(mac)
 
     def _find_clock_errors(self) -> dict[str, float]:
         """Seconds by which each clock is ahead of the others' median. Of two clocks nobody can say which one errs."""

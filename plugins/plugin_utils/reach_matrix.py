@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
@@ -37,6 +39,8 @@ _DENSE_FROM = 21
 #: More members than this fit no terminal: then only those with a fault are drawn.
 _LARGEST = 100
 _CORNER = "from \\ to"
+#: Faults that are told in words.
+_SAID = 100
 #: Peers of a group that are named one by one.
 _NAMED = 6
 
@@ -50,14 +54,15 @@ def draw(pairs: Sequence[Mapping[str, Any]]) -> str:
     lines: list[str] = []
     shown = machines
     if len(machines) > _LARGEST:
-        faulty = {str(end) for pair in pairs if pair["status"] != "pass" for end in (pair["from"], pair["to"])}
-        by_number = sorted(faulty, key=lambda one: -sum(1 for p in pairs if p["status"] != "pass" and one in _ends(p)))
-        chosen = set(by_number[:_LARGEST])
+        number_of = Counter(end for pair in pairs if pair["status"] != "pass" for end in _ends(pair))
+        chosen = {machine for machine, _number in number_of.most_common(_LARGEST)}
         shown = [machine for machine in machines if machine in chosen]
         lines.append(f"{len(machines)} members; the {len(machines) - len(shown)} with the fewest faults are not drawn.")
     if shown:
-        lines += _grid(shown, [machines.index(machine) + 1 for machine in shown], cells)
-        lines += ["", _legend([cell for (one, other), cell in cells.items() if one in shown and other in shown])]
+        place = {machine: number for number, machine in enumerate(machines, 1)}
+        lines += _grid(shown, [place[machine] for machine in shown], cells)
+        known = set(shown)
+        lines += ["", _legend([cell for (one, other), cell in cells.items() if one in known and other in known])]
     faults = _in_words([pair for pair in pairs if pair["status"] != "pass"])
     return "\n".join([*lines, *(["", *faults] if faults else [])])
 
@@ -100,22 +105,42 @@ def _legend(pairs: Sequence[Mapping[str, Any]]) -> str:
 
 def _in_words(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each fault once: what many pairs have in common is said for all of them, with one of them as the example."""
-    left = list(pairs)
+    groups = _groups(pairs)
+    # The largest first, by the number of its pairs that nobody has spoken for yet. A number in the heap may be out of
+    # date, never too small: then the group goes back with the right one.
+    waiting = [(-len(group), place, key) for place, (key, group) in enumerate(groups.items())]
+    heapify(waiting)
+    told: set[int] = set()
     lines: list[str] = []
-    while left:
-        group = max(_groups(left).values(), key=len)
-        first = group[0]
-        others = [pair for pair in group if pair is not first]
-        to_one = all(pair["to"] == first["to"] for pair in group)
-        senders = _names([str(pair["from"]) for pair in group] if to_one else [str(first["from"])])
-        receivers = str(first["to"]) if to_one else _names([str(pair["to"]) for pair in group])
-        words = str(_symbol(str(first["verdict"]))[1])
-        example = f"For example {first['from']} → {first['to']}: " if others else ""
-        lines.append(printable(f"{senders} → {receivers}: {words}. {example}{first['message']}"))
-        if first["remedy"]:
-            lines.append(printable(f"    {first['remedy']}"))
-        members = {id(pair) for pair in group}
-        left = [pair for pair in left if id(pair) not in members]
+    said = 0
+    while waiting:
+        number, place, key = heappop(waiting)
+        group = [pair for pair in groups[key] if id(pair) not in told]
+        if not group:
+            continue
+        if len(group) < -number:
+            groups[key] = group
+            heappush(waiting, (-len(group), place, key))
+            continue
+        told.update(id(pair) for pair in group)
+        said += 1
+        if said <= _SAID:
+            lines += _say(group)
+    if said > _SAID:
+        lines.append(f"And {said - _SAID} more faults.")
+    return lines
+
+
+def _say(group: Sequence[Mapping[str, Any]]) -> list[str]:
+    first = group[0]
+    to_one = all(pair["to"] == first["to"] for pair in group)
+    senders = _names([str(pair["from"]) for pair in group] if to_one else [str(first["from"])])
+    receivers = str(first["to"]) if to_one else _names([str(pair["to"]) for pair in group])
+    words = str(_symbol(str(first["verdict"]))[1])
+    example = f"For example {first['from']} → {first['to']}: " if len(group) > 1 else ""
+    lines = [printable(f"{senders} → {receivers}: {words}. {example}{first['message']}")]
+    if first["remedy"]:
+        lines.append(printable(f"    {first['remedy']}"))
     return lines
 
 

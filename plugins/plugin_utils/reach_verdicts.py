@@ -9,6 +9,7 @@ they explain each other, and the first that fits is the verdict.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ def judge(results: Mapping[str, Mapping[str, Any]], members: Any, max_clock_offs
     """
     evidence = Evidence(results, targets(members))
     pairs = [
-        _as_pair(evidence, one, other, _judge_pair(evidence, one, other, max_clock_offset))
+        _judged(evidence, one, other, max_clock_offset)
         for one in evidence.members.values()
         for other in evidence.members.values()
         if one != other
@@ -101,12 +102,12 @@ def judge(results: Mapping[str, Mapping[str, Any]], members: Any, max_clock_offs
         for machine in evidence.members
         for finding in _judge_host(evidence, machine, max_clock_offset)
     ]
-    statuses = [found["status"] for found in (*pairs, *hosts)]
-    counts = {verdict: sum(1 for pair in pairs if pair["verdict"] == verdict) for verdict in VERDICTS}
+    statuses = {found["status"] for found in (*pairs, *hosts)}
+    counts = Counter(pair["verdict"] for pair in pairs)
     return {
         "status": next((status for status in ("fail", "error", "pass") if status in statuses), "skipped"),
         "summary": _summary(pairs),
-        "counts": {verdict: number for verdict, number in counts.items() if number},
+        "counts": {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]},
         "pairs": pairs,
         "hosts": hosts,
         "checks": _checks(evidence, hosts),
@@ -115,8 +116,9 @@ def judge(results: Mapping[str, Mapping[str, Any]], members: Any, max_clock_offs
     }
 
 
-def _as_pair(evidence: Evidence, one: Target, other: Target, finding: Finding) -> dict[str, Any]:
+def _judged(evidence: Evidence, one: Target, other: Target, max_offset: float) -> dict[str, Any]:
     found, rdma = evidence.peer(one.machine, other.machine), evidence.rdma(one.machine, other.machine)
+    finding = _judge_pair(evidence, one, other, found, max_offset)
     clock, mtu = (found["clock"], found["path_mtu"]) if found else (None, None)
     return {
         "from": one.machine,
@@ -132,8 +134,7 @@ def _as_pair(evidence: Evidence, one: Target, other: Target, finding: Finding) -
     }
 
 
-def _judge_pair(evidence: Evidence, one: Target, other: Target, max_offset: float) -> Finding:
-    there = evidence.peer(one.machine, other.machine)
+def _judge_pair(evidence: Evidence, one: Target, other: Target, there: PeerResult | None, max_offset: float) -> Finding:
     if there is None:
         return _not_probed(evidence, one, other)
     pair = _Pair(evidence, one, other, there, evidence.peer(other.machine, one.machine), max_offset)
@@ -502,10 +503,11 @@ _HOST_CHECKS = (
 
 def _checks(evidence: Evidence, hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     made = []
+    found = {(one["host"], one["verdict"]): one for one in reversed(hosts)}
     for machine, target in evidence.members.items():
         required = {"unique_address": target.address, "own_name": "no loopback"}
         for verdict, name, purpose, bad in _HOST_CHECKS:
-            finding = next((one for one in hosts if one["host"] == machine and one["verdict"] == verdict), None)
+            finding = found.get((machine, verdict))
             skipped = _why_skipped(evidence, machine, name)
             status = "fail" if finding is not None else "skipped" if skipped else "pass"
             made.append(

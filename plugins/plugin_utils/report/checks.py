@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, Pair
 
 
 def check(
@@ -33,3 +34,11 @@ def check(
         "reason": reason,
         "remedy": remedy,
     }
+
+
+def by_sender(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """The pairs of each machine with all others, in one pass: with a thousand members there are a million."""
+    found: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(pair["from"], []).append(pair)
+    return found

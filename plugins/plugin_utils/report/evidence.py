@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import rdma
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
     Check,
     Pair,
@@ -77,20 +77,15 @@ def complete_pairs(
     machines: Sequence[str], pairs: Sequence[Pair], asked: Sequence[str], answered: Sequence[str]
 ) -> list[Pair]:
     """Every ordered pair of members: those that were probed, and the others with the reason why not."""
-    probed = {(pair["from"], pair["to"]): pair for pair in pairs}
-    made = []
+    leaving, made = by_sender(pairs), []
+    known, heard = set(asked), set(answered)
     for one in machines:
-        for other in machines:
-            if one == other:
-                continue
-            pair = probed.get((one, other))
-            if pair is None:
-                pair = _unprobed(one, other, asked, answered)
-            made.append(pair)
+        probed = {pair["to"]: pair for pair in leaving.get(one, [])}
+        made += [probed.get(other) or _unprobed(one, other, known, heard) for other in machines if other != one]
     return made
 
 
-def _unprobed(one: str, other: str, asked: Sequence[str], answered: Sequence[str]) -> Pair:
+def _unprobed(one: str, other: str, asked: Collection[str], answered: Collection[str]) -> Pair:
     silent = next((machine for machine in (one, other) if machine in asked and machine not in answered), None)
     pair = {"from": one, "to": other}
     if silent is not None:
@@ -110,8 +105,9 @@ def reachability_checks(machines: Sequence[str], pairs: Sequence[Pair]) -> list[
     """For each member: whom it reaches. The pairs themselves are in the verdict, one by one."""
     purpose = "Every other member can be reached"
     made = []
+    leaving = by_sender(pairs)
     for machine in machines:
-        own = [pair for pair in pairs if pair["from"] == machine]
+        own = leaving.get(machine, [])
         bad = [pair for pair in own if pair["status"] == "fail"]
         broken = [pair for pair in own if pair["status"] == "error"]
         good = [pair for pair in own if pair["status"] == "pass"]
@@ -128,8 +124,8 @@ def reachability_checks(machines: Sequence[str], pairs: Sequence[Pair]) -> list[
                     len(good),
                     len(own),
                     "peers",
-                    " ".join(dict.fromkeys(_said(pair) for pair in listed)),
-                    " ".join(remedies),
+                    " ".join(_first(list(dict.fromkeys(_said(pair) for pair in listed)))),
+                    " ".join(_first(remedies)),
                 )
             )
         elif not judged:
@@ -138,6 +134,16 @@ def reachability_checks(machines: Sequence[str], pairs: Sequence[Pair]) -> list[
         else:
             made.append(check("reachability.peers", purpose, machine, "pass", len(good), judged, "peers"))
     return made
+
+
+#: What is said of so many pairs of a member, one by one.
+_SENTENCES = 20
+
+
+def _first(sentences: list[str]) -> list[str]:
+    """No more than one reads; all of them are with the pairs."""
+    rest = len(sentences) - _SENTENCES
+    return sentences if rest <= 0 else [*sentences[:_SENTENCES], f"So it is with {rest} others."]
 
 
 def _said(pair: Pair) -> str:
@@ -150,11 +156,10 @@ def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float)
     """For each member: the largest difference from another's clock. munge refuses what is minutes off."""
     purpose = "The clock agrees with the other members'"
     made = []
+    leaving = by_sender(pairs)
     for machine in machines:
         seen = {
-            pair["to"]: float(pair["offset_s"])
-            for pair in pairs
-            if pair["from"] == machine and pair.get("offset_s") is not None
+            pair["to"]: float(pair["offset_s"]) for pair in leaving.get(machine, []) if pair.get("offset_s") is not None
         }
         if not seen:
             reason = "The clock was compared with no other member's."
@@ -181,20 +186,24 @@ def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float)
     return made
 
 
-def _like(record: Record, pair: Pair) -> str:
+def _sites(record: Record) -> dict[str, str]:
+    return {member["machine"]: member["site"] for member in record["members"]}
+
+
+def _like(sites: Mapping[str, str], pair: Pair) -> str:
     """Links that can be compared with each other: within a site, and between two."""
-    site = {member["machine"]: member["site"] for member in record["members"]}
-    return "within a site" if site[pair["from"]] == site[pair["to"]] else "between two sites"
+    return "within a site" if sites[pair["from"]] == sites[pair["to"]] else "between two sites"
 
 
 def bandwidth_gates(record: Record, pairs: Sequence[Pair], minimum_gbps: float) -> dict[str, float]:
     """What links of each kind have to carry: what is asked for, else a part of what those like them carry."""
     gates = {}
+    sites = _sites(record)
     for kind in ("within a site", "between two sites"):
         rates = [
             float(pair["bandwidth_gbps"])
             for pair in pairs
-            if pair.get("bandwidth_gbps") is not None and _like(record, pair) == kind
+            if pair.get("bandwidth_gbps") is not None and _like(sites, pair) == kind
         ]
         if minimum_gbps:
             gates[kind] = minimum_gbps
@@ -205,10 +214,11 @@ def bandwidth_gates(record: Record, pairs: Sequence[Pair], minimum_gbps: float) 
 
 def mark_slow(record: Record, pairs: Sequence[Pair], gates: Mapping[str, float]) -> list[Pair]:
     """The pairs, those whose throughput was measured with ``slow``."""
+    sites = _sites(record)
     return [
         pair
         if pair.get("bandwidth_gbps") is None
-        else {**pair, "slow": pair["bandwidth_gbps"] < gates.get(_like(record, pair), 0.0)}
+        else {**pair, "slow": pair["bandwidth_gbps"] < gates.get(_like(sites, pair), 0.0)}
         for pair in pairs
     ]
 
@@ -228,18 +238,18 @@ def bandwidth_checks(
         reason = "Throughput is measured at level full and burn." if level == "quick" else "No throughput was measured."
         return [check(name, purpose, None, "skipped", reason=reason)]
     made = []
+    sites, leaving = _sites(record), by_sender(pairs)
     for machine in asked:
-        own = [pair for pair in pairs if pair["from"] == machine and "slow" in pair]
-        lost = [
-            pair["to"] for pair in pairs if pair["from"] == machine and pair["status"] == "pass" and "slow" not in pair
-        ]
+        sent = leaving.get(machine, [])
+        own = [pair for pair in sent if "slow" in pair]
+        lost = [pair["to"] for pair in sent if pair["status"] == "pass" and "slow" not in pair]
         if not own:
             made.append(check(name, purpose, machine, "skipped", reason=f"No throughput from {machine} was measured."))
             continue
         slow = [pair for pair in own if pair["slow"]]
         least = min(slow or own, key=lambda pair: float(pair["bandwidth_gbps"]))
-        gate = gates.get(_like(record, least))
-        words = [_slow_words(pair, gates[_like(record, pair)], minimum_gbps, _like(record, pair)) for pair in slow]
+        gate = gates.get(_like(sites, least))
+        words = [_slow_words(pair, gates[_like(sites, pair)], minimum_gbps, _like(sites, pair)) for pair in slow]
         remedy = (
             "Compare both ends: the link rate and errors (ethtool, ip -s link), a shaper (tc qdisc), the switch's port."
         )

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
-    STATUSES,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.statuses import STATUSES
 
 Sample = tuple[Mapping[str, Any], float]
 
@@ -86,7 +84,7 @@ def render(verdict: Mapping[str, Any]) -> str:
         ),
         *_metric(
             "gpumesh_pair_ok",
-            "1 when the pair reaches each other in this direction.",
+            "1 when the pair reaches each other in this direction; of more than 100 members those with a fault alone.",
             [
                 ({**cluster, "from": pair["from"], "to": pair["to"]}, float(pair["status"] == "pass"))
                 for pair in pairs

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, Pair
 
 #: The part of the slower port's rate that RDMA carries on a healthy fabric, at the least.
@@ -91,8 +91,9 @@ def checks(pairs: Sequence[Pair], ends: Ends, limits: Limits, asked: Sequence[st
     latencies = [float(pair["rdma_latency_us"]) for pair in pairs if pair.get("rdma_latency_us") is not None]
     longest = limits.max_latency_us or (median(latencies) * _TIMES_MEDIAN if len(latencies) >= _ENOUGH_LINKS else None)
     made = []
+    leaving, reached = by_sender(pairs), set(able)
     for machine in asked:
-        own = [pair for pair in pairs if pair["from"] == machine and pair["to"] in able and pair["status"] == "pass"]
+        own = [pair for pair in leaving.get(machine, []) if pair["to"] in reached and pair["status"] == "pass"]
         for kind in (_BANDWIDTH, _LATENCY):
             gates = [_least(pair, ends, limits) if kind is _BANDWIDTH else longest for pair in own]
             made.append(_judge(kind, machine, own, gates, _absent(machine, able, ends, own)))

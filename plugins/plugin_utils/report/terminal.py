@@ -15,10 +15,13 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import (
     findings,
+    pair_counts,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import table
 
 _NAMED_HOSTS = 6
+#: Pairs, and findings of one kind, that are told one by one.
+_NAMED_PAIRS = 100
 
 
 def _hosts(names: list[str]) -> str:
@@ -44,16 +47,21 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
     broken = [pair for pair in verdict["reachability"]["pairs"] if pair["status"] == "fail"]
     if broken:
         lines += ["", "Pairs that do not reach each other:"]
-        lines += [f"  {pair['from']} → {pair['to']}: {printable(pair['verdict'])}" for pair in broken]
+        lines += [f"  {pair['from']} → {pair['to']}: {printable(pair['verdict'])}" for pair in broken[:_NAMED_PAIRS]]
+        rest = pair_counts(verdict)["fail"] - len(broken[:_NAMED_PAIRS])
+        lines += [f"  and {rest} more, which are in the report"] if rest else []
     if verdict.get("volumes"):
         lines += ["", table(verdict["volumes"], len(verdict["cluster"]["members"]), width)]
     for status, sign in (("fail", "✕"), ("error", "!")):
-        for finding in findings(verdict["checks"], (status,)):
+        found = findings(verdict["checks"], (status,), by_remedy="summary" in verdict["reachability"])
+        for finding in found[:_NAMED_PAIRS]:
             lines += ["", f"{sign} {_hosts(finding['hosts'])}: {finding['purpose']} ({finding['id']})"]
             lines += _paragraph(finding["reason"], width, "    ")
             if finding["actual"] != "–" or finding["required"] != "–":
                 lines.append(f"    found {printable(finding['actual'])}, required {finding['required']}")
             lines += _paragraph(f"→ {finding['remedy']}", width, "    ") if finding["remedy"] else []
+        rest = len(found[_NAMED_PAIRS:])
+        lines += ["", f"{sign} {rest} more of this kind are in the report."] if rest else []
     skipped = findings(verdict["checks"], ("skipped",))
     if skipped:
         # One line a reason: a host without GPUs skips half a dozen checks for it.

@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import crowd
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.statuses import STATUSES
 
 SCHEMA_VERSION = 1
-
-#: From good to bad. ``skipped`` is no judgement, ``error`` means "could not be checked".
-STATUSES = ("pass", "skipped", "error", "fail")
 
 #: Earlier runs that a verdict carries along; one a day makes a month.
 HISTORY_LENGTH = 30
@@ -72,7 +71,11 @@ def overall(checks: Sequence[Check]) -> str:
 
 def summarise(verdict: Verdict) -> dict[str, Any]:
     """What a later run needs to know about this one: its result, its failing checks and its slowest pair."""
-    rtts = [pair["rtt_ms"] for pair in verdict["reachability"]["pairs"] if pair.get("rtt_ms") is not None]
+    summary = verdict["reachability"].get("summary")
+    if summary:
+        rtts = [summary["slowest"]["rtt_ms"]] if summary["slowest"] else []
+    else:
+        rtts = [pair["rtt_ms"] for pair in verdict["reachability"]["pairs"] if pair.get("rtt_ms") is not None]
     return {
         "generated_at": verdict["generated_at"],
         "level": verdict["level"],
@@ -173,7 +176,18 @@ def assemble(
     volumes: Sequence[Mapping[str, Any]] = (),
     previous: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """One verdict document. ``answered`` are the machines that the run could talk to over SSH."""
+    """One verdict document. ``answered`` are the machines that the run could talk to over SSH.
+
+    Of a large cluster the pairs are summed up, and those with a fault listed.
+    """
+    reachability: dict[str, Any] = (
+        {"pairs": [dict(pair) for pair in pairs]}
+        if not crowd.is_large(record)
+        else {
+            "summary": crowd.sum_up(record["members"], pairs),
+            "pairs": [dict(pair) for pair in crowd.listed(pairs)],
+        }
+    )
     judged = [dict(check) for check in checks]
     verdict = {
         "schema_version": SCHEMA_VERSION,
@@ -184,7 +198,7 @@ def assemble(
         "cluster": _cluster(record, answered),
         "layers": _layers(record, judged),
         "checks": judged,
-        "reachability": {"pairs": [dict(pair) for pair in pairs]},
+        "reachability": reachability,
         "collectives": [dict(result) for result in collectives],
         "jobs": [dict(job) for job in jobs],
         "volumes": [dict(volume) for volume in volumes],

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import figures
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import crowd, figures
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
     LAYERS,
     changes,
+    count,
     headline,
     summarise,
 )
@@ -31,6 +32,21 @@ _LINK_WORDS = {
 _NUMBERS_UP_TO = 8
 #: What says of a measured value that it is too little.
 _SLOW = {"bandwidth_gbps": "slow", "rdma_gbps": "rdma_slow"}
+#: Findings, and pairs that do not reach each other, that the page shows one by one. The others are in verdict.json.
+_SHOWN = 200
+#: What the page tells of a pair.
+_TOLD = (
+    "status",
+    "verdict",
+    "message",
+    "remedy",
+    "rtt_ms",
+    "path_mtu",
+    "offset_s",
+    "bandwidth_gbps",
+    "rdma_gbps",
+    "rdma_latency_us",
+)
 #: Up to here the node health table has room for the values themselves.
 _VALUES_UP_TO = 5
 
@@ -58,15 +74,22 @@ def quantity(value: Any, unit: str) -> str:
     return f"{text} {unit}".strip()
 
 
-def findings(checks: Sequence[Mapping[str, Any]], statuses: Sequence[str]) -> list[dict[str, Any]]:
-    """Checks of these statuses in the order of the layers; those of several hosts that say the same in one entry."""
+def findings(
+    checks: Sequence[Mapping[str, Any]], statuses: Sequence[str], by_remedy: bool = False
+) -> list[dict[str, Any]]:
+    """Checks of these statuses in the order of the layers; those of several hosts that say the same in one entry.
+
+    With ``by_remedy`` also those that only need the same: of a thousand members, each says it in words of its own.
+    """
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     order = [layer.id for layer in LAYERS]
     for status in statuses:
         chosen = [check for check in checks if check["status"] == status]
         for check in sorted(chosen, key=lambda one: order.index(one["id"].split(".")[0])):
             actual, required = quantity(check["actual"], check["unit"]), quantity(check["required"], check["unit"])
-            key = (status, check["id"], actual, required, check["reason"], check["remedy"])
+            key: tuple[str, ...] = (status, check["id"], actual, required, check["reason"], check["remedy"])
+            if by_remedy and check["remedy"]:
+                key = (status, check["id"], check["remedy"])
             entry = groups.setdefault(key, {**check, "actual": actual, "required": required, "hosts": []})
             entry["hosts"].append(check["host"] or "cluster")
     return list(groups.values())
@@ -85,7 +108,7 @@ def matrix(
         for target in machines:
             pair = pairs.get((source, target))
             cell = {"to": target, "text": "", "kind": "none", "label": f"{source} to {target}: not measured"}
-            if source == target:
+            if source == target and pair is None:
                 cell.update(kind="self", label="")
             elif pair is not None and pair["status"] != "pass":
                 cell.update(
@@ -119,11 +142,28 @@ def matrix(
     }
 
 
+def counted(checks: Sequence[Mapping[str, Any]], prefix: str = "") -> list[dict[str, Any]]:
+    """How often each check has each result, and who failed it: what is left of a table of a thousand columns."""
+    found: dict[str, dict[str, Any]] = {}
+    for check in checks:
+        if not check["id"].startswith(prefix):
+            continue
+        row = found.setdefault(
+            check["id"],
+            {"id": check["id"], "purpose": check["purpose"], "counts": dict.fromkeys(WORDS, 0), "failing": []},
+        )
+        row["counts"][check["status"]] += 1
+        if check["status"] in ("fail", "error"):
+            row["failing"].append(check["host"] or "cluster")
+    return list(found.values())
+
+
 def health(machines: Sequence[str], checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Node health as a table: a row a check, a column a member."""
     own = [check for check in checks if check["id"].startswith("health.")]
     by_place = {(check["id"], check["host"]): check for check in own}
     rows = []
+    first_of = {check["id"]: check for check in reversed(own)}
     for name in dict.fromkeys(check["id"] for check in own):
         cells = []
         for machine in machines:
@@ -138,22 +178,33 @@ def health(machines: Sequence[str], checks: Sequence[Mapping[str, Any]]) -> dict
                     "reason": check["reason"] if check else "",
                 }
             )
-        first = next(check for check in own if check["id"] == name)
-        rows.append({"id": name.split(".", 1)[1], "purpose": first["purpose"], "cells": cells})
+        rows.append({"id": name.split(".", 1)[1], "purpose": first_of[name]["purpose"], "cells": cells})
     return {"rows": rows, "values": len(machines) <= _VALUES_UP_TO}
 
 
-def _probed(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The pairs that were not left out of the run."""
-    return [pair for pair in verdict["reachability"]["pairs"] if pair["status"] != "skipped"]
+def pair_counts(verdict: Mapping[str, Any]) -> dict[str, int]:
+    """How many ordered pairs have each status."""
+    reachability = verdict["reachability"]
+    if "summary" in reachability:
+        return dict(reachability["summary"]["counts"])
+    return count(reachability["pairs"])
+
+
+def _slowest(verdict: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    reachability = verdict["reachability"]
+    if "summary" in reachability:
+        found: Mapping[str, Any] | None = reachability["summary"]["slowest"]
+        return found
+    timed = [p for p in reachability["pairs"] if p["status"] == "pass" and p.get("rtt_ms") is not None]
+    return max(timed, key=lambda pair: float(pair["rtt_ms"]), default=None)
 
 
 def _facts(verdict: Mapping[str, Any]) -> list[dict[str, str]]:
     """The few numbers under the headline."""
     members = verdict["cluster"]["members"]
-    pairs = _probed(verdict)
-    reached = [pair for pair in pairs if pair["status"] == "pass"]
-    timed = [pair for pair in reached if pair.get("rtt_ms") is not None]
+    pairs = pair_counts(verdict)
+    number_probed = sum(pairs.values()) - pairs["skipped"]
+    slowest = _slowest(verdict)
     gpus = sum(member["gpus"] for member in members)
     facts = [
         {
@@ -162,16 +213,15 @@ def _facts(verdict: Mapping[str, Any]) -> list[dict[str, str]]:
             "note": f"{gpus} GPU{'' if gpus == 1 else 's'}",
         }
     ]
-    if pairs:
+    if number_probed:
         facts.append(
             {
                 "name": "Pairs that reach each other",
-                "value": f"{len(reached)} of {len(pairs)}",
+                "value": f"{pairs['pass']} of {number_probed}",
                 "note": "each direction counted",
             }
         )
-    if timed:
-        slowest = max(timed, key=lambda pair: float(pair["rtt_ms"]))
+    if slowest:
         facts.append(
             {
                 "name": "Slowest round trip",
@@ -191,24 +241,62 @@ def _facts(verdict: Mapping[str, Any]) -> list[dict[str, str]]:
     return facts
 
 
+def _crowd_cluster(cluster: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A cluster whose members are the groups, for the figure of its topology."""
+    by_machine = {member["machine"]: member for member in cluster["members"]}
+    members = []
+    for name, machines in names.items():
+        own = [by_machine[machine] for machine in machines]
+        members.append(
+            {
+                "machine": name,
+                "site": own[0]["site"],
+                "endpoint": next((member["endpoint"] for member in own if member["endpoint"]), None),
+                "gpus": sum(member["gpus"] for member in own),
+                "answered": all(member["answered"] for member in own),
+                "address": f"{len(own)} member{'' if len(own) == 1 else 's'}",
+                "mesh_address": None,
+            }
+        )
+    manager = next((name for name, machines in names.items() if cluster["manager"] in machines), None)
+    return {**cluster, "members": members, "manager": manager}
+
+
 def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that the template needs. Text stays text here; the template escapes it."""
     document = dict(verdict)
     cluster, checks = verdict["cluster"], verdict["checks"]
+    listed, summary = verdict["reachability"]["pairs"], verdict["reachability"].get("summary")
+    if summary:
+        pairs = crowd.as_pairs(summary)
+        cluster = _crowd_cluster(cluster, {crowd.name_of(group): group for group in summary["groups"]})
+    else:
+        pairs = {(pair["from"], pair["to"]): pair for pair in listed}
+    # The rows and columns of the figures: groups where there are too many members for one each.
     machines = [member["machine"] for member in cluster["members"]]
-    pairs = {(pair["from"], pair["to"]): pair for pair in verdict["reachability"]["pairs"]}
-    probed = _probed(verdict)
+    place = {machine: index for index, machine in enumerate(machines)}
+    counts = pair_counts(verdict)
+    number_probed = sum(counts.values()) - counts["skipped"]
     bandwidth = matrix(machines, pairs, "bandwidth_gbps", "Gbit/s")
     rdma = matrix(machines, pairs, "rdma_gbps", "Gbit/s")
+    topology = figures.topology(cluster, list(pairs.values()))
+    for site in topology["sites"]:
+        site["members"] = sum(1 for member in verdict["cluster"]["members"] if member["site"] == site["name"])
+    broken = [pair for pair in listed if pair["status"] == "fail"]
+    found = findings(checks, ("fail", "error"), by_remedy=bool(summary))
     return {
         "verdict": document,
         "headline": headline(document),
         "moment": moment(verdict["generated_at"]),
         "facts": _facts(verdict),
         "words": WORDS,
-        "findings": findings(checks, ("fail", "error")),
+        "large": bool(summary),
+        "findings": found[:_SHOWN],
+        "more_findings": len(found[_SHOWN:]),
         "skipped": findings(checks, ("skipped",)),
-        "all_checks": [
+        "all_checks": []
+        if summary
+        else [
             {
                 **check,
                 "actual": quantity(check["actual"], check["unit"]),
@@ -216,18 +304,21 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
             }
             for check in checks
         ],
-        "topology": figures.topology(cluster, verdict["reachability"]["pairs"]),
+        "counted": counted(checks) if summary else [],
+        "topology": topology,
         "link_words": _LINK_WORDS,
-        "latency": matrix(machines, pairs, "rtt_ms", "ms") if probed else None,
+        "latency": matrix(machines, pairs, "rtt_ms", "ms") if number_probed else None,
         "probed": "Every ordered pair was probed."
-        if len(probed) == len(pairs)
-        else f"{len(probed)} of {len(pairs)} ordered pairs were probed.",
+        if not counts["skipped"]
+        else f"{number_probed} of {sum(counts.values())} ordered pairs were probed.",
         "bandwidth": bandwidth if bandwidth and bandwidth["measured"] else None,
         "rdma": rdma if rdma and rdma["measured"] else None,
-        "broken": [pair for pair in verdict["reachability"]["pairs"] if pair["status"] == "fail"],
+        "broken": broken[:_SHOWN],
+        "more_broken": counts["fail"] - len(broken[:_SHOWN]),
         "curves": figures.curves(verdict["collectives"]),
-        "health": health(machines, checks),
-        "volumes": rows(verdict.get("volumes", []), len(machines)),
+        "health": {"rows": [], "values": False} if summary else health(machines, checks),
+        "health_counts": counted(checks, "health.") if summary else [],
+        "volumes": rows(verdict.get("volumes", []), len(verdict["cluster"]["members"])),
         "bars": figures.history_bars(verdict["history"], summarise(document)),
         "runs": [
             {**run, "moment": moment(run["generated_at"])} for run in [*verdict["history"], summarise(document)][::-1]
@@ -237,24 +328,9 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "pair_data": {
             "machines": machines,
             "pairs": {
-                f"{machines.index(a)},{machines.index(b)}": {
-                    key: pair.get(key)
-                    for key in (
-                        "status",
-                        "verdict",
-                        "message",
-                        "remedy",
-                        "rtt_ms",
-                        "path_mtu",
-                        "offset_s",
-                        "bandwidth_gbps",
-                        "rdma_gbps",
-                        "rdma_latency_us",
-                    )
-                    if pair.get(key) not in (None, "")
-                }
+                f"{place[a]},{place[b]}": {key: pair.get(key) for key in _TOLD if pair.get(key) not in (None, "")}
                 for (a, b), pair in pairs.items()
-                if a in machines and b in machines
+                if a in place and b in place
             },
         },
     }

@@ -65,6 +65,20 @@ def detail(browser) -> str:
     return find(browser, '.detail[data-for="latency"]').text
 
 
+def test_a_large_cluster_is_drawn_by_groups(browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, samples.verdict(150, ("a", "b"), dead=["n137"]))
+    for part in ("#topology svg .node", "#latency", "#health table", "#broken"):
+        assert find(browser, part).is_displayed(), part
+    assert len(browser.find_elements("css selector", "#topology g.node")) == 30
+    for ends, said in (
+        ("0,1", "25 of 25 pairs reach each other"),
+        ("27,27", "12 of 20 pairs reach each other, 8 fail"),
+    ):
+        cell = find(browser, f'#latency [data-pair="{ends}"]')
+        webdriver.ActionChains(browser).scroll_to_element(cell).move_to_element(cell).perform()
+        assert said in detail(browser)
+
+
 @pytest.mark.parametrize(("number", "dead"), [(3, []), (3, ["n3"]), (50, ["n37"])])
 def test_every_part_is_there(browser, tmp_path: Path, number: int, dead: list) -> None:
     show(browser, tmp_path, samples.verdict(number, ("a", "b"), dead=dead))

@@ -30,6 +30,7 @@ with open(os.path.join(os.path.dirname(module.__file__), "verdict.schema.json"),
         samples.verdict(),
         samples.verdict(3, dead=["n3"], measured=False),
         samples.verdict(50, ("a", "b"), runs=40),
+        samples.verdict(120, ("a", "b"), dead=["n017"]),
         samples.verdict(1, runs=0),
     ],
 )
