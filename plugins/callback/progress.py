@@ -237,13 +237,16 @@ class CallbackModule(DefaultCallback):
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """A host has failed."""
-        self._result(result, "ignored" if ignore_errors else "failed")
+        outcome = events.failure(result, ignore_errors)
+        self._result(result, outcome)
         if self._verbose:
             super().v2_runner_on_failed(result, ignore_errors)
-        elif ignore_errors:
-            self._say_below(f"    ignored  {events.host(result)}: {self._headline(result)}", color=constants.COLOR_SKIP)
-        else:
+        elif outcome == "failed":
             self._failure(result)
+        else:
+            self._say_below(
+                f"    {outcome}  {events.host(result)}: {self._headline(result)}", color=constants.COLOR_SKIP
+            )
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """A host does not answer."""

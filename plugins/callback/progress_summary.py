@@ -76,7 +76,7 @@ class CallbackModule(CallbackBase):
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """A host has failed."""
-        events.end_host(self._run, result, "ignored" if ignore_errors else "failed")
+        events.end_host(self._run, result, events.failure(result, ignore_errors))
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """A host does not answer."""

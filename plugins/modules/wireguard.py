@@ -295,7 +295,7 @@ def _rotate(module: AnsibleModule, host: Host, interface: str, desired: Optional
         return Outcome(True, {})
     switched = switch(host, desired)
     for late in switched.late:
-        module.warn(f"No new session yet with the peer {late}; the next run sets it right.")
+        module.warn(f"No new session yet with {late}; the next run sets it right.")
     return Outcome(True, {"public_key": switched.public_key})
 
 

@@ -196,8 +196,7 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
         port = word_port(desired.listen_port)
         ready = _ask(mouth, port, public_key, peers, alive)
         if not alive <= ready:
-            names = {peer.public_key: peer.machine for peer in desired.peers}
-            silent = sorted(names.get(key, key) for key in alive - ready)
+            silent = sorted(_machine_of(peers[key], desired) for key in alive - ready)
             raise HostStateError(
                 f"{', '.join(silent)} did not answer on UDP port {port} inside the tunnel, and would not learn the new "
                 "key in time. The key has not been changed.",
@@ -211,7 +210,16 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
     # The file first: if this ends here, the next run loads what it holds.
     os.replace(next_key_path(host, interface), host.key_path(interface))
     host.run(["wg", "set", interface, "private-key", host.key_path(interface)])
-    return Switched(public_key, tuple(sorted(_settle(host.run, interface, {key: before[key] for key in ready}))))
+    late = _settle(host.run, interface, {key: before[key] for key in ready})
+    return Switched(public_key, tuple(sorted(_machine_of(before[key], desired) for key in late)))
+
+
+def _machine_of(peer: RuntimePeer, desired: Desired) -> str:
+    """The name of a running peer, whose key may have changed since the others were told: its addresses stay."""
+    for wanted in desired.peers:
+        if wanted.public_key == peer.public_key or set(wanted.allowed_ips) & set(peer.allowed_ips):
+            return wanted.machine
+    return peer.public_key
 
 
 def _ask(mouth: socket.socket, port: int, public_key: str, peers: Dict[str, RuntimePeer], alive: Set[str]) -> Set[str]:

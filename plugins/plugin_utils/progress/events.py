@@ -46,6 +46,28 @@ def end_host(run: Run, result: Any, outcome: str) -> None:
         run.end_host(host(result), outcome)
 
 
+def _is_among(task: Any, tasks: Any) -> bool:
+    """By identifier: a result has a copy of its task."""
+    return any(one._uuid == task._uuid or _is_among(task, getattr(one, "block", [])) for one in tasks)
+
+
+def is_rescued(task: Any) -> bool:
+    """Whether a block around the task has something to do in case that it fails."""
+    child, parent = task, getattr(task, "_parent", None)
+    while parent is not None:
+        if getattr(parent, "rescue", None) and _is_among(child, parent.block):
+            return True
+        child, parent = parent, getattr(parent, "_parent", None)
+    return False
+
+
+def failure(result: Any, ignored: bool) -> str:
+    """What the failure of a task means for the host."""
+    if ignored:
+        return "ignored"
+    return "rescued" if is_rescued(result._task) else "failed"
+
+
 def written_at(result: Any) -> str:
     """The file and line of a result's task, relative to where we are if that is shorter."""
     path = result._task.get_path()

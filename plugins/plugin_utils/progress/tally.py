@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-#: How a host can end a task.
-OUTCOMES = ("ok", "changed", "skipped", "failed", "unreachable", "ignored")
+#: How a host can end a task. After one that is rescued it goes on with what its block has for that case.
+OUTCOMES = ("ok", "changed", "skipped", "failed", "unreachable", "ignored", "rescued")
 
 
 @dataclass

@@ -166,3 +166,54 @@ def test_summary_beside_another_callback(files: Path) -> None:
     )
     assert "SUMMARY *" in text
     assert re.search(r"^First phase +4 ", text, re.MULTILINE), text
+
+
+RESCUED = """
+- name: Look before it leaps
+  hosts: n1
+  gather_facts: false
+  tasks:
+    - name: Try, and help oneself
+      rescue:
+        - name: Do it another way
+          ansible.builtin.command: "true"
+          changed_when: false
+      block:
+        - name: Around
+          block:
+            - name: Included
+              ansible.builtin.include_tasks: attempt.yml
+"""
+BEYOND_RESCUE = """
+- name: Nothing helps
+  hosts: n1
+  gather_facts: false
+  tasks:
+    - name: Try, and fail twice
+      block:
+        - name: Attempt
+          ansible.builtin.fail: {msg: "The first trouble."}
+      rescue:
+        - name: Last resort
+          ansible.builtin.fail: {msg: "The second trouble."}
+"""
+
+
+def test_what_a_block_rescues_is_no_failure(files: Path) -> None:
+    (files / "play.yml").write_text(RESCUED, encoding="utf-8")
+    (files / "attempt.yml").write_text(
+        "- name: Attempt\n  ansible.builtin.fail: {msg: 'It is not there.'}\n", encoding="utf-8"
+    )
+    shown = through_pipe(files)
+    assert "✕" not in shown and "1 failed" not in shown, shown
+    assert "rescued  n1: It is not there." in shown
+    assert "✓ Look before it leaps" in shown
+    assert "Nothing to change" in shown
+
+
+def test_what_a_rescue_cannot_help_is_a_failure(files: Path) -> None:
+    (files / "play.yml").write_text(BEYOND_RESCUE, encoding="utf-8")
+    shown = through_pipe(files)
+    assert "rescued  n1: The first trouble." in shown
+    assert "✕ n1: Last resort" in shown and "1 failed" in shown
+    assert "Failed on n1" in shown
