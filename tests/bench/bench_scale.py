@@ -1,0 +1,134 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a second `site` costs the controller, by the number of members.
+
+    python tests/bench/bench_scale.py [MEMBERS ...]        # 3 12 48
+
+For each size it starts light hosts of its own (containers without a service manager, with the packages installed), makes
+a cluster of them, runs `site` again, and removes them. Told are the processor seconds of the controller and the seconds
+on the clock, of that second run and by member, and the exponent between one size and the next: 1 is a cost that grows
+with the members, 2 one that grows with the pairs. The hosts share the machine with the controller, so that the clock
+says more about the machine. Exits 1 when a run fails or changes something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from lab_hosts import BIN, ROOT, Lab
+
+SIZES = (3, 12, 48)
+SETTINGS = {"cluster_name": "bench", "mesh_backend": "wireguard"}
+
+
+class Cost(NamedTuple):
+    """Of one run, in seconds."""
+
+    members: int
+    processor: float
+    clock: float
+
+
+def processor() -> float:
+    """Seconds of all that this process has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def describe(name: str, number: int, subnet: ipaddress.IPv4Network) -> dict[str, object]:
+    """The lab, as lab/lab.yml describes one."""
+    network = f"gpumesh-{name}"
+    return {
+        "lab_name": name,
+        "lab_prepared": True,
+        "lab_networks": [{"name": network, "subnet": str(subnet)}],
+        "lab_hosts": [
+            {
+                "name": f"n{index:02}",
+                "init": "sshd",
+                "decoy": "",
+                "networks": [{"name": network, "ipv4_address": str(subnet[10 + index])}],
+            }
+            for index in range(1, number + 1)
+        ],
+    }
+
+
+def lab_playbook(name: str, description: Path) -> None:
+    """Start the hosts or remove them."""
+    argv = [str(BIN / "ansible-playbook"), "-i", "localhost,", f"lab/{name}.yml"]
+    subprocess.run(argv, cwd=ROOT, env={**os.environ, "LAB": str(description)}, check=True, stdout=subprocess.DEVNULL)
+
+
+def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | None:
+    """The second run; None, with its output printed, when one of them does not end as it should."""
+    name = f"bench-scale-{number}"
+    description = folder / f"{name}.yml"
+    description.write_text(json.dumps(describe(name, number, subnet)))
+    settings = ["--extra-vars", json.dumps({**SETTINGS, "check_report_dir": str(folder / name)})]
+    lab_playbook("up", description)
+    try:
+        lab = Lab(name)
+        first = lab.play("gpumesh.cluster.site", *settings)
+        before = processor()
+        second = lab.play("gpumesh.cluster.site", *settings)
+        cost = Cost(number, processor() - before, second.seconds)
+    finally:
+        lab_playbook("down", description)
+    for run in (first, second):
+        if run.code != 0:
+            print(run.output)
+            return None
+    if any(second.changed.values()):
+        print(f"{number} members: the second run changed {second.changed}")
+        return None
+    return cost
+
+
+def exponent(one: float, other: float, ratio: float) -> float:
+    """By which power of the members a cost has grown."""
+    return math.log(other / one) / math.log(ratio)
+
+
+def main() -> int:
+    """A line a size."""
+    parser = argparse.ArgumentParser(description="Cost of a second site by the number of members")
+    parser.add_argument("members", nargs="*", type=int, default=SIZES)
+    parser.add_argument("--subnet", type=ipaddress.IPv4Network, default="10.86.0.0/24", help="addresses of the hosts")
+    given = parser.parse_args()
+    print(f"{'members':>7} {'processor':>10} {'a member':>9} {'clock':>8} {'a member':>9} {'exponents':>10}")
+    last = None
+    with tempfile.TemporaryDirectory() as folder:
+        for number in sorted(given.members):
+            cost = measure(number, given.subnet, Path(folder))
+            if cost is None:
+                return 1
+            grown = ""
+            if last is not None:
+                ratio = cost.members / last.members
+                powers = exponent(last.processor, cost.processor, ratio), exponent(last.clock, cost.clock, ratio)
+                grown = f"{powers[0]:.2f} {powers[1]:.2f}"
+            print(
+                f"{number:>7} {cost.processor:>8.1f} s {cost.processor / number:>7.1f} s {cost.clock:>6.1f} s"
+                f" {cost.clock / number:>7.1f} s {grown:>10}",
+                flush=True,
+            )
+            last = cost
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
