@@ -96,7 +96,9 @@ def work(module: AnsibleModule) -> Outcome:
         else:
             os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
             files.write_atomic(path, after, 0o644)
-    member = cluster in noted.values() or any(record["id"] == cluster.id for record in held)
+    # A copy that is damaged tells that there was a sound one.
+    copies = [record["id"] for record in held] + [cluster.id for name in damaged if name == cluster.name]
+    member = cluster in noted.values() or cluster.id in copies
     values = {"member": member, "others": owners.of_others(present, cluster)}
     return Outcome(after != text, values, text or "", after or "", path)
 

@@ -89,6 +89,10 @@ def test_the_module_notes_refuses_and_gives_up(tmp_path: Path) -> None:
     # A record that cannot be read may well be the owner's.
     (folder / "one.json").write_text("{")
     assert "'one' has set them up here" in run(folder, TWO, **things)["msg"]
+    # And tells that there was a sound one, without the note too.
+    note.unlink()
+    assert run(folder, one, state="absent")["member"]
+    note.write_text(before)
     (folder / "one.json").write_bytes((folder / "one.json.good").read_bytes())
     left = run(folder, one, state="absent")
     assert (left["member"], left["others"], left["changed"]) == (True, [], True)
