@@ -14,11 +14,12 @@ import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 
+_PORT = re.compile(r"[0-9]{1,5}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z", re.IGNORECASE)
-_INTERFACE = re.compile(r"[^\s\"/]{1,15}\Z")
 
 
 class Desired(NamedTuple):
@@ -53,8 +54,11 @@ def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:
     """Check and normalise what a module was given. Raises InputError."""
     interface = str(given.get("mesh_interface") or "")
     mesh_members = _addresses(given.get("mesh_members") or ())
-    if mesh_members and not _INTERFACE.match(interface):
-        raise InputError(f"'{interface}' is not the interface of the mesh.", "Give mesh_interface with mesh_members.")
+    if mesh_members:
+        try:
+            values.interface_name(interface)
+        except ValueError as failure:
+            raise InputError(f"{failure}.", "Give mesh_interface with mesh_members.") from failure
     members = _addresses(given.get("members") or ())
     if not members and not mesh_members:
         raise InputError(
@@ -139,10 +143,10 @@ WantedBy=sysinit.target
 """
 
 
-def _sets(name: str, values: Sequence[str]) -> List[str]:
+def _sets(name: str, texts: Sequence[str]) -> List[str]:
     """A set for each of IPv4 and IPv6 that has elements."""
     lines = []
-    for version, elements in _by_version(values).items():
+    for version, elements in _by_version(texts).items():
         if elements:
             lines += [
                 f"\tset {name}{version} {{",
@@ -155,44 +159,43 @@ def _sets(name: str, values: Sequence[str]) -> List[str]:
     return lines
 
 
-def _from(name: str, values: Sequence[str]) -> List[str]:
+def _from(name: str, texts: Sequence[str]) -> List[str]:
     """The match of a packet that comes from one of the set."""
     families = {4: "ip", 6: "ip6"}
-    return [f"{families[version]} saddr @{name}{version}" for version, found in _by_version(values).items() if found]
+    return [f"{families[version]} saddr @{name}{version}" for version, found in _by_version(texts).items() if found]
 
 
-def _by_version(values: Sequence[str]) -> Dict[int, List[str]]:
-    return {
-        version: [value for value in values if ipaddress.ip_network(value).version == version] for version in (4, 6)
-    }
+def _by_version(texts: Sequence[str]) -> Dict[int, List[str]]:
+    return {version: [value for value in texts if ipaddress.ip_network(value).version == version] for version in (4, 6)}
 
 
-def _addresses(values: Iterable[str]) -> Tuple[str, ...]:
+def _addresses(texts: Iterable[str]) -> Tuple[str, ...]:
     found = set()
-    for value in values:
+    for value in texts:
         try:
-            found.add(ipaddress.ip_address(value))
+            # A zone, as in fe80::1%eth0, may be any text at all.
+            found.add(ipaddress.ip_address(value if "%" not in value else ""))
         except ValueError as failure:
             raise InputError(f"'{value}' is not an address.", "Write it as 10.99.0.2.", address=value) from failure
     return tuple(str(one) for one in sorted(found, key=lambda one: (one.version, int(one))))
 
 
-def _networks(values: Iterable[str]) -> Tuple[str, ...]:
+def _networks(texts: Iterable[str]) -> Tuple[str, ...]:
     found = set()
-    for value in values:
+    for value in texts:
         try:
-            found.add(ipaddress.ip_network(value))
+            found.add(ipaddress.ip_network(value if "%" not in value else ""))
         except ValueError as failure:
             raise InputError(f"'{value}' is not a network.", "Write it as 10.1.0.0/16.", network=value) from failure
     return tuple(str(one) for one in sorted(found, key=lambda one: (one.version, int(one[0]), one.prefixlen)))
 
 
-def _ports(values: Iterable[Any]) -> Tuple[str, ...]:
+def _ports(texts: Iterable[Any]) -> Tuple[str, ...]:
     """Sorted and merged, since nft refuses overlapping ranges. Raises InputError."""
     spans: List[Tuple[int, int]] = []
-    for value in values:
+    for value in texts:
         first, _dash, last = str(value).partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
+        if not _PORT.fullmatch(first) or (last and not _PORT.fullmatch(last)):
             raise InputError(f"'{value}' is no port.", "Write it as 2049 or 6817-6819.", port=str(value))
         low, high = int(first), int(last or first)
         if not 0 < low <= high < 65536:

@@ -8,15 +8,13 @@ Nothing here touches the host, and nothing here ever holds a private key.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import ipaddress
 import json
-import re
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 #: The first line of every configuration of ours. A file without it belongs to somebody else.
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
@@ -24,8 +22,6 @@ MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 #: WireGuard gives a session up after this time without a new handshake (REJECT_AFTER_TIME of the protocol).
 SESSION_SECONDS = 180
 
-#: What wg-quick accepts as the name of an interface.
-_INTERFACE = re.compile(r"[a-zA-Z0-9_=+.-]{1,15}\Z")
 _MACHINE_COMMENT = "# Machine = "
 _PATH_COMMENT = "# Path MTU = "
 _SECRET_KEYS = ("privatekey", "presharedkey")
@@ -150,37 +146,31 @@ class PeerChanges(NamedTuple):
 
 def check_interface_name(name: str) -> str:
     """The name itself, or InputError where Linux or wg-quick would refuse it."""
-    if not _INTERFACE.match(name) or name in (".", ".."):
-        raise InputError(
-            f"'{name}' cannot be the name of an interface.",
-            "Use 1 to 15 letters, digits, '_', '=', '+', '.' or '-'.",
-            interface=name,
-        )
-    return name
+    try:
+        return values.mesh_interface_name(name)
+    except ValueError as failure:
+        raise InputError(f"{failure}.", "Give another name for the interface of the mesh.", interface=name) from failure
 
 
 def check_public_key(text: str, whose: str) -> str:
     """The key itself, or InputError where it is not 32 bytes in base64."""
     try:
-        size = len(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError):
-        size = 0
-    if size != 32 or len(text) != 44:
+        return values.wireguard_key(text)
+    except ValueError as failure:
         raise InputError(
             f"'{text}' is not the public key of {whose}: WireGuard keys are 32 bytes, 44 characters in base64.",
             "Run the mesh layer with that machine in the play, so that it registers its key.",
             machine=whose,
-        )
-    return text
+        ) from failure
 
 
 def split_endpoint(text: str) -> Tuple[str, int]:
     """``host:port`` or ``[IPv6]:port`` taken apart. Raises InputError."""
-    host, colon, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not bare or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in bare and bare == host):
-        raise InputError(f"'{text}' is not an endpoint.", "Write host:port, or [address]:port for IPv6.", endpoint=text)
-    return bare, int(port)
+    try:
+        host, _colon, port = values.endpoint(text).rpartition(":")
+    except ValueError as failure:
+        raise InputError(f"{failure}.", "Write host:port, or [address]:port for IPv6.", endpoint=text) from failure
+    return host.strip("[]"), int(port)
 
 
 def join_endpoint(host: str, port: int) -> str:
@@ -202,7 +192,7 @@ def make_desired(
     """
     check_interface_name(interface)
     try:
-        own = ipaddress.ip_interface(address)
+        own = ipaddress.ip_interface(address if "%" not in address else "")
     except ValueError as failure:
         raise InputError(f"address={address} is not an address in CIDR form.", "Write it as 10.99.0.1/16.") from failure
     checked: List[Peer] = []
@@ -210,6 +200,10 @@ def make_desired(
     owner_of_network: Dict[str, str] = {}
     for entry in peers:
         machine = str(entry["machine"])
+        try:
+            values.line(machine)
+        except ValueError as failure:
+            raise InputError(f"The name of a peer: {failure}.", "Give the name of a machine.") from failure
         key = check_public_key(str(entry["public_key"]), machine)
         if key in owner_of_key:
             raise InputError(
@@ -237,12 +231,12 @@ def make_desired(
     return Desired(interface, str(own), listen_port, mtu, tuple(checked), forward)
 
 
-def _networks(values: Iterable[str], machine: str) -> List[str]:
+def _networks(texts: Iterable[str], machine: str) -> List[str]:
     """Sorted CIDR networks without repeats. A default route is no part of a mesh and refused."""
     networks = set()
-    for value in values:
+    for value in texts:
         try:
-            network = ipaddress.ip_network(value)
+            network = ipaddress.ip_network(value if "%" not in value else "")
         except ValueError as failure:
             raise InputError(
                 f"{machine}: {value} is not a network.", "Write it as 10.99.0.2/32, without host bits."
@@ -329,7 +323,7 @@ def parse_routes(*texts: str) -> FrozenSet[str]:
             entries = json.loads(text) if text.strip() else []
             for entry in entries:
                 if entry.get("protocol") != "kernel" and entry["dst"] != "default":
-                    routes.add(str(ipaddress.ip_network(entry["dst"])))
+                    routes.add(str(ipaddress.ip_network(str(entry["dst"]))))
         except (ValueError, LookupError, TypeError, AttributeError) as failure:
             raise ParseError("ip -j route show", f"{type(failure).__name__} at {failure}") from failure
     return frozenset(routes)

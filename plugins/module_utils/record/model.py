@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
 
 #: The version that this code writes. It reads this one and, through MIGRATIONS, every older one.
 SCHEMA_VERSION = 3
@@ -73,7 +74,7 @@ class Mesh(TypedDict):
 
 
 class Storage(TypedDict):
-    """Volumes: name, mount_point, and whatever options the storage layer defines.
+    """Volumes: name, mount_point, and the options of ``record.volume``.
 
     With server and path, the member that has the data and where. Without both, a file system that others look after.
     """
@@ -231,7 +232,7 @@ def _mesh(fields: _Fields) -> Mesh:
         "backend": fields.choice("backend", BACKENDS),
         "subnet": fields.checked("subnet", values.subnet),
         "port": fields.integer("port", 1, 65535),
-        "interface": fields.checked("interface", values.interface_name),
+        "interface": fields.checked("interface", values.mesh_interface_name),
         "mtu": None if fields.is_null("mtu") else fields.integer("mtu", 576, 65535),
     }
     fields.nothing_else()
@@ -239,20 +240,23 @@ def _mesh(fields: _Fields) -> Mesh:
 
 
 def _storage(fields: _Fields) -> Storage:
-    volumes: List[Dict[str, Any]] = []
-    for item in fields.objects("volumes"):
-        volume: Dict[str, Any] = {
-            "name": item.checked("name", values.volume_name),
-        }
-        if {"server", "path"} & set(item.names()):
-            volume["server"] = item.checked("server", values.machine_name)
-            volume["path"] = item.checked("path", values.absolute_path)
-        volume["mount_point"] = item.checked("mount_point", values.absolute_path)
-        # The storage layer's own options; it checks them itself. Only JSON can be in them.
-        volume.update({key: item.any(key) for key in item.names() if key not in _VOLUME_KEYS})
-        volumes.append(volume)
+    volumes = [_volume(item, f"storage.volumes[{index}]") for index, item in enumerate(fields.objects("volumes"))]
     fields.nothing_else()
     return {"volumes": volumes}
+
+
+def _volume(fields: _Fields, where: str) -> Dict[str, Any]:
+    found: Dict[str, Any] = {"name": fields.checked("name", values.volume_name)}
+    if {"server", "path"} & set(fields.names()):
+        found["server"] = fields.checked("server", values.machine_name)
+        found["path"] = fields.checked("path", values.absolute_path)
+    found["mount_point"] = fields.checked("mount_point", values.mount_point)
+    found.update({key: fields.any(key) for key in fields.names() if key not in _VOLUME_KEYS})
+    try:
+        check_volume(found)
+    except ValueError as failure:
+        raise InvalidRecordError(where, str(failure)) from failure
+    return found
 
 
 def _history_entry(fields: _Fields) -> HistoryEntry:
@@ -326,6 +330,10 @@ def _check_mesh(record: Record) -> None:
     if lan != tunnels and lan.version == tunnels.version and lan.overlaps(tunnels):
         raise InvalidRecordError("mesh.subnet", f"{tunnels} overlaps the cluster's subnet {lan}")
     for index, member in enumerate(record["members"]):
+        if lan != tunnels and member["interface"] == mesh["interface"]:
+            raise InvalidRecordError(
+                "mesh.interface", f"{member['machine']} has the cluster's subnet on {mesh['interface']}"
+            )
         if member["lan_address"] is not None and ipaddress.ip_address(member["lan_address"]) in tunnels:
             raise InvalidRecordError(f"members[{index}].lan_address", f"{member['lan_address']} is in the mesh itself")
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, MemberMesh, Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
 
 
 class Change(NamedTuple):
@@ -124,6 +125,8 @@ def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> 
     """
     new = copy.deepcopy(record)
     by_machine = {member["machine"]: member for member in new["members"]}
+    for wanted in members:
+        _check_shape(wanted)
     given_twice = _twice([str(wanted.get("machine")) for wanted in members])
     if given_twice:
         raise InputError(f"Machine '{given_twice}' is given twice.", "Give each machine once.", machine=given_twice)
@@ -142,6 +145,7 @@ def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> 
         if differs:
             updated[machine] = differs
     _refuse_clashes(new)
+    _refuse_unusable_mesh(new)
     changes = []
     if joined:
         back = {machine.lower() for machine in joined}
@@ -298,6 +302,8 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
     machines = {member["machine"] for member in record["members"]}
     wanted: List[Dict[str, Any]] = []
     for volume in volumes:
+        if not isinstance(volume, Mapping):
+            raise InputError(f"{volume!r} is not a storage volume.", "Give each name and mount_point.")
         # Whoever fills in a form leaves fields empty.
         normal = {key: copy.deepcopy(value) for key, value in volume.items() if value is not None}
         served = {"server", "path"} & set(normal)
@@ -310,7 +316,7 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
                 "is there already.",
             )
         normal["name"] = _value(values.volume_name, normal["name"])
-        normal["mount_point"] = _value(values.absolute_path, normal["mount_point"])
+        normal["mount_point"] = _value(values.mount_point, normal["mount_point"])
         if served:
             normal["path"] = _value(values.absolute_path, normal["path"])
         if served and normal["server"] not in machines:
@@ -319,6 +325,12 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
                 f"Name one of its members: {', '.join(sorted(machines))}.",
                 volume=normal["name"],
             )
+        try:
+            check_volume(normal)
+        except ValueError as failure:
+            raise InputError(
+                f"Volume '{normal['name']}': {failure}.", "Correct it in storage_volumes.", volume=normal["name"]
+            ) from failure
         wanted.append(normal)
     for key in ("name", "mount_point"):
         twice = _twice([volume[key] for volume in wanted])
@@ -419,6 +431,17 @@ def _new_member(record: Record, machine: str, keys: Mapping[str, Any], stamp: St
     return member
 
 
+def _check_shape(wanted: object) -> None:
+    """What no single value can tell: whether it is an entry at all."""
+    if not isinstance(wanted, Mapping):
+        raise InputError(f"{wanted!r} is not a member.", "Give machine, address and interface of each.")
+    mesh, keys = wanted.get("mesh"), wanted.get("ssh_host_keys")
+    if mesh is not None and not isinstance(mesh, Mapping):
+        raise InputError(f"{mesh!r} is not what a member has in a mesh.", "Give mesh as address and public_key.")
+    if keys is not None and not isinstance(keys, (list, tuple)):
+        raise InputError(f"{keys!r} is not a list of keys.", "Give ssh_host_keys as a list.")
+
+
 def _update_member(record: Record, member: Member, keys: Mapping[str, Any]) -> List[str]:
     """Merge the given keys into the member; what differs, in words."""
     machine = member["machine"]
@@ -479,7 +502,7 @@ def _given_mesh(record: Record, machine: str, given: Mapping[str, Any], present:
 
 def _mesh_key(record: Record, key: Optional[str]) -> Optional[str]:
     if key is None or record["mesh"]["backend"] != "wireguard":
-        return key
+        return _value(values.line, key) if key is not None else None
     return _value(values.wireguard_key, key)
 
 
@@ -527,7 +550,7 @@ def _mesh(record: Record, mesh: Mapping[str, Any]) -> model.Mesh:
         "backend": merged["backend"],
         "subnet": _value(values.subnet, merged["subnet"]),
         "port": _number("mesh port", merged["port"], 1, 65535),
-        "interface": _value(values.interface_name, merged["interface"]),
+        "interface": _value(values.mesh_interface_name, merged["interface"]),
         "mtu": None if merged["mtu"] is None else _number("mesh MTU", merged["mtu"], 576, 65535),
     }
 
@@ -536,6 +559,14 @@ def _refuse_unusable_mesh(record: Record) -> None:
     """A mesh that overlaps the members' own network would take the traffic of the tunnels into the tunnels."""
     if record["mesh"]["backend"] == "none" or shares_only_the_mesh(record):
         return
+    named_alike = [one["machine"] for one in record["members"] if one["interface"] == record["mesh"]["interface"]]
+    if named_alike:
+        raise InputError(
+            f"The mesh's interface {record['mesh']['interface']} is the one by which {', '.join(named_alike)} has the subnet "
+            f"of cluster '{record['name']}'.",
+            "Give another mesh_interface.",
+            mesh_interface=record["mesh"]["interface"],
+        )
     lan = ipaddress.ip_network(record["subnet"])
     tunnels = ipaddress.ip_network(record["mesh"]["subnet"])
     if lan.version == tunnels.version and lan.overlaps(tunnels):
@@ -629,7 +660,9 @@ def _number(what: str, value: Any, low: int, high: int) -> int:
     return value
 
 
-def _value(check: Callable[[str], str], value: str) -> str:
+def _value(check: Callable[[str], str], value: object) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{value!r} is not a text.", "Write it in quotes.")
     try:
         return check(value)
     except ValueError as failure:

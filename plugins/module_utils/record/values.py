@@ -26,10 +26,26 @@ _CLUSTER = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 #: An inventory hostname; 64 is HOST_NAME_MAX. Underscores are no DNS names but common in inventories.
 _MACHINE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-#: IFNAMSIZ leaves 15 characters. The kernel allows nearly all of them; these are the ones that occur.
-_INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,14}")
+#: IFNAMSIZ leaves 15 characters. The kernel allows nearly all of them, wg-quick(8) these; a first '-' is an option, a first
+#: '.' a hidden file.
+_INTERFACE = re.compile(r"[A-Za-z0-9_=+][A-Za-z0-9_=+.-]{0,14}")
+#: Interfaces that every machine has, and folders of sysctl(8) that stand for all of them.
+_TAKEN_INTERFACES = ("lo", "all", "default")
 _VOLUME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_HOSTNAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+#: A label of a name in the DNS; underscores are no host names but common.
+_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_DECIMAL = re.compile(r"[0-9]{1,5}")
+#: What no two machines share, or what no single machine has: this host, loopback, multicast, and addresses that mean
+#: nothing without an interface.
+_NOT_SHARED = tuple(
+    ipaddress.ip_network(text)
+    for text in ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "::/127", "fe80::/10", "ff00::/8")
+)
+#: The system's own folders, which a volume would hide: some alone, and some with all that is below them.
+_SYSTEM_FOLDER = re.compile(
+    r"/(?:(?:bin|boot|dev|etc|lib(?:32|64|x32)?|proc|sbin|sys|root/\.ssh|usr/(?:bin|lib(?:64|exec)?|sbin)|var/lib/gpumesh"
+    r"|var/spool/cron)(?:/.*)?|root|run|tmp|usr|var)?"
+)
 _SSH_KEY = re.compile(r"[a-z][a-z0-9@.-]{2,63} [A-Za-z0-9+/]{16,}={0,3}")
 #: Names by which every machine means itself, and groups that Ansible makes in every inventory.
 _SELF = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback", "loopback")
@@ -92,7 +108,14 @@ def site_name(value: str) -> str:
 def interface_name(value: str) -> str:
     """The name of a network interface."""
     if not _INTERFACE.fullmatch(value):
-        raise ValueError(f"'{value}' is no interface name: 1 to 15 letters, digits, '.', '-', '_', '@' or '+'")
+        raise ValueError(f"'{value}' is no interface name: 1 to 15 letters, digits, '.', '-', '_', '=' or '+'")
+    return value
+
+
+def mesh_interface_name(value: str) -> str:
+    """The name of the mesh's own interface, which wg-quick and tailscaled make."""
+    if interface_name(value) in _TAKEN_INTERFACES:
+        raise ValueError(f"'{value}' is no name for the interface of the mesh: every machine has one of that name")
     return value
 
 
@@ -106,7 +129,7 @@ def volume_name(value: str) -> str:
 def network(value: str) -> Network:
     """ADDRESS/MASK as `ip addr` prints it, host bits allowed, to its network. A single address is no network."""
     address, slash, length = value.strip().partition("/")
-    if not slash or not length.isdigit():
+    if not slash or not _DECIMAL.fullmatch(length) or "%" in address:
         raise ValueError(f"'{value}' is no subnet: it is written ADDRESS/MASK as in `ip addr`, such as 10.0.0.7/24")
     try:
         parsed = ipaddress.ip_network((address, int(length)), strict=False)
@@ -114,8 +137,8 @@ def network(value: str) -> Network:
         raise ValueError(f"'{value}' is no subnet: {failure}") from failure
     if parsed.num_addresses < 2:
         raise ValueError(f"'{value}' is no subnet: the mask has to be shorter than /{parsed.max_prefixlen}")
-    if parsed.is_loopback or parsed.is_multicast:
-        raise ValueError(f"'{value}' is no subnet that two machines share: it is for loopback or multicast")
+    if any(parsed.version == other.version and parsed.overlaps(other) for other in _NOT_SHARED):
+        raise ValueError(f"'{value}' is no subnet that two machines share: it has addresses of another use")
     return parsed
 
 
@@ -125,14 +148,30 @@ def subnet(value: str) -> str:
 
 
 def address(value: str) -> str:
-    """An IP address of one machine, without mask, in its shortest spelling."""
+    """An IP address of one machine, without mask or zone, in its shortest spelling."""
+    text = value.strip()
     try:
-        parsed = ipaddress.ip_address(value.strip())
+        # A zone, as in fe80::1%eth0, may be any text at all.
+        parsed = ipaddress.ip_address(text if "%" not in text else "")
     except ValueError as failure:
         raise ValueError(f"'{value}' is no IP address") from failure
-    if means_self(str(parsed)) or parsed.is_multicast:
-        raise ValueError(f"'{value}' is no address at which others reach a machine: it is for loopback or multicast")
+    if means_self(str(parsed)) or any(parsed in other for other in _NOT_SHARED):
+        raise ValueError(
+            f"'{value}' is no address at which others reach a machine: it is loopback, multicast or the like"
+        )
     return str(parsed)
+
+
+def host_name(value: str) -> str:
+    """A name that a resolver takes, or an IPv4 address, as others reach a machine."""
+    labels = value.split(".")
+    if len(value) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(f"'{value}' is no host name: labels of letters, digits, '-' and '_' with single dots between")
+    if re.fullmatch(r"[0-9]+|0[xX][0-9A-Fa-f]*", labels[-1]):
+        return address(value)
+    if means_self(value):
+        raise ValueError(f"'{value}' is no name by which others reach a machine: each takes it for itself")
+    return value
 
 
 def host_in(value: str, within: Network) -> bool:
@@ -159,14 +198,15 @@ def endpoint(value: str, default_port: Optional[int] = None) -> str:
     else:
         host, _colon, port_text = text.partition(":")
     port_text = port_text or ("" if default_port is None else str(default_port))
-    if not port_text.isdigit() or not 0 < int(port_text) < 65536:
+    if not _DECIMAL.fullmatch(port_text) or not 0 < int(port_text) < 65536:
         raise ValueError(f"'{value}' is no endpoint: the port is a number from 1 to 65535")
     port = int(port_text)
-    if ":" in host:
-        return f"[{address(host)}]:{port}"
-    if not _HOSTNAME.fullmatch(host):
+    if not host:
         raise ValueError(f"'{value}' is no endpoint: it is written HOST:PORT, such as 203.0.113.10:51820")
-    return f"{host}:{port}"
+    try:
+        return f"[{address(host)}]:{port}" if ":" in host else f"{host_name(host)}:{port}"
+    except ValueError as failure:
+        raise ValueError(f"'{value}' is no endpoint: {failure}") from failure
 
 
 def wireguard_key(value: str) -> str:
@@ -175,8 +215,9 @@ def wireguard_key(value: str) -> str:
         raw = base64.b64decode(value.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as failure:
         raise ValueError("a WireGuard public key is 32 bytes in base64") from failure
-    if len(raw) != 32:
-        raise ValueError(f"a WireGuard public key is 32 bytes in base64, this one is {len(raw)}")
+    # Two spellings of the same bytes would be two peers to us, and one to wg(8).
+    if len(raw) != 32 or base64.b64encode(raw).decode("ascii") != value:
+        raise ValueError("a WireGuard public key is 32 bytes in base64")
     return value
 
 
@@ -192,7 +233,15 @@ def absolute_path(value: str) -> str:
     """An absolute path without '..' and without characters that /etc/exports or a unit would read as syntax."""
     if not value.startswith("/") or not re.fullmatch(r"[A-Za-z0-9_./@+-]+", value) or ".." in value.split("/"):
         raise ValueError(f"'{value}' is no absolute path of letters, digits, '_', '.', '/', '@', '+' and '-'")
-    return "/" + "/".join(part for part in value.split("/") if part)
+    return "/" + "/".join(part for part in value.split("/") if part not in ("", "."))
+
+
+def mount_point(value: str) -> str:
+    """The path at which members mount a volume."""
+    path = absolute_path(value)
+    if _SYSTEM_FOLDER.fullmatch(path):
+        raise ValueError(f"'{value}' is no mount point: the system's own files are there")
+    return path
 
 
 def line(value: str) -> str:

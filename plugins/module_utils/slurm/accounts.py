@@ -15,9 +15,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf
 
-_NAME = re.compile(r"^[a-z0-9][a-z0-9_.-]*$")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 #: 30, 30:00, 1:30:00, 2-12, 2-12:30 and 2-12:30:00, as everywhere in Slurm.
-_TIME = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
+_TIME = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
 
 #: By name; the settings of each by their lower-case names.
 Settings = Mapping[str, Mapping[str, str]]
@@ -51,7 +51,7 @@ def wanted(qos: Mapping[str, Any], accounts: Mapping[str, Any]) -> Wanted:
 
 
 def _checked(variable: str, name: str) -> str:
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise InputError(
             f"{variable}: {name!r} is no name of an account, a user or a QOS.",
             "Names are lower-case letters, digits, '.', '_' and '-'.",
@@ -159,7 +159,7 @@ def meaning(key: str, value: str) -> object:
     if text in ("", "-1"):
         return None
     if "wall" in key:
-        match = _TIME.match(text)
+        match = _TIME.fullmatch(text)
         if match:
             return _seconds(*match.groups())
     return frozenset(text.split(",")) if "," in text else frozenset([text])

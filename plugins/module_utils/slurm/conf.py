@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 Scalar = Union[str, int, float, bool]
 Setting = Union[Scalar, Sequence[Scalar]]
 
-_KEY = re.compile(r"^[A-Za-z][A-Za-z0-9]*$")
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _INCLUDE = re.compile(r"^\s*include\s+(\S.*?)\s*$", re.IGNORECASE)
 #: Slurm cuts longer lines off.
 _LONGEST_LINE = 1024
@@ -34,14 +34,14 @@ def value_text(key: str, value: Any) -> str:
     if not isinstance(value, (str, int, float)):
         raise InputError(f"{key}: {value!r} is no text, number, boolean or list.", f"Correct {key}.")
     text = str(value).strip()
-    if "\n" in text or "#" in text:
+    if "#" in text or not text.replace("\t", " ").isprintable():
         raise InputError(f"{key}: {text!r} has a line break or a '#', where Slurm ends the value.", f"Correct {key}.")
     return text
 
 
 def check_key(key: str) -> str:
     """A parameter name. Raises InputError."""
-    if not isinstance(key, str) or not _KEY.match(key):
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InputError(f"{key!r} is no name of a Slurm parameter.", "Names are letters and digits, as SlurmctldPort.")
     return key
 

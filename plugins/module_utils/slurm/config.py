@@ -345,6 +345,6 @@ def _without(settings: Mapping[str, Any], taken: Mapping[str, Any]) -> Dict[str,
 
 
 def _name(variable: str, name: str) -> str:
-    if not re.match(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", str(name)):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", str(name)):
         raise InputError(f"{variable}: {name!r} is no name.", "Names are letters, digits, '.', '_' and '-'.")
     return str(name)

@@ -10,10 +10,12 @@ from typing import Dict, Iterable, List, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 
-_NUMBERED = re.compile(r"^(.*?)(\d+)$")
-_RANGE = re.compile(r"^(\d+)(?:-(\d+))?$")
+#: Numbers of up to 18 digits: more is a name.
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 #: Slurm itself stops at 64 Ki hosts in one expression.
 _MOST = 65536
+_MOST_BRACKETS = 16
 
 
 def expand(expression: str) -> List[str]:
@@ -33,7 +35,7 @@ def compress(hosts: Iterable[str]) -> str:
     for host in hosts:
         if not host or re.search(r"[\[\],\s]", host):
             raise InputError(f"{host!r} is no host name.", "Give names without brackets, commas and blanks.")
-        match = _NUMBERED.match(host)
+        match = _NUMBERED.fullmatch(host)
         if match is None:
             plain[host] = None
             continue
@@ -89,14 +91,16 @@ def _expand_term(expression: str, term: str) -> List[str]:
     if not bracket:
         return [term]
     inside, _closing, tail = rest.partition("]")
+    if "[" in tail and tail.count("[") > _MOST_BRACKETS:
+        raise InputError(f"{expression[:60]!r} has more than {_MOST_BRACKETS} brackets.", "Give fewer.")
     tails = _expand_term(expression, tail) if tail else [""]
     hosts = []
     for part in inside.split(","):
-        match = _RANGE.match(part.strip())
+        match = _RANGE.fullmatch(part.strip())
         low, high = (match.group(1), match.group(2) or match.group(1)) if match else ("1", "0")
         if int(high) < int(low):
             raise InputError(f"{part!r} in {expression!r} is no number or rising range.", "Write it as n[1-3,5].")
-        if int(high) - int(low) >= _MOST:
+        if (int(high) - int(low) + 1) * len(tails) + len(hosts) > _MOST:
             raise InputError(f"{expression!r} stands for more than {_MOST} hosts.", "Give fewer.")
         width = len(low) if low.startswith("0") else 0
         hosts += [f"{head}{number:0{width}d}{end}" for number in range(int(low), int(high) + 1) for end in tails]

@@ -9,10 +9,11 @@ reasons cannot be mistaken for other fields; recorded from 22.05.8 and 24.11.5.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, TypeVar
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, ParseError
@@ -133,6 +134,26 @@ def ready(state: str, flags: Sequence[str]) -> bool:
     return state in _RUNNING and not _BARRED.intersection(flags)
 
 
+_Found = TypeVar("_Found")
+
+
+def _reader(command: str) -> Callable[[Callable[[str], List[_Found]]], Callable[[str], List[_Found]]]:
+    """Makes a ParseError of every surprise in an output: its fields are those of many versions, and users' texts."""
+
+    def wrap(read: Callable[[str], List[_Found]]) -> Callable[[str], List[_Found]]:
+        @functools.wraps(read)
+        def guarded(text: str) -> List[_Found]:
+            try:
+                return read(text)
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as failure:
+                raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
+
+        return guarded
+
+    return wrap
+
+
+@_reader("scontrol show node --json")
 def parse_nodes_json(text: str) -> List[Node]:
     """The nodes in the output of `scontrol show node --json`."""
     found: List[Node] = []
@@ -160,6 +181,7 @@ def parse_nodes_json(text: str) -> List[Node]:
     return found
 
 
+@_reader("scontrol show -o node")
 def parse_nodes_text(text: str) -> List[Node]:
     """The nodes in the output of `scontrol show -o node`."""
     found: List[Node] = []
@@ -191,6 +213,7 @@ def parse_nodes_text(text: str) -> List[Node]:
     return found
 
 
+@_reader("scontrol show job --json")
 def parse_jobs_json(text: str) -> List[Job]:
     """The jobs in the output of `scontrol show job --json`."""
     found: List[Job] = []
@@ -216,6 +239,7 @@ def parse_jobs_json(text: str) -> List[Job]:
     return found
 
 
+@_reader("scontrol show -o job")
 def parse_jobs_text(text: str) -> List[Job]:
     """The jobs in the output of `scontrol show -o job`."""
     found: List[Job] = []
@@ -244,6 +268,7 @@ def parse_jobs_text(text: str) -> List[Job]:
     return found
 
 
+@_reader("scontrol show -o partition")
 def parse_partitions_text(text: str) -> List[Partition]:
     """The partitions in the output of `scontrol show -o partition`."""
     found: List[Partition] = []

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import storage
 
 VOLUME = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
@@ -106,14 +106,22 @@ def test_units_are_named_as_systemd_names_them(path: str) -> None:
         ({"recovery": "never"}, "never"),
         ({"link": "carrier pigeon"}, "carrier pigeon"),
         ({"mount_point": "/srv/data"}, "own data"),
-        ({"quota": "500GB"}, "the quota '500GB'"),
-        ({"quota": 500}, "the quota '500'"),
+        ({"quota": "500GB"}, "quota is '500GB'"),
+        ({"quota": 500}, "quota is 500"),
+        ({"options": ["rw,suid"]}, "'rw,suid'"),
+        ({"options": ["ro\nExecStart=/x"]}, "expected a mount option"),
+        ({"read_only": "false"}, "expected a boolean"),
+        ({"mode": "u+s"}, "permissions in octal"),
+        ({"owner": "a b"}, "an account"),
     ],
 )
 def test_bad_volumes_are_refused_by_name(extra: dict[str, Any], word: str) -> None:
-    with pytest.raises(InputError, match="data") as caught:
-        storage.mounts(record({**VOLUME, **extra}), "n2")
+    with pytest.raises(RecordError, match=r"storage\.volumes\[0\]") as caught:
+        record({**VOLUME, **extra})
     assert word in str(caught.value)
+    with pytest.raises(InputError, match="Volume 'data'") as refused:
+        plan.set_storage(record(VOLUME), [{**VOLUME, **extra}])
+    assert word in str(refused.value)
 
 
 def test_a_volume_without_a_server_is_neither_exported_nor_mounted() -> None:
@@ -124,10 +132,10 @@ def test_a_volume_without_a_server_is_neither_exported_nor_mounted() -> None:
     assert storage.external(both) == [
         {"volume": "lustre", "mount_point": "/lustre", "filesystem": "lustre", "read_only": False}
     ]
-    with pytest.raises(InputError, match="unknown option quota"):
-        storage.external(record({**external, "quota": "1T"}))
-    with pytest.raises(InputError, match="unknown option root_squash"):
-        storage.external(record({**external, "root_squash": True}))
+    with pytest.raises(RecordError, match="unknown option 'quota'"):
+        record({**external, "quota": "1T"})
+    with pytest.raises(RecordError, match="unknown option 'root_squash'"):
+        record({**external, "root_squash": True})
 
 
 def options_of(volume: dict[str, Any], backend: str = "wireguard") -> list[str]:

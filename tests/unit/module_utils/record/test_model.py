@@ -56,7 +56,7 @@ DOCUMENT: dict[str, Any] = {
     "removed": [{"machine": "n3", "at": "2026-11-20T20:31:30Z", "keys": "kept"}],
     "mesh": {"backend": "wireguard", "subnet": "10.99.0.0/16", "port": 51820, "interface": "gpumesh0", "mtu": None},
     "storage": {
-        "volumes": [{"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data", "quota": 7}]
+        "volumes": [{"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data", "quota": "7G"}]
     },
     "history": [
         {"generation": 1, "at": "2026-11-20T20:31:00Z", "by": "root@n1", "change": "create", "detail": "created"},
@@ -118,7 +118,7 @@ def test_values_are_brought_to_their_one_spelling() -> None:
         ("members.1.joined_at", "yesterday", "members[1].joined_at", "no time in UTC"),
         ("members.1.rank", 1, "members[1].rank", "nothing of this name belongs here"),
         ("members.0.mesh.address", "10.98.0.1", "members[0].mesh.address", "no host of 10.99.0.0/16"),
-        ("members.0.mesh.public_key", "c2hvcnQ=", "members[0].mesh.public_key", "this one is 5"),
+        ("members.0.mesh.public_key", "c2hvcnQ=", "members[0].mesh.public_key", "32 bytes in base64"),
         ("members.0.ssh_host_keys", ["ssh-ed25519"], "members[0].ssh_host_keys[0]", "no public SSH key"),
         ("mesh.backend", "ipsec", "mesh.backend", "none of none, wireguard, tailscale"),
         ("mesh.port", 65536, "mesh.port", "65536 is not from 1 to 65535"),

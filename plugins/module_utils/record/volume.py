@@ -1,0 +1,117 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The options of a storage volume: which there are, what they are by default, and what their values may be.
+
+They end up in units of systemd, in /etc/fstab and in a server's exports, where a comma, a space or a new line begins another
+setting. Each check raises ValueError with the reason alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Dict, Mapping, Sequence, cast
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import quota
+
+RECOVERIES = ("soft", "hard")
+LINKS = ("fast", "lan", "tunnel", "userspace")
+
+#: Of every volume, by whether it has a server.
+_KEYS = {True: ("name", "server", "path", "mount_point"), False: ("name", "mount_point")}
+
+#: Options of a volume with a server, with their defaults.
+SERVED: Dict[str, Any] = {
+    "read_only": False,
+    "root_squash": True,
+    "recovery": "soft",
+    "options": [],
+    "link": None,
+    "owner": None,
+    "group": None,
+    "mode": None,
+    "quota": None,
+}
+#: The same of one that others look after.
+EXTERNAL: Dict[str, Any] = {"read_only": False, "filesystem": None}
+
+_MOUNT_OPTION = re.compile(r"[A-Za-z0-9_]+(=[A-Za-z0-9_.:/@+-]+)?")
+_ACCOUNT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.@-]{0,62}[A-Za-z0-9_$-])?")
+_MODE = re.compile(r"[0-7]{3,4}")
+_FILESYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+def check(volume: Mapping[str, Any]) -> None:
+    """Refuse an option that there is not, and a value that it cannot have. Raises ValueError."""
+    served = "server" in volume
+    options = SERVED if served else EXTERNAL
+    keys = _KEYS[served]
+    unknown = [key for key in volume if key not in keys and key not in options]
+    if unknown:
+        kind = "volume" if served else "volume that is there already"
+        known = ", ".join(sorted([*keys, *options]))
+        raise ValueError(
+            f"it has the unknown option {', '.join(map(repr, unknown))}; the options of a {kind} are {known}"
+        )
+    for key, value in volume.items():
+        # What is not given is null in forms, and in volumes that were written out in full.
+        if key in options and value is not None:
+            _CHECKS[key](key, value)
+    if served and volume["path"] == volume["mount_point"]:
+        raise ValueError(f"it would be mounted onto its own data: path and mount_point are both {volume['path']}")
+
+
+def _boolean(key: str, value: object) -> None:
+    if value not in (True, False) or not isinstance(value, bool):
+        raise ValueError(f"{key} is {value!r}, expected a boolean")
+
+
+def _choice(*choices: str) -> Callable[[str, object], None]:
+    def one_of(key: str, value: object) -> None:
+        if value not in choices:
+            raise ValueError(f"{key} is {value!r}, and not one of {', '.join(choices)}")
+
+    return one_of
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str, object], None]:
+    def matches(key: str, value: object) -> None:
+        # A mode that was written without quotes is a number.
+        if isinstance(value, bool) or not isinstance(value, (str, int)) or not pattern.fullmatch(str(value)):
+            raise ValueError(f"{key} is {value!r}, expected {what}")
+
+    return matches
+
+
+def _mount_options(key: str, value: object) -> None:
+    listed = isinstance(value, (list, tuple))
+    if not listed:
+        raise ValueError(f"{key} is {value!r}, expected a list")
+    for option in cast("Sequence[object]", value):
+        if not isinstance(option, str) or not _MOUNT_OPTION.fullmatch(option):
+            raise ValueError(f"{key} has {option!r}, expected a mount option such as 'noatime' or 'rsize=1048576'")
+
+
+def _size(key: str, value: object) -> None:
+    try:
+        quota.size_of("", str(value))
+    except InputError as failure:
+        raise ValueError(
+            f"{key} is {value!r}, expected a size in binary units, such as 500G, 1.5T or 2TiB"
+        ) from failure
+
+
+_account = _matching(_ACCOUNT, "the name or number of an account")
+_CHECKS: Dict[str, Callable[[str, object], None]] = {
+    "read_only": _boolean,
+    "root_squash": _boolean,
+    "recovery": _choice(*RECOVERIES),
+    "options": _mount_options,
+    "link": _choice(*LINKS),
+    "owner": _account,
+    "group": _account,
+    "mode": _matching(_MODE, "permissions in octal, such as '1777'"),
+    "quota": _size,
+    "filesystem": _matching(_FILESYSTEM, "the type of a file system, such as 'lustre'"),
+}
