@@ -14,34 +14,17 @@ from __future__ import annotations
 
 import string
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import quota
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import EXTERNAL, SERVED
 
 #: What systemd leaves as it is in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
 _UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
 
 #: ganesha numbers its exports from 1, in 16 bits.
 _EXPORT_IDS = 65534
-
-#: Options of a volume beyond name, server, path and mount_point, with their defaults.
-_OPTIONS: dict[str, object] = {
-    "read_only": False,
-    "root_squash": True,
-    "recovery": "soft",
-    "options": [],
-    "link": None,
-    "owner": None,
-    "group": None,
-    "mode": None,
-    "quota": None,
-}
-
-#: The same of an external volume, beyond name and mount_point.
-_EXTERNAL_OPTIONS: dict[str, object] = {"read_only": False, "filesystem": None}
 
 #: Per way of recovery: what a process sees when the server is gone. ``hard``: it waits, however long. ``soft``: an error.
 #: A server that is merely slow is waited for as long as its connection lives. The kernel takes that for dead after 180 s
@@ -166,34 +149,12 @@ def _ganesha(record: model.Record, served: Sequence[dict[str, Any]], clients: Se
 
 def mounts(record: model.Record, machine: str) -> list[Mount]:
     """How ``machine`` mounts each volume. The server itself has it at the same place, by a bind mount."""
-    volumes = _volumes(record)
-    for volume in volumes:
-        _refuse_nested(volume, record["storage"]["volumes"])
-    return [_mount(record, machine, volume) for volume in volumes]
-
-
-def _refuse_nested(volume: Mapping[str, Any], volumes: Sequence[Mapping[str, Any]]) -> None:
-    """systemd would mount the outer one for the automount of the inner one, which is before the network at a boot: a circle,
-    which it breaks by leaving out a part of the boot."""
-    inner = volume["mount_point"].rstrip("/") + "/"
-    for other in volumes:
-        outer = other["mount_point"].rstrip("/") + "/"
-        if other["name"] != volume["name"] and inner.startswith(outer):
-            raise InputError(
-                f"Volume '{volume['name']}' would be mounted at {volume['mount_point']}, within volume '{other['name']}' "
-                f"at {other['mount_point']}.",
-                "Give it a mount point beside that one, and a link where it is looked for.",
-                volume=volume["name"],
-            )
+    return [_mount(record, machine, volume) for volume in _volumes(record)]
 
 
 def external(record: model.Record) -> list[External]:
     """The volumes that are there already."""
-    volumes = [
-        _with_options(volume, {"name", "mount_point"}, _EXTERNAL_OPTIONS)
-        for volume in record["storage"]["volumes"]
-        if "server" not in volume
-    ]
+    volumes = [{**EXTERNAL, **volume} for volume in record["storage"]["volumes"] if "server" not in volume]
     return [
         {
             "volume": volume["name"],
@@ -266,54 +227,7 @@ def _setting(option: str) -> str:
 
 
 def _volumes(record: model.Record) -> list[dict[str, Any]]:
-    return [_normal(volume) for volume in record["storage"]["volumes"] if "server" in volume]
-
-
-def _with_options(volume: dict[str, Any], keys: set[str], options: dict[str, object]) -> dict[str, Any]:
-    """The volume with every option. Refuses an option that there is not."""
-    known = keys | set(options)
-    unknown = sorted(set(volume) - known)
-    if unknown:
-        kind = "volume" if "server" in keys else "volume that is there already"
-        raise InputError(
-            f"Volume '{volume['name']}' has the unknown option {', '.join(unknown)}.",
-            f"The options of a {kind} are {', '.join(sorted(known))}.",
-            volume=volume["name"],
-        )
-    return {**options, **volume}
-
-
-def _normal(volume: dict[str, Any]) -> dict[str, Any]:
-    """The volume with every option. Refuses an option that there is not, a bad value, or a mount onto its own data."""
-    name = volume["name"]
-    full = _with_options(volume, {"name", "server", "path", "mount_point"}, _OPTIONS)
-    if full["recovery"] not in _RECOVERY:
-        raise InputError(
-            f"Volume '{name}' has recovery '{full['recovery']}'.",
-            "Give soft (an error when the server is gone) or hard (wait for it).",
-            volume=name,
-        )
-    if full["link"] is not None and full["link"] not in _TRANSFER:
-        raise InputError(
-            f"Volume '{name}' has link '{full['link']}'.",
-            f"Give {', '.join(_TRANSFER)}, or leave it out: the mesh then says what suits.",
-            volume=name,
-        )
-    if "noresvport" in full["options"]:
-        raise InputError(
-            f"Volume '{name}' has the mount option noresvport, and servers refuse what comes from a port above 1023.",
-            "Take it out of its options.",
-            volume=name,
-        )
-    if full["quota"] is not None:
-        quota.size_of(name, str(full["quota"]))
-    if full["path"].rstrip("/") == full["mount_point"].rstrip("/"):
-        raise InputError(
-            f"Volume '{name}' would be mounted onto its own data: path and mount_point are both {full['path']}.",
-            "Give the mount point another path, such as /mnt/" + name + ".",
-            volume=name,
-        )
-    return full
+    return [{**SERVED, **volume} for volume in record["storage"]["volumes"] if "server" in volume]
 
 
 def _escaped(character: str) -> str:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
+import threading
 import time
 from typing import Any, Container, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -46,6 +48,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
     render_peers,
     split_endpoint,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 DIRECTORY = "/etc/wireguard"
 
@@ -59,6 +62,10 @@ _SUPERVISORD_BOOT = "/etc/supervisor/conf.d/gpumesh-wg-quick@{}.conf"
 _DISCARD = 9
 #: Peers in one command line, so that even a very large change stays far below the limit of the kernel.
 _CHUNK = 500
+
+#: Names that are resolved at the same time, and the seconds that all of them may take together.
+_RESOLVED_AT_ONCE = 32
+_RESOLVE_FOR = 10.0
 
 
 class Host(NamedTuple):
@@ -215,17 +222,47 @@ def read_runtime(host: Host, interface: str) -> Optional[Runtime]:
     return Runtime(dump, link, routes, _forwards(interface, address))
 
 
-def resolve(endpoints: Iterable[str]) -> Dict[str, Tuple[str, ...]]:
-    """Each endpoint with the ``address:port`` forms it stands for, in the resolver's order; () where there is none."""
+def resolve(endpoints: Iterable[str], seconds: float = _RESOLVE_FOR) -> Dict[str, Tuple[str, ...]]:
+    """Each endpoint with the ``address:port`` forms it stands for, in the resolver's order; () where there is none.
+
+    All at once, and for so many seconds together: whoever has not been answered by then has no address now.
+    """
+    wanted = sorted(set(endpoints))
     found: Dict[str, Tuple[str, ...]] = {}
-    for endpoint in endpoints:
-        name, port = split_endpoint(endpoint)
-        try:
-            answers = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
-        except socket.gaierror:
-            answers = []
-        found[endpoint] = tuple(join_endpoint(str(answer[4][0]), port) for answer in answers)
-    return found
+    left = iter(wanted)
+    taking = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with taking:
+                endpoint = next(left, None)
+            if endpoint is None:
+                return
+            found[endpoint] = _addresses_of(endpoint)
+
+    # getaddrinfo cannot be interrupted. A daemon thread that still waits does not keep the module from ending.
+    workers = [threading.Thread(target=work, daemon=True) for _worker in wanted[:_RESOLVED_AT_ONCE]]
+    deadline = time.monotonic() + seconds
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(max(deadline - time.monotonic(), 0.0))
+    answered = dict(found)
+    return {endpoint: answered.get(endpoint, ()) for endpoint in wanted}
+
+
+def _addresses_of(endpoint: str) -> Tuple[str, ...]:
+    name, port = split_endpoint(endpoint)
+    try:
+        answers = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return ()
+    dialled = []
+    for answer in answers:
+        # What a name server says is checked as what a user says.
+        with contextlib.suppress(ValueError):
+            dialled.append(join_endpoint(values.address(str(answer[4][0])), port))
+    return tuple(dialled)
 
 
 def _configure(

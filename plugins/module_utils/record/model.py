@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, TypedDict
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
 
 #: The version that this code writes. It reads this one and, through MIGRATIONS, every older one.
 SCHEMA_VERSION = 3
@@ -319,6 +320,10 @@ def _check_servers(record: Record) -> None:
         if "server" in volume and volume["server"] not in machines:
             where = f"storage.volumes[{index}].server"
             raise InvalidRecordError(where, f"'{volume['server']}' is not among the members")
+    try:
+        check_together(record["storage"]["volumes"])
+    except ValueError as failure:
+        raise InvalidRecordError("storage.volumes", str(failure)) from failure
 
 
 def _check_mesh(record: Record) -> None:

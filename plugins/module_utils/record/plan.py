@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, MemberMesh, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
 
 
 class Change(NamedTuple):
@@ -332,10 +333,7 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
                 f"Volume '{normal['name']}': {failure}.", "Correct it in storage_volumes.", volume=normal["name"]
             ) from failure
         wanted.append(normal)
-    for key in ("name", "mount_point"):
-        twice = _twice([volume[key] for volume in wanted])
-        if twice:
-            raise InputError(f"Two storage volumes have the {key} '{twice}'.", "Give each volume its own.")
+    _check_together(wanted)
     old = {volume["name"]: volume for volume in record["storage"]["volumes"]}
     if wanted == record["storage"]["volumes"]:
         return Draft(record, [])
@@ -345,6 +343,20 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
     words = [f"{volume['name']} set" for volume in wanted if old.get(volume["name"]) != volume]
     words += [f"{name} taken out" for name in old if name not in names]
     return Draft(new, [Change("storage", f"volumes: {', '.join(words) or 'new order'}")])
+
+
+def _check_together(wanted: Sequence[Mapping[str, Any]]) -> None:
+    for key in ("name", "mount_point"):
+        twice = _twice([volume[key] for volume in wanted])
+        if twice:
+            raise InputError(f"Two storage volumes have the {key} '{twice}'.", "Give each volume its own.")
+    try:
+        check_together(wanted)
+    except ValueError as failure:
+        raise InputError(
+            f"{str(failure)[:1].upper()}{str(failure)[1:]}.",
+            "Give it a mount point beside that one, and a link where it is looked for.",
+        ) from failure
 
 
 def commit(draft: Draft, stamp: Stamp) -> Record:

@@ -62,6 +62,22 @@ def check(volume: Mapping[str, Any]) -> None:
         raise ValueError(f"it would be mounted onto its own data: path and mount_point are both {volume['path']}")
 
 
+def check_together(volumes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a volume of ours that would be mounted within another one. Raises ValueError.
+
+    systemd would mount the outer one for the automount of the inner one, which is before the network at a boot: a circle,
+    which it breaks by leaving out a part of the boot.
+    """
+    for volume in volumes:
+        for other in volumes:
+            within = volume["mount_point"].startswith(f"{other['mount_point']}/")
+            if "server" in volume and other["name"] != volume["name"] and within:
+                raise ValueError(
+                    f"volume '{volume['name']}' would be mounted at {volume['mount_point']}, within volume "
+                    f"'{other['name']}' at {other['mount_point']}"
+                )
+
+
 def _boolean(key: str, value: object) -> None:
     if value not in (True, False) or not isinstance(value, bool):
         raise ValueError(f"{key} is {value!r}, expected a boolean")
@@ -91,6 +107,8 @@ def _mount_options(key: str, value: object) -> None:
     for option in cast("Sequence[object]", value):
         if not isinstance(option, str) or not _MOUNT_OPTION.fullmatch(option):
             raise ValueError(f"{key} has {option!r}, expected a mount option such as 'noatime' or 'rsize=1048576'")
+        if option == "noresvport":
+            raise ValueError(f"{key} has noresvport, and servers refuse what comes from a port above 1023")
 
 
 def _size(key: str, value: object) -> None:

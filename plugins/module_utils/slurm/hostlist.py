@@ -94,7 +94,7 @@ def _expand_term(expression: str, term: str) -> List[str]:
     if "[" in tail and tail.count("[") > _MOST_BRACKETS:
         raise InputError(f"{expression[:60]!r} has more than {_MOST_BRACKETS} brackets.", "Give fewer.")
     tails = _expand_term(expression, tail) if tail else [""]
-    hosts = []
+    hosts: List[str] = []
     for part in inside.split(","):
         match = _RANGE.fullmatch(part.strip())
         low, high = (match.group(1), match.group(2) or match.group(1)) if match else ("1", "0")

@@ -180,14 +180,16 @@ def test_no_volume_gives_rights_or_devices_unless_told() -> None:
 @pytest.mark.parametrize("outer", [{"server": "n2", "path": "/srv/outer"}, {}])
 def test_a_volume_within_another_is_refused(outer: dict[str, Any]) -> None:
     other = {"name": "outer", "mount_point": "/mnt", **outer}
-    with pytest.raises(InputError, match="at /mnt/data, within volume 'outer' at /mnt. Give it a mount point beside"):
-        storage.mounts(record(VOLUME, other), "n1")
+    with pytest.raises(RecordError, match="at /mnt/data, within volume 'outer' at /mnt"):
+        record(VOLUME, other)
+    with pytest.raises(InputError, match=r"within volume 'outer' at /mnt\. Give it a mount point beside"):
+        plan.set_storage(record(VOLUME), [VOLUME, {**other, **({"server": "n1"} if "server" in other else {})}])
     assert len(storage.mounts(record(VOLUME, {**other, "mount_point": "/mnt/data2"}), "n1")) >= 1
 
 
 def test_a_volume_from_ports_of_users_is_refused() -> None:
-    with pytest.raises(InputError, match="noresvport, and servers refuse"):
-        storage.mounts(record({**VOLUME, "options": ["noresvport"]}), "n2")
+    with pytest.raises(RecordError, match="noresvport, and servers refuse"):
+        record({**VOLUME, "options": ["noresvport"]})
     assert "PrivilegedPort = true;" in storage.exports(record(VOLUME), "n1", "ganesha")
 
 

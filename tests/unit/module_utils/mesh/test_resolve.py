@@ -1,0 +1,50 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The names of endpoints: all at once, with an end, and whatever a name server says."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import interface
+
+ENDPOINTS = [f"gw{number}.example.com:51820" for number in range(200)]
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, seconds: float, *addresses: str) -> None:
+    def ask(name: str, port: int, **_kind: Any) -> list[Any]:
+        # A name of one host that never answers, whatever the others do.
+        time.sleep(30 if name.startswith("gw7.") else seconds)
+        return [(socket.AF_INET, 0, 0, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+
+
+def test_many_names_are_asked_for_at_once_and_one_that_hangs_holds_up_nobody_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answering(monkeypatch, 0.02, "203.0.113.7")
+    began = time.monotonic()
+    found = interface.resolve(ENDPOINTS, seconds=2.0)
+    # One after the other they take 4 s, and the one that hangs 30 s more.
+    assert time.monotonic() - began < 3.5
+    assert found.pop("gw7.example.com:51820") == ()
+    assert set(found.values()) == {("203.0.113.7:51820",)}
+
+
+def test_an_answer_that_is_no_address_of_another_machine_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, 0.0, "127.0.0.1", "fe80::1%eth0", "203.0.113.7", "0.0.0.0")
+    assert interface.resolve(["gw.example.com:1"]) == {"gw.example.com:1": ("203.0.113.7:1",)}
+
+
+def test_a_name_that_cannot_be_encoded_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_arguments: Any, **_kind: Any) -> None:
+        raise UnicodeError("label empty or too long")
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    assert interface.resolve(["gw.example.com:1"]) == {"gw.example.com:1": ()}
