@@ -95,4 +95,10 @@ options:
       ssh_public_key:
         description: A public SSH key of the member, as C(TYPE BASE64).
         type: str
+  joining:
+    description:
+      - Which of the members may be new. When given, another one that is not in the record is refused, since it has left
+        after the caller has read the record. When not given, all of them may.
+    type: list
+    elements: str
 """

@@ -220,6 +220,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
             volumes=params["storage"]["volumes"] if params["storage"] else None,
             keys_changed=params["keys_changed"],
             members=params["members"] or [],
+            joining=params["joining"],
         )
         applied = apply.cluster_present(store, request, actor, check_mode)
     return interface.outcome(applied, store)
@@ -249,6 +250,7 @@ def main() -> None:
             },
             "keys_changed": {"type": "bool", "default": False, "no_log": False},
             "members": interface.MEMBERS_OPTION,
+            "joining": interface.JOINING_OPTION,
             "record": {"type": "dict"},
             **interface.CHANGE_OPTIONS,
         },

@@ -23,12 +23,22 @@ options:
   cluster:
     description: Only the cluster of this name.
     type: str
+  generation:
+    description:
+      - The generation of O(cluster)'s record that the caller goes by. Where this host has a newer one, the module fails,
+        since what the caller is about to apply is out of date. The records are not returned then.
+    type: int
 seealso:
   - module: gpumesh.cluster.cluster
   - module: gpumesh.cluster.cluster_member
 """
 
 EXAMPLES = r"""
+- name: Refuse to go on with what is out of date
+  gpumesh.cluster.cluster_info:
+    cluster: lab
+    generation: 7
+
 - name: Read all records
   gpumesh.cluster.cluster_info:
   register: held
@@ -67,13 +77,16 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, interface
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import scan
 
 
 def work(params: Dict[str, Any]) -> Outcome:
     """Read what there is."""
     found = scan(params["path"], params["cluster"])
+    if params["generation"] is not None:
+        derive.refuse_newer([stored.record for stored in found.records], params["generation"])
+        return Outcome(changed=False, values={"clusters": [], "damaged": []})
     return Outcome(
         changed=False,
         values={
@@ -86,7 +99,9 @@ def work(params: Dict[str, Any]) -> Outcome:
 def main() -> None:
     """The module."""
     module = AnsibleModule(
-        argument_spec={"cluster": {"type": "str"}, **interface.STORE_OPTIONS}, supports_check_mode=True
+        argument_spec={"cluster": {"type": "str"}, "generation": {"type": "int"}, **interface.STORE_OPTIONS},
+        required_by={"generation": "cluster"},
+        supports_check_mode=True,
     )
     exit_with(module, lambda: work(module.params))
 

@@ -130,7 +130,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     if params["machine"] is not None:
         members.append({"machine": params["machine"]})
     if params["state"] == "present":
-        applied = apply.members_present(store, members, params["new_manager"], actor, check_mode)
+        applied = apply.members_present(store, members, params["new_manager"], actor, check_mode, params["joining"])
     else:
         machines = [member["machine"] for member in members]
         applied = apply.members_absent(
@@ -147,6 +147,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "machine": {"type": "str"},
             "members": interface.MEMBERS_OPTION,
+            "joining": interface.JOINING_OPTION,
             "new_manager": {"type": "str"},
             "untrusted": {"type": "bool", "default": False},
             **interface.CHANGE_OPTIONS,

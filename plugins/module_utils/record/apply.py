@@ -33,6 +33,8 @@ class ClusterRequest(NamedTuple):
     volumes: Optional[Sequence[Mapping[str, Any]]] = None
     keys_changed: bool = False
     members: Sequence[Mapping[str, Any]] = ()
+    #: Who of the members may be new; None: anybody.
+    joining: Optional[Sequence[str]] = None
 
 
 class MissingRecordError(RecordError):
@@ -48,6 +50,7 @@ def cluster_present(store: Store, request: ClusterRequest, by: str, check_mode: 
     stamp = Stamp(values.now(), by)
 
     def draft(before: Optional[Record]) -> Draft:
+        _refuse_left(store.name, before, request.members, request.joining)
         if before is None:
             return _create(store.name, request, stamp)
         plan.check_subnet(before, request.subnet)
@@ -68,8 +71,12 @@ def members_present(
     new_manager: Optional[str],
     by: str,
     check_mode: bool,
+    joining: Optional[Sequence[str]] = None,
 ) -> Applied:
-    """Add or update members, and hand the cluster over when there is a new manager: as one generation."""
+    """Add or update members, and hand the cluster over when there is a new manager: as one generation.
+
+    ``joining``: who of them may be new; None: anybody.
+    """
     stamp = Stamp(values.now(), by)
 
     def draft(before: Optional[Record]) -> Draft:
@@ -77,7 +84,9 @@ def members_present(
         if new_manager is not None:
             manager = new_manager
             steps.append(lambda record: plan.hand_over(record, manager))
-        return plan.chain(_existing(store, before), *steps)
+        present = _existing(store, before)
+        _refuse_left(store.name, present, members, joining)
+        return plan.chain(present, *steps)
 
     return _change(store, draft, stamp, check_mode)
 
@@ -150,6 +159,23 @@ def _absent(store: Store, only: object, force: bool, remove: Optional[Callable[[
     if remove is not None:
         remove()
     return Applied(before, None, [Change("delete", f"deleted {store.path}", ())])
+
+
+def _refuse_left(
+    name: str, before: Optional[Record], members: Sequence[Mapping[str, Any]], joining: Optional[Sequence[str]]
+) -> None:
+    """Refuse to take back who has left since this run has read the record: it would have its keys and mounts again."""
+    if joining is None:
+        return
+    present = {member["machine"] for member in before["members"]} if before else set()
+    left = [str(one["machine"]) for one in members if one["machine"] not in present and one["machine"] not in joining]
+    if left:
+        now = f"it has generation {before['generation']} now" if before else "it has been deleted"
+        raise InputError(
+            f"Cluster '{name}' has been changed since this run has read its record: {', '.join(left)} left, and {now}.",
+            "Run it again, without the machine; the playbook join takes it back.",
+            machines=left,
+        )
 
 
 def _create(name: str, request: ClusterRequest, stamp: Stamp) -> Draft:

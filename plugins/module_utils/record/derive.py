@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, Record
 
 
@@ -100,6 +100,18 @@ def relation(copy: Record, reference: Record) -> Relation:
     if copy["generation"] > reference["generation"]:
         return Relation("ahead", f"generation {copy['generation']}, while {reference['generation']} was expected")
     return Relation("diverged", f"generation {copy['generation']} with the same history, but other content")
+
+
+def refuse_newer(held: Sequence[Record], generation: int) -> None:
+    """Refuse to go by ``generation`` where this host has been given a newer one meanwhile. Raises RecordError."""
+    for record in held:
+        if record["generation"] > generation:
+            raise RecordError(
+                f"This run goes by generation {generation} of cluster '{record['name']}', and generation "
+                f"{record['generation']} is here: {record['history'][-1]['detail']}.",
+                "Somebody else has changed the cluster meanwhile. Run it again.",
+                generation=record["generation"],
+            )
 
 
 def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]:

@@ -31,6 +31,9 @@ CHANGE_OPTIONS: Dict[str, Any] = {
 }
 
 #: Documented in the fragment ``gpumesh.cluster.record.members``.
+JOINING_OPTION: Dict[str, Any] = {"type": "list", "elements": "str"}
+
+#: Documented in the fragment ``gpumesh.cluster.record.members``.
 MEMBERS_OPTION: Dict[str, Any] = {
     "type": "list",
     "elements": "dict",

@@ -50,6 +50,7 @@ _SSH_KEY = re.compile(r"[a-z][a-z0-9@.-]{2,63} [A-Za-z0-9+/]{16,}={0,3}")
 #: Names by which every machine means itself, and groups that Ansible makes in every inventory.
 _SELF = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback", "loopback")
 _IMPLICIT_GROUPS = ("all", "ungrouped")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -254,6 +255,9 @@ def line(value: str) -> str:
 def timestamp(value: str) -> str:
     """A time in UTC, to the second: 2026-11-20T20:31:00Z."""
     try:
+        # Python takes the digits of any script, and fewer of them.
+        if not _TIME.fullmatch(value):
+            raise ValueError(value)
         datetime.datetime.strptime(value + "+0000", "%Y-%m-%dT%H:%M:%SZ%z")
     except ValueError as failure:
         raise ValueError(f"'{value}' is no time in UTC such as 2026-11-20T20:31:00Z") from failure

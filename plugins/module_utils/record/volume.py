@@ -55,8 +55,7 @@ def check(volume: Mapping[str, Any]) -> None:
             f"it has the unknown option {', '.join(map(repr, unknown))}; the options of a {kind} are {known}"
         )
     for key, value in volume.items():
-        # What is not given is null in forms, and in volumes that were written out in full.
-        if key in options and value is not None:
+        if key in options and (value is not None or options[key] is not None):
             _CHECKS[key](key, value)
     if served and volume["path"] == volume["mount_point"]:
         raise ValueError(f"it would be mounted onto its own data: path and mount_point are both {volume['path']}")

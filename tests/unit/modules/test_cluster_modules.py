@@ -53,7 +53,7 @@ def test_the_life_of_a_cluster(folder: str, lab: dict[str, Any]) -> None:
 
 
 def test_mesh_storage_and_members_in_one_change(folder: str, lab: dict[str, Any]) -> None:
-    volume = {"name": "data", "server": "n2", "path": "/srv/data", "mount_point": "/mnt/data", "quota": 5}
+    volume = {"name": "data", "server": "n2", "path": "/srv/data", "mount_point": "/mnt/data", "quota": "5G"}
     changed = run(
         "cluster",
         name="lab",
