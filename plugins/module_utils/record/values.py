@@ -256,9 +256,7 @@ def timestamp(value: str) -> str:
     """A time in UTC, to the second: 2026-11-20T20:31:00Z."""
     try:
         # Python takes the digits of any script, and fewer of them.
-        if not _TIME.fullmatch(value):
-            raise ValueError(value)
-        datetime.datetime.strptime(value + "+0000", "%Y-%m-%dT%H:%M:%SZ%z")
+        datetime.datetime.strptime(value + "+0000" if _TIME.fullmatch(value) else "", "%Y-%m-%dT%H:%M:%SZ%z")
     except ValueError as failure:
         raise ValueError(f"'{value}' is no time in UTC such as 2026-11-20T20:31:00Z") from failure
     return value
