@@ -138,9 +138,9 @@ class TestWhatElseIsInIt:
         if what == "address":
             evil["members"][1]["address"] = "10.0.0.77"
         elif what == "interface":
-            evil["mesh"]["interface"] = "eth0"
+            evil["mesh"]["interface"] = "eth1"
         else:
-            volume = {"name": "etc", "server": "m", "path": "/srv", "mount_point": "/etc"}
+            volume = {"name": "opt", "server": "m", "path": "/srv", "mount_point": "/opt"}
             evil["storage"]["volumes"].append(volume)
         model.parse(evil)
         assert believed({"a": SILENT, "b": holding(HONEST), "m": holding(evil)})["record"] is None
@@ -151,6 +151,8 @@ class TestWhatElseIsInIt:
         changes: list[tuple[str, Any]] = [
             ("storage", {"volumes": [outside]}),
             ("mesh", {**HONEST["mesh"], "subnet": "10.0.0.0/16"}),
+            ("storage", {"volumes": [{**outside, "server": "a", "mount_point": "/etc"}]}),
+            ("mesh", {**HONEST["mesh"], "interface": "eth0"}),
             ("history", [{**HONEST["history"][0], "detail": "\x1b]0;title\x07"}]),
             ("members", [{**HONEST["members"][0], "mesh": {"address": "127.0.0.1", "public_key": None}}]),
         ]
