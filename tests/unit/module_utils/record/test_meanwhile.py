@@ -23,7 +23,8 @@ def entry(number: int) -> dict[str, Any]:
 
 
 def request(*numbers: int, joining: list[str] | None = None) -> apply.ClusterRequest:
-    return apply.ClusterRequest("10.0.0.0/24", "n1", {}, None, [entry(number) for number in numbers], joining)
+    members = [entry(number) for number in numbers]
+    return apply.ClusterRequest("10.0.0.0/24", "n1", {}, members=members, joining=joining)
 
 
 def store_in(folder: Path) -> Store:
