@@ -15,6 +15,7 @@ description:
   - Packs the state of a stopped controller, returns it part by part, and puts it in place before the next one starts.
   - The state holds the scripts and the environments of jobs, and so whatever secrets users have put there. Use it only in
     tasks with C(no_log).
+  - Works with the rights of O(user), and takes nothing but plain files below O(folder) from the other manager.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -111,19 +112,19 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state
 def work(module: AnsibleModule) -> Outcome:
     """Do what the parameters say."""
     given = module.params
-    folder, part = given["folder"], given["part"]
+    folder, part, user = given["folder"], given["part"], given["user"]
     if given["state"] == "packed":
-        packed = state.Packed(0, "") if module.check_mode else state.pack(folder)
+        packed = state.Packed(0, "") if module.check_mode else state.pack(folder, user)
         return Outcome(True, {"parts": packed.parts, "checksum": packed.checksum})
     if given["state"] == "exported":
-        return Outcome(False, {"content": state.read_part(folder, part)})
+        return Outcome(False, {"content": state.read_part(folder, part, user)})
     if state.in_use(folder):
         return Outcome(False, {"files": []})
     files = []
     if not module.check_mode:
-        state.write_part(folder, part, given["content"])
+        state.write_part(folder, part, given["content"], user)
         if part == given["parts"] - 1:
-            files = state.unpack(folder, given["checksum"], given["user"])
+            files = state.unpack(folder, given["checksum"], user)
     return Outcome(True, {"files": files})
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import hashlib
 import os
 import pwd
+import stat
 from typing import NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
@@ -71,13 +73,18 @@ def account(user: str) -> Optional[Account]:
 def read_state(path: str) -> State:
     """The key file of this host."""
     try:
-        with open(path, "rb") as stream:
+        # The folder is munged's: what it puts there is followed nowhere, waited for never, and read no further than a key.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
             about = os.fstat(stream.fileno())
-            return State(stream.read(), Account(about.st_uid, about.st_gid), about.st_mode & 0o077 == 0)
+            if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                key = stream.read(_LONGEST + 1)
+                return State(key, Account(about.st_uid, about.st_gid), about.st_mode & 0o077 == 0)
     except FileNotFoundError:
         return State(None, None, True)
     except OSError as failure:
-        raise HostStateError(f"{path} cannot be read: {failure.strerror}.", path=path) from failure
+        if failure.errno != errno.ELOOP:
+            raise HostStateError(f"{path} cannot be read: {failure.strerror}.", path=path) from failure
+    raise HostStateError(f"{path} is not a plain file of its own.", "Delete it.", path=path)
 
 
 def desired_key(state: State, given: Optional[bytes], generate: bool, rotate: bool) -> Optional[bytes]:
@@ -99,8 +106,7 @@ def write(path: str, key: bytes, owner: Account) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chown(folder, owner.uid, owner.gid)
-    write_atomic(path, key, mode=0o400)
-    os.chown(path, owner.uid, owner.gid)
+    write_atomic(path, key, mode=0o400, owner=(owner.uid, owner.gid))
 
 
 def is_stale(path: str, socket: str) -> bool:

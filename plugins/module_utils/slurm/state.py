@@ -4,28 +4,41 @@
 """The controller's state as one archive, carried part by part from one manager to the next.
 
 With the accounting it may be large, and what a module returns is held in memory several times: so it goes in parts.
+
+The new manager does not trust the former one. The archive is a format of our own: for each file a line of JSON with its
+name and its size, then its bytes, all compressed by gzip. It has no links, devices, owners or modes that anybody could
+ask for, and everything in it is bounded before it is read. Both ends work with the rights of the controller's account.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import gzip
 import hashlib
+import json
 import os
-import pwd
-import shutil
-import tarfile
-from typing import List, NamedTuple, Optional
+import stat
+import zlib
+from typing import BinaryIO, Iterator, List, NamedTuple, Tuple, cast
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file
+from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import acting_as
 
 #: Made by every slurmctld, so a folder with it has or had a controller.
 _SIGN = "clustername"
 #: Lies in the folder itself, and is cleared away with it.
-ARCHIVE = "hand_over.tar.gz"
+ARCHIVE = "hand_over.gz"
 #: Bytes of the archive.
 PART = 8 << 20
+#: 32 GiB. The role refuses more before it asks for the first one.
+MOST_PARTS = 4096
+_MOST_FILES = 2_000_000
+_LONGEST_HEAD = 8192
+_BLOCK = 1 << 20
+_AGAIN = "Hand the state over again."
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class Packed(NamedTuple):
@@ -37,89 +50,179 @@ class Packed(NamedTuple):
 
 def in_use(folder: str) -> bool:
     """Whether a controller has written there."""
-    return os.path.exists(os.path.join(folder, _SIGN))
+    return os.path.lexists(os.path.join(folder, _SIGN))
 
 
-def pack(folder: str) -> Packed:
+def pack(folder: str, user: str) -> Packed:
     """Put all plain files below the folder into the archive. Raises HostStateError where there is no state."""
     if not in_use(folder):
         raise HostStateError(f"{folder} has no state of a controller.", "Name the machine that was the manager.")
     path = os.path.join(folder, ARCHIVE)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as archive:
-        archive.add(folder, arcname=".", filter=_carried)
-    return Packed(-(-os.path.getsize(path) // PART), _checksum(path))
+    with acting_as(user):
+        remove_file(path)
+        with open(os.open(path, _NEW, 0o600), "wb") as stream, gzip.open(stream, "wb", compresslevel=1) as archive:
+            for name in _plain_files(folder):
+                _append(archive, folder, name)
+        parts = -(-os.path.getsize(path) // PART)
+        if parts > MOST_PARTS:
+            raise HostStateError(
+                f"{folder} takes {parts} parts of {PART >> 20} MiB; {MOST_PARTS} can be carried over.",
+                "Purge old jobs from the accounting with sacctmgr archive dump.",
+            )
+        return Packed(parts, _checksum(path))
 
 
-def read_part(folder: str, number: int) -> str:
+def _plain_files(folder: str) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            shown = os.path.relpath(path, folder)
+            if shown != ARCHIVE and stat.S_ISREG(os.lstat(path).st_mode):
+                yield shown
+
+
+def _append(archive: gzip.GzipFile, folder: str, name: str) -> None:
+    descriptor = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as stream:
+        left = os.fstat(descriptor).st_size
+        archive.write(json.dumps({"name": name, "size": left}).encode("ascii") + b"\n")
+        while left:
+            block = stream.read(min(left, _BLOCK))
+            if not block:
+                raise HostStateError(f"{os.path.join(folder, name)} became shorter.", "End the controller first.")
+            archive.write(block)
+            left -= len(block)
+
+
+def read_part(folder: str, number: int, user: str) -> str:
     """A part of the archive in base64. Raises HostStateError where there is none."""
     path = os.path.join(folder, ARCHIVE)
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(number * PART)
-            return base64.b64encode(stream.read(PART)).decode("ascii")
-    except FileNotFoundError as failure:
-        raise HostStateError(f"{path} is not there.", "Pack the state first, with state=packed.") from failure
+    with acting_as(user), _opened(path, "Pack the state first, with state=packed.") as stream:
+        stream.seek(number * PART)
+        return base64.b64encode(stream.read(PART)).decode("ascii")
 
 
-def write_part(folder: str, number: int, content: str) -> None:
-    """Put a part of the archive in its place. Raises InputError for what is not base64."""
+def write_part(folder: str, number: int, content: str, user: str) -> None:
+    """Put a part of the archive in its place. Raises InputError for what is not base64 of a part."""
     try:
         data = base64.b64decode(content.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as failure:
         raise InputError("The part is not what state=exported has given.", "Export it again.") from failure
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if number == 0 else 0)
-    with open(os.open(os.path.join(folder, ARCHIVE), flags, 0o600), "wb") as stream:
-        stream.seek(number * PART)
-        stream.write(data)
+    if not 0 <= number < MOST_PARTS or len(data) > PART:
+        raise InputError(f"Part {number} of {len(data)} bytes: there are at most {MOST_PARTS} of {PART}.", _AGAIN)
+    path = os.path.join(folder, ARCHIVE)
+    with acting_as(user):
+        if len(data) > room(folder):
+            raise HostStateError(f"{folder} has no room for the state of the former manager.", "Make room there.")
+        if number == 0:
+            remove_file(path)
+        flags = _NEW if number == 0 else os.O_WRONLY | os.O_NOFOLLOW
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except OSError as failure:
+            raise HostStateError(f"{path} cannot be opened: {failure.strerror}.", "Begin with part 0.") from failure
+        with open(descriptor, "wb") as stream:
+            stream.seek(number * PART)
+            stream.write(data)
 
 
 def unpack(folder: str, checksum: str, user: str) -> List[str]:
     """Write the archive's files, for ``user`` alone to read; their names. Raises InputError for a damaged archive."""
     path = os.path.join(folder, ARCHIVE)
-    if _checksum(path) != checksum:
-        raise InputError(f"{path} is not what was packed.", "Hand the state over again.")
-    try:
-        owner = pwd.getpwnam(user)
-    except KeyError as failure:
-        raise HostStateError(f"There is no user {user}.", "Install Slurm first.") from failure
-    with tarfile.open(path, mode="r:gz") as archive:
-        members = [member for member in archive.getmembers() if member.isfile()]
-        # What says that the state is there comes last: a hand-over that was cut off begins anew.
-        for member in sorted(members, key=lambda member: os.path.normpath(member.name) == _SIGN):
-            _extract(archive, member, folder, owner)
-    remove_file(path)
-    return sorted(os.path.normpath(member.name) for member in members)
+    with acting_as(user):
+        if _checksum(path) != checksum:
+            raise InputError(f"{path} is not what was packed.", _AGAIN)
+        with _opened(path, _AGAIN) as stream, gzip.GzipFile(fileobj=stream) as archive:
+            try:
+                names = _extract_all(cast(BinaryIO, archive), folder)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as failure:
+                raise InputError(f"{path} is damaged: {failure}.", _AGAIN) from failure
+        remove_file(path)
+    return sorted(names)
 
 
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str, owner: pwd.struct_passwd) -> None:
-    name = os.path.normpath(member.name)
-    if name.startswith(("/", "..")):
-        raise InputError(f"The state holds {name!r}, which is outside of its folder.", "Hand the state over again.")
-    parent = folder
-    for part in os.path.dirname(name).split("/"):
-        parent = os.path.join(parent, part)
-        if not os.path.isdir(parent):
-            os.makedirs(parent, mode=0o700)
-        os.chown(parent, owner.pw_uid, owner.pw_gid)
+def _extract_all(archive: BinaryIO, folder: str) -> List[str]:
+    names: List[str] = []
+    sign = None
+    left = room(folder)
+    for name, size in _heads(archive):
+        left -= size
+        if left < 0:
+            raise HostStateError(f"{folder} has no room for the state of the former manager.", "Make room there.")
+        if len(names) == _MOST_FILES:
+            raise InputError(f"The state has more than {_MOST_FILES} files.", _AGAIN)
+        if name == _SIGN:
+            if size > _LONGEST_HEAD:
+                raise InputError(f"The state's {_SIGN} has {size} bytes.", _AGAIN)
+            sign = archive.read(size)
+        else:
+            _extract(archive, folder, name, size)
+        names.append(name)
+    # What says that the state is there comes last: a hand-over that was cut off begins anew.
+    if sign is not None:
+        with _created(folder, _SIGN) as stream:
+            stream.write(sign)
+    return names
+
+
+def _heads(archive: BinaryIO) -> Iterator[Tuple[str, int]]:
+    """The name and the size of each file; who asks for the next has read the bytes of this one."""
+    while True:
+        line = archive.readline(_LONGEST_HEAD)
+        if not line:
+            return
+        try:
+            head = json.loads(line)
+            name, size = head["name"], head["size"]
+        except (ValueError, TypeError, KeyError, RecursionError) as failure:
+            raise InputError(f"The state has {line[:60]!r} where a file begins.", _AGAIN) from failure
+        if type(name) is not str or type(size) is not int or size < 0:
+            raise InputError(f"The state has {line[:60]!r} where a file begins.", _AGAIN)
+        parts = name.split("/")
+        if name == ARCHIVE or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
+            raise InputError(f"The state holds {name!r}, which is outside of its folder.", _AGAIN)
+        yield name, size
+
+
+def _extract(archive: BinaryIO, folder: str, name: str, size: int) -> None:
+    with _created(folder, name) as stream:
+        while size:
+            block = archive.read(min(size, _BLOCK))
+            if not block:
+                raise InputError(f"The state ends within {name!r}.", _AGAIN)
+            stream.write(block)
+            size -= len(block)
+
+
+def _created(folder: str, name: str) -> BinaryIO:
     path = os.path.join(folder, name)
-    source = archive.extractfile(member)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-        if source is not None:
-            shutil.copyfileobj(source, stream)
-    os.chown(path, owner.pw_uid, owner.pw_gid)
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        remove_file(path)
+        return cast(BinaryIO, open(os.open(path, _NEW, 0o600), "wb"))
+    except OSError as failure:
+        raise InputError(f"The state's {name!r} cannot be written: {failure.strerror}.", _AGAIN) from failure
 
 
-def _carried(member: tarfile.TarInfo) -> Optional[tarfile.TarInfo]:
-    return member if member.isdir() or (member.isfile() and os.path.normpath(member.name) != ARCHIVE) else None
+def room(folder: str) -> int:
+    """Bytes that may be written there, with a tenth of what is free left to the host."""
+    about = os.statvfs(folder)
+    return about.f_bavail * about.f_frsize * 9 // 10
+
+
+def _opened(path: str, remedy: str) -> BinaryIO:
+    try:
+        return cast(BinaryIO, open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"))
+    except FileNotFoundError as failure:
+        raise HostStateError(f"{path} is not there.", remedy) from failure
+    except OSError as failure:
+        raise HostStateError(f"{path} cannot be opened: {failure.strerror}.", "Delete it.") from failure
 
 
 def _checksum(path: str) -> str:
     digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as stream:
-            for block in iter(lambda: stream.read(1 << 20), b""):
-                digest.update(block)
-    except FileNotFoundError as failure:
-        raise HostStateError(f"{path} is not there.", "Hand the state over again.") from failure
+    with _opened(path, _AGAIN) as stream:
+        for block in iter(lambda: stream.read(_BLOCK), b""):
+            digest.update(block)
     return digest.hexdigest()

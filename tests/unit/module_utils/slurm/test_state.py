@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import getpass
+import gzip
+import json
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def _former(tmp_path: Path) -> Path:
     (folder / "clustername").write_text("lab")
     (folder / "hash.1" / "script").write_bytes(b"#!/bin/sh")
     # Larger than a part, and it does not compress.
-    (folder / "accounting.sql.gz").write_bytes(os.urandom(2500))
+    (folder / "accounting.sql").write_bytes(os.urandom(2500))
     return folder
 
 
@@ -43,7 +44,7 @@ def _new(tmp_path: Path) -> Path:
 
 def carry(former: Path, new: Path, packed: state.Packed) -> None:
     for number in range(packed.parts):
-        state.write_part(str(new), number, state.read_part(str(former), number))
+        state.write_part(str(new), number, state.read_part(str(former), number, ME), ME)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -52,7 +53,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_all_of_it_arrives_in_parts_for_its_owner_alone(former: Path, new: Path) -> None:
     before = contents(former)
-    packed = state.pack(str(former))
+    packed = state.pack(str(former), ME)
     assert packed.parts >= 3
     carry(former, new, packed)
     assert not state.in_use(str(new))
@@ -63,39 +64,121 @@ def test_all_of_it_arrives_in_parts_for_its_owner_alone(former: Path, new: Path)
 
 
 def test_a_hand_over_that_was_cut_off_begins_anew(former: Path, new: Path) -> None:
-    old = state.pack(str(former))
+    old = state.pack(str(former), ME)
     carry(former, new, old)
-    (former / "accounting.sql.gz").write_bytes(b"shorter")
-    packed = state.pack(str(former))
+    (former / "accounting.sql").write_bytes(b"shorter")
+    packed = state.pack(str(former), ME)
     assert packed.parts < old.parts
     carry(former, new, packed)
     state.unpack(str(new), packed.checksum, ME)
-    assert (new / "accounting.sql.gz").read_bytes() == b"shorter"
+    assert (new / "accounting.sql").read_bytes() == b"shorter"
 
 
 def test_a_part_that_is_missing_is_noticed(former: Path, new: Path) -> None:
-    packed = state.pack(str(former))
+    packed = state.pack(str(former), ME)
     for number in range(packed.parts - 1):
-        state.write_part(str(new), number, state.read_part(str(former), number))
+        state.write_part(str(new), number, state.read_part(str(former), number, ME), ME)
     with pytest.raises(InputError, match="not what was packed"):
         state.unpack(str(new), packed.checksum, ME)
     assert not state.in_use(str(new))
 
 
-def test_nothing_is_written_outside_of_the_folder(tmp_path: Path, new: Path) -> None:
-    with tarfile.open(new / state.ARCHIVE, "w:gz") as archive:
-        archive.add(__file__, arcname="../stray")
-    with pytest.raises(InputError, match="outside of its folder"):
-        state.unpack(str(new), state._checksum(str(new / state.ARCHIVE)), ME)
-    assert not (tmp_path / "stray").exists()
+def arrive(new: Path, content: bytes) -> list[str]:
+    """What a former manager hands over, whoever has packed it."""
+    (new / state.ARCHIVE).write_bytes(content)
+    return state.unpack(str(new), state._checksum(str(new / state.ARCHIVE)), ME)
+
+
+def packed(*files: tuple[object, object, bytes]) -> bytes:
+    heads = ((json.dumps({"name": name, "size": size}).encode() + b"\n", data) for name, size, data in files)
+    return gzip.compress(b"".join(head + data for head, data in heads))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../stray",
+        "/stray",
+        "hash.1/../../stray",
+        "",
+        ".",
+        "..",
+        "a//b",
+        "a/",
+        "./a",
+        "a\n",
+        "\0",
+        state.ARCHIVE,
+        7,
+        None,
+    ],
+)
+def test_nothing_is_written_outside_of_the_folder(tmp_path: Path, new: Path, name: object) -> None:
+    with pytest.raises(InputError):
+        arrive(new, packed((name, 1, b"x")))
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [state.ARCHIVE]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no gzip",
+        packed(("script", 10, b"short")),
+        packed(("script", -1, b"")),
+        packed(("script", True, b"x")),
+        packed(("script", 2**70, b"x")),
+        packed(("clustername", 10000, b"x" * 10000)),
+        packed(("a", 1, b"x"), ("a/b", 1, b"x")),
+        packed(("a" * 300, 1, b"x")),
+        packed(("script", 5, b"longer than it says")),
+        packed(("script", 5, b"cut"))[:-12],
+        gzip.compress(b"[" * 100000),
+        gzip.compress(b"[]\n"),
+    ],
+)
+def test_what_is_no_state_is_refused(new: Path, content: bytes) -> None:
+    if content == b"":
+        assert arrive(new, content) == []
+    else:
+        with pytest.raises((InputError, HostStateError)):
+            arrive(new, content)
+    assert not state.in_use(str(new))
+
+
+def test_no_more_is_written_than_there_is_room_for(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of zeros compresses to a thousandth."""
+    monkeypatch.setattr(state, "room", lambda folder: 1 << 20)
+    with pytest.raises(HostStateError, match="no room"):
+        arrive(new, packed(("a", 1 << 19, b"\0" * (1 << 19)), ("b", (1 << 19) + 1, b"\0" * ((1 << 19) + 1))))
+    assert not (new / "b").exists()
+    monkeypatch.setattr(state, "room", lambda folder: 2)
+    with pytest.raises(HostStateError, match="no room"):
+        state.write_part(str(new), 0, "AAAA", ME)
+
+
+def test_a_part_has_its_place(new: Path) -> None:
+    for number, content in ((state.MOST_PARTS, "AAAA"), (-1, "AAAA"), (0, "A" * 2000)):
+        with pytest.raises(InputError, match="at most"):
+            state.write_part(str(new), number, content, ME)
+    with pytest.raises(HostStateError, match="Begin with part 0"):
+        state.write_part(str(new), 1, "AAAA", ME)
+
+
+def test_links_and_devices_are_not_packed(former: Path, new: Path) -> None:
+    (former / "link").symlink_to("/etc/hostname")
+    (former / "folder").symlink_to("/etc")
+    os.mkfifo(former / "fifo")
+    carry(former, new, found := state.pack(str(former), ME))
+    assert state.unpack(str(new), found.checksum, ME) == ["accounting.sql", "clustername", "hash.1/script"]
 
 
 def test_refused(new: Path, former: Path) -> None:
     with pytest.raises(HostStateError, match="no state of a controller"):
-        state.pack(str(new))
+        state.pack(str(new), ME)
     with pytest.raises(HostStateError, match="state=packed"):
-        state.read_part(str(former), 0)
+        state.read_part(str(former), 0, ME)
     with pytest.raises(InputError, match="Export it again"):
-        state.write_part(str(new), 0, "no base64")
+        state.write_part(str(new), 0, "no base64", ME)
     with pytest.raises(HostStateError, match="is not there"):
         state.unpack(str(new), "", ME)

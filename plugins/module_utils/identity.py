@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Work as the owner of a folder and not as root, so that a link that the owner puts there leads nowhere new."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from contextlib import contextmanager
+from typing import Iterator, List
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+
+
+def account(user: str) -> pwd.struct_passwd:
+    """The account. Raises HostStateError where there is none."""
+    try:
+        return pwd.getpwnam(user)
+    except KeyError as failure:
+        raise HostStateError(
+            f"There is no user {user}.", "Install the package that the account belongs to first."
+        ) from failure
+
+
+@contextmanager
+def acting_as(user: str) -> Iterator[pwd.struct_passwd]:
+    """Open, create and delete files with the rights of ``user`` and its groups. For one thread, and root before."""
+    entry = account(user)
+    if entry.pw_uid == os.geteuid():
+        yield entry
+        return
+    user_before, group_before, groups_before = os.geteuid(), os.getegid(), os.getgroups()
+    os.setgroups(os.getgrouplist(user, entry.pw_gid))
+    os.setegid(entry.pw_gid)
+    os.seteuid(entry.pw_uid)
+    try:
+        yield entry
+    finally:
+        os.seteuid(user_before)
+        os.setegid(group_before)
+        os.setgroups(groups_before)
+
+
+def command_as(user: str, argv: List[str]) -> List[str]:
+    """The command that runs ``argv`` with the rights of ``user``, and with no way to more."""
+    entry = account(user)
+    if entry.pw_uid == os.geteuid():
+        return argv
+    become = [f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--init-groups", "--no-new-privs"]
+    return ["setpriv", *become, "--", *argv]

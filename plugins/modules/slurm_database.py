@@ -1,0 +1,108 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: slurm_database
+short_description: Save the accounting of slurmdbd to a file, or load it
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Carries the accounting from one manager to another, with MariaDB's own tools on both.
+  - The file is text of another machine. It is loaded by a client that takes no commands, with the rights of O(user), whom
+    MariaDB lets into one database only.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+attributes:
+  diff_mode:
+    support: none
+    details:
+      - It would be the whole database.
+  idempotent:
+    support: partial
+    details:
+      - V(saved) saves at every run. V(loaded) deletes the file, so that the next run has nothing to do.
+options:
+  state:
+    description:
+      - V(saved) writes the database to O(path), for O(user) alone to read.
+      - V(loaded) reads O(path) into the database and deletes it. Without the file nothing is done.
+    type: str
+    choices: [saved, loaded]
+    required: true
+  path:
+    description: The file.
+    type: path
+    default: /var/lib/slurm/slurmctld/accounting.sql
+  database:
+    description: Name of the database, which has to exist.
+    type: str
+    default: slurm_acct_db
+  socket:
+    description: Where MariaDB listens.
+    type: path
+    default: /run/mysqld/mysqld.sock
+  user:
+    description: The account of the system, and of MariaDB, that the database and the folder of O(path) belong to.
+    type: str
+    default: slurm
+"""
+
+EXAMPLES = r"""
+- name: Save the accounting on the former manager
+  gpumesh.cluster.slurm_database:
+    state: saved
+  delegate_to: n1
+
+- name: Load it on the new one
+  gpumesh.cluster.slurm_database:
+    state: loaded
+"""
+
+RETURN = r"""
+path:
+  description: The file.
+  type: str
+  returned: success
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import database
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Do what the parameters say."""
+    given = module.params
+    path = given["path"]
+    wanted = database.Database(given["database"], given["socket"], given["user"])
+    saving = given["state"] == "saved"
+    changed = saving or database.is_there(path)
+    if changed and not module.check_mode:
+        (database.save if saving else database.load)(wanted, path)
+    return Outcome(changed, {"path": path})
+
+
+def main() -> None:
+    """The module's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["saved", "loaded"], "required": True},
+            "path": {"type": "path", "default": "/var/lib/slurm/slurmctld/accounting.sql"},
+            "database": {"type": "str", "default": "slurm_acct_db"},
+            "socket": {"type": "path", "default": "/run/mysqld/mysqld.sock"},
+            "user": {"type": "str", "default": "slurm"},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()
