@@ -20,6 +20,7 @@ import json
 import math
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,8 @@ def main() -> int:
     parser.add_argument("members", nargs="*", type=int, default=SIZES)
     parser.add_argument("--subnet", type=ipaddress.IPv4Network, default="10.86.0.0/24", help="addresses of the hosts")
     given = parser.parse_args()
+    # Its hosts go with it, also when it is told to end.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))
     print(f"{'members':>7} {'processor':>10} {'a member':>9} {'clock':>8} {'a member':>9} {'exponents':>10}")
     last = None
     with tempfile.TemporaryDirectory() as folder:
