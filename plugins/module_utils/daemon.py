@@ -29,7 +29,10 @@ _AT_BOOT = ("enabled", "enabled-runtime", "static", "indirect", "generated", "al
 
 
 class Daemon(NamedTuple):
-    """What is to run. ``drop_in`` is for systemd; all after it, and the command, for supervisord."""
+    """What is to run. ``drop_in`` is for systemd; the three after it, and the command, for supervisord.
+
+    ``reads``: files that it reads when it starts. ``reload``: what hands them to it, and to others, while it runs.
+    """
 
     name: str
     state: str
@@ -38,6 +41,8 @@ class Daemon(NamedTuple):
     user: str
     directories: Sequence[str]
     environment: Mapping[str, str]
+    reads: Sequence[str] = ()
+    reload: Sequence[str] = ()
 
 
 class Places(NamedTuple):
@@ -76,6 +81,31 @@ def service_manager(tree: Tree) -> str:
     return SYSTEMD if tree.read("proc/1/comm") == "systemd" else SUPERVISORD
 
 
+# --- What a daemon has read
+
+
+def started_at(pid: int) -> Optional[float]:
+    """When the process began, in seconds since 1970; None where there is none."""
+    text = read_text(f"/proc/{pid}/stat") if pid else None
+    if text is None:
+        return None
+    # The name of the program, in parentheses, may have blanks. The 22nd field is in clock ticks since the boot.
+    ticks = int(text.rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+def unread(started: Optional[float], files: Sequence[str]) -> List[str]:
+    """The files that are younger than the process, which so goes on with what was there before.
+
+    A time to come, from a clock that was wrong, says nothing.
+    """
+    if started is None:
+        return []
+    times = ((path, os.stat(path).st_mtime) for path in files if os.path.exists(path))
+    return [path for path, written in times if started < written <= time.time()]
+
+
 # --- systemd
 
 
@@ -84,8 +114,10 @@ def parse_unit(text: str) -> Dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def plan_systemd(daemon: Daemon, places: Places, unit: Mapping[str, str], drop_in: Optional[str]) -> Plan:
-    """From the unit's properties and its present drop-in. Raises HostStateError for a unit that is not there."""
+def plan_systemd(
+    daemon: Daemon, places: Places, unit: Mapping[str, str], drop_in: Optional[str], late: Sequence[str] = ()
+) -> Plan:
+    """From the unit's properties, its present drop-in and what it has not read. Raises HostStateError without a unit."""
     path = places.drop_in(daemon.name)
     service = f"{daemon.name}.service"
     known = unit.get("LoadState") not in ("not-found", None)
@@ -103,7 +135,7 @@ def plan_systemd(daemon: Daemon, places: Places, unit: Mapping[str, str], drop_i
         commands.append(["systemctl", "daemon-reload"])
     if not at_boot:
         commands.append(["systemctl", "enable", service])
-    if not running or new_settings or daemon.state == "restarted":
+    if not running or new_settings or late or daemon.state == "restarted":
         commands.append(["systemctl", "restart", service])
     return Plan(
         path, before, daemon.drop_in, commands, running and commands[-1:] == [["systemctl", "restart", service]]
@@ -161,8 +193,16 @@ def parse_status(text: str) -> str:
     return match.group(1) if match and "no such" not in text else ""
 
 
-def plan_supervisord(daemon: Daemon, places: Places, up: bool, status: str, program: Optional[str]) -> Plan:
-    """From whether supervisord runs, the program's state there, and its present settings."""
+def parse_pid(text: str) -> int:
+    """The process in the same output, 0 where it does not run."""
+    match = re.search(r"\bpid (\d+)", text)
+    return int(match.group(1)) if match else 0
+
+
+def plan_supervisord(
+    daemon: Daemon, places: Places, up: bool, status: str, program: Optional[str], late: Sequence[str] = ()
+) -> Plan:
+    """From whether supervisord runs, the program's state there, its present settings, and what it has not read."""
     path = places.program(daemon.name)
     control = ["supervisorctl", "--configuration", places.supervisor_config]
     before = program or ""
@@ -179,7 +219,7 @@ def plan_supervisord(daemon: Daemon, places: Places, up: bool, status: str, prog
         return Plan(path, before, after, [[*control, "reread"], [*control, "update", daemon.name]], running)
     if not running:
         return Plan(path, before, after, [[*control, "start", daemon.name]], False)
-    if daemon.state == "restarted":
+    if late or daemon.state == "restarted":
         return Plan(path, before, after, [[*control, "restart", daemon.name]], True)
     return Plan(path, before, after, [], False)
 
@@ -195,20 +235,27 @@ def supervisord_missing(manager: str) -> bool:
 def make_plan(run: Runner, manager: str, daemon: Daemon, places: Places) -> Plan:
     """Read the present state, and say what is to be done."""
     if manager == SYSTEMD:
-        properties = "--property=LoadState,ActiveState,UnitFileState,NeedDaemonReload"
+        properties = "--property=LoadState,ActiveState,UnitFileState,NeedDaemonReload,MainPID"
         unit = parse_unit(run(["systemctl", "show", "--no-pager", properties, f"{daemon.name}.service"]).stdout)
-        return plan_systemd(daemon, places, unit, read_text(places.drop_in(daemon.name)))
+        late = unread(started_at(int(unit.get("MainPID", 0))), daemon.reads)
+        return plan_systemd(daemon, places, unit, read_text(places.drop_in(daemon.name)), late)
     control = ["supervisorctl", "--configuration", places.supervisor_config]
     up = run([*control, "pid"], check=False).rc == 0
-    status = parse_status(run([*control, "status", daemon.name], check=False).stdout) if up else ""
-    return plan_supervisord(daemon, places, up, status, read_text(places.program(daemon.name)))
+    said = run([*control, "status", daemon.name], check=False).stdout if up else ""
+    late = unread(started_at(parse_pid(said)), daemon.reads)
+    return plan_supervisord(daemon, places, up, parse_status(said), read_text(places.program(daemon.name)), late)
 
 
-def apply(run: Runner, manager: str, daemon: Daemon, plan: Plan) -> None:
+def apply(run: Runner, manager: str, daemon: Daemon, places: Places, plan: Plan) -> None:
     """Bring it about. Raises HostStateError, with the daemon's last words, when it does not start."""
     if plan.commands and daemon.state != "absent":
         # A check that was cut off may still listen where the daemon has to.
         detach.stop_all()
+    if daemon.reload and plan.restarts and plan.before == plan.after:
+        # Before the restart, since nothing would say afterwards that it is due. Some daemons begin anew by it, and some
+        # cannot take everything over; whether it was enough is to be seen.
+        run(daemon.reload, timeout=_PATIENCE, check=False)
+        plan = make_plan(run, manager, daemon, places)
     if plan.after and plan.after != plan.before:
         os.makedirs(os.path.dirname(plan.path), mode=0o755, exist_ok=True)
         write_atomic(plan.path, plan.after, mode=0o644)

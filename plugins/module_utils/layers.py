@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import started_at, unread
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import block_in
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import automounts
@@ -72,8 +73,8 @@ def parse_units(shown: str) -> Dict[str, Dict[str, str]]:
     return units
 
 
-def service_differences(unit: str, properties: Mapping[str, str]) -> List[str]:
-    """What is wrong with one unit, in words."""
+def service_differences(unit: str, properties: Mapping[str, str], reads: Sequence[str] = ()) -> List[str]:
+    """What is wrong with one unit, in words. ``reads``: files that it reads when it starts."""
     if properties.get("LoadState") != "loaded":
         return [f"{unit} is missing"]
     words = []
@@ -81,6 +82,9 @@ def service_differences(unit: str, properties: Mapping[str, str]) -> List[str]:
         words.append(f"{unit} does not run")
     if properties.get("UnitFileState") not in _AT_BOOT:
         words.append(f"{unit} does not start at boot")
+    late = unread(started_at(int(properties.get("MainPID") or 0)), reads)
+    if late:
+        words.append(f"{unit} has not read {', '.join(late)} yet")
     return words
 
 
@@ -90,7 +94,7 @@ def read_file(path: str) -> Optional[str]:
     return None if current.kind == host_files.ABSENT else current.text
 
 
-def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[Mapping[str, str]]) -> Dict[str, str]:
+def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[Mapping[str, Any]]) -> Dict[str, str]:
     """What differs, in words, by layer. Where nothing of a layer is there, it is not set up.
 
     Services are compared where systemd runs them, its automounts where it can have some.
@@ -108,11 +112,13 @@ def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[
         found.setdefault(expected["layer"], []).extend([words] if words else [])
     names = [service["unit"] for service in services]
     if names and find("systemctl") is not None and os.path.isdir("/run/systemd/system"):
-        shown = run(["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState", *names], check=False)
+        shown = run(
+            ["systemctl", "show", "--property=Id,LoadState,ActiveState,UnitFileState,MainPID", *names], check=False
+        )
         units = parse_units(shown.stdout)
         for service in services:
             asked[service["layer"]] = asked.get(service["layer"], 0) + 1
-            words_of = service_differences(service["unit"], units.get(service["unit"], {}))
+            words_of = service_differences(service["unit"], units.get(service["unit"], {}), service.get("reads") or [])
             found.setdefault(service["layer"], []).extend(words_of)
     return {layer: _in_words(words, asked[layer]) for layer, words in found.items() if words}
 

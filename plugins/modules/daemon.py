@@ -30,8 +30,8 @@ options:
     required: true
   state:
     description:
-      - V(started) restarts a daemon only when its settings have changed. V(absent) stops it, now and at boot, and
-        removes what this module has written.
+      - V(started) restarts a daemon only when its settings have changed or it is older than what it O(reads). V(absent)
+        stops it, now and at boot, and removes what this module has written.
     type: str
     choices: [started, restarted, absent]
     default: started
@@ -56,6 +56,20 @@ options:
     description: Text that systemd adds to the packaged unit.
     type: str
     default: ""
+  reads:
+    description:
+      - Files that it reads when it starts. A daemon that is older than one of them is restarted, also where a run that
+        was cut off has written the file.
+    type: list
+    elements: path
+    default: []
+  reload:
+    description:
+      - Command that has a running daemon take O(reads) over and hand them on. It comes before a restart, which is left out
+        where the daemon has begun anew by it.
+    type: list
+    elements: str
+    default: []
   ready_path:
     description: Return only when this path is there, such as the daemon's socket.
     type: path
@@ -126,7 +140,7 @@ def work(module: AnsibleModule) -> Outcome:
         return Outcome(False, {"service_manager": manager, "missing": wanted.state != "absent", "restarted": False})
     plan = daemon.make_plan(run, manager, wanted, places)
     if not module.check_mode:
-        daemon.apply(run, manager, wanted, plan)
+        daemon.apply(run, manager, wanted, places, plan)
         if wanted.state != "absent":
             ready = daemon.Ready(given["ready_path"], given["ready_address"], given["ready_port"])
             daemon.wait_until_ready(wanted.name, ready, given["ready_timeout"])
@@ -145,6 +159,8 @@ def main() -> None:
             "directories": {"type": "list", "elements": "str", "default": []},
             "environment": {"type": "dict", "default": {}},
             "drop_in": {"type": "str", "default": ""},
+            "reads": {"type": "list", "elements": "path", "default": []},
+            "reload": {"type": "list", "elements": "str", "default": []},
             "ready_path": {"type": "path"},
             "ready_address": {"type": "str"},
             "ready_port": {"type": "int"},

@@ -44,6 +44,11 @@ options:
     suboptions:
       layer: {description: The layer that it belongs to., type: str, required: true}
       unit: {description: "Its name with the suffix, such as V(slurmd.service).", type: str, required: true}
+      reads:
+        description: Files that it reads when it starts, so it has to be younger than they are.
+        type: list
+        elements: str
+        default: []
 """
 
 EXAMPLES = r"""
@@ -113,7 +118,11 @@ def main() -> None:
                 "type": "list",
                 "elements": "dict",
                 "default": [],
-                "options": {"layer": name, "unit": name},
+                "options": {
+                    "layer": name,
+                    "unit": name,
+                    "reads": {"type": "list", "elements": "str", "default": []},
+                },
             },
         },
         supports_check_mode=True,

@@ -97,6 +97,10 @@ options:
     description: Sets of nodes by name, with their parameters, as for C(Nodes) of a partition.
     type: dict
     default: {}
+  dbd_settings:
+    description: Settings of C(slurmdbd.conf), for RV(accounting_port). The file is not written.
+    type: dict
+    default: {}
   cgroup:
     description: Settings of C(cgroup.conf), which win over ours.
     type: dict
@@ -107,6 +111,12 @@ options:
         list of mappings. C(gpu) replaces what is detected; an empty list means that there is none.
     type: dict
     default: {}
+  gpus:
+    description:
+      - How many GPUs this host is known to have. Where fewer are found and O(gres) does not name them, the node goes on
+        declaring so many, and Slurm takes it out of service and says why.
+    type: int
+    default: 0
   node:
     description: Parameters of this node, such as C(Feature) and C(Weight), which win over ours.
     type: dict
@@ -170,6 +180,16 @@ arguments:
   type: list
   elements: str
   returned: O(state=present)
+controller_port:
+  description: The port at which the controller answers, by O(settings).
+  type: int
+  returned: O(state=present)
+  sample: 6817
+accounting_port:
+  description: The port at which slurmdbd answers, by O(dbd_settings).
+  type: int
+  returned: O(state=present)
+  sample: 6819
 cgroup:
   description: The version of the control groups that Slurm uses on this host, C(v1), C(v2) or C(none), and why.
   type: dict
@@ -194,26 +214,31 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Do what the parameters say."""
     given = module.params
     folder = given["directory"]
+    present = configure.read_files(folder)
     values: Dict[str, Any] = {}
     wanted = None
+    runs: Dict[str, str] = {}
     if given["state"] == "present":
         host = read_host(run, Tree())
         request = config.Request(**{name: given[name] for name in config.Request._fields})
-        wanted = config.documents(request, host, folder)
+        runs = running_options(Tree(), given["machine"])
+        wanted = config.documents(request, host, folder, config.definition_in(present[config.OPTIONS]) or "")
         values = {
             "definition": wanted.definition,
             "arguments": list(wanted.arguments),
+            "controller_port": int(config.first_port("slurm_conf", given["settings"], "SlurmctldPort", "6817")),
+            "accounting_port": int(config.first_port("slurm_dbd_conf", given["dbd_settings"], "DbdPort", "6819")),
             "cgroup": {"version": host.cgroups.version, "why": host.cgroups.why},
             "slurm_version": ".".join(map("{:02d}".format, host.version)) if host.version else None,
         }
-    planned = configure.plan(configure.read_files(folder), wanted, given["serve"], folder)
+    planned = configure.plan(present, wanted, given["serve"], folder, runs)
     if wanted is not None:
         values["validated"] = bool(planned.write) and configure.validate(run, wanted, folder)
     folders = configure.missing_folders(wanted_folders(given)) if wanted is not None else []
@@ -269,8 +294,10 @@ def main() -> None:
             "settings": {"type": "dict", "default": {}},
             "partitions": {"type": "dict", "default": partitions},
             "nodesets": {"type": "dict", "default": {}},
+            "dbd_settings": {"type": "dict", "default": {}},
             "cgroup": {"type": "dict", "default": {}},
             "gres": {"type": "dict", "default": {}},
+            "gpus": {"type": "int", "default": 0},
             "node": {"type": "dict", "default": {}},
             "directory": {"type": "path", "default": "/etc/slurm"},
         },

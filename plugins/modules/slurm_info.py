@@ -62,6 +62,7 @@ nodes:
     state: {description: "Such as V(idle), V(mixed), V(allocated), V(down).", type: str}
     flags: {description: "Said beside the state, such as V(drain) and V(not_responding).", type: list, elements: str}
     ready: {description: Whether it takes jobs., type: bool}
+    held: {description: "Whether it was drained or put into maintenance, and takes none until it is resumed.", type: bool}
     reason: {description: Why it is out of service., type: str}
     reason_user: {description: Who has said so. Empty where the version does not tell., type: str}
     cpus: {description: Number of CPUs., type: int}

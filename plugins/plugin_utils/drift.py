@@ -12,6 +12,20 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import names, ssh_trust, storage
 
+#: What each daemon reads when it starts. The roles restart one that is older.
+_NODE_FILES = ("slurmd.env", "slurm.conf", "cgroup.conf", "gres.conf")
+_READS = {
+    "munge": ["/etc/munge/munge.key"],
+    "slurmd": [f"/etc/slurm/node/{name}" for name in _NODE_FILES],
+    "slurmctld": [
+        "/etc/slurm/slurm.conf",
+        "/etc/slurm/cgroup.conf",
+        "/etc/slurm/gres.conf",
+        "/etc/slurm/node/slurm.conf",
+    ],
+    "slurmdbd": ["/etc/slurm/slurmdbd.conf"],
+}
+
 _PEER_WORDS = (("added", "add"), ("removed", "remove"), ("updated", "update"))
 
 
@@ -39,7 +53,7 @@ def questions(
             *_jobs(record),
             *volumes,
         ],
-        "services": [{"layer": layer, "unit": f"{name}.service"} for layer, name in units],
+        "services": [{"layer": layer, "unit": f"{name}.service", "reads": _READS[name]} for layer, name in units],
     }
 
 

@@ -90,6 +90,7 @@ def decide(
         {**_entry(machine, hosts[machine], facts[machine], places.of.get(machine), mesh), **lans.get(machine, {})}
         for machine in taking_part
     ]
+    _keep_lost_gpus(wish, record, members)
     decision = {
         "exists": record is not None,
         "manager": manager,
@@ -198,6 +199,17 @@ def _entry(
         bracketed = f"[{host.dialled}]" if ":" in host.dialled else host.dialled
         entry["endpoint"] = f"{bracketed}:{mesh['port']}"
     return entry
+
+
+def _keep_lost_gpus(wish: Wish, record: Record | None, members: Sequence[dict[str, Any]]) -> None:
+    """A GPU that is gone is a fault, and no smaller machine: the check and the node's own look go on asking for it.
+
+    Whoever names the machine to the playbook join again takes it as it is.
+    """
+    known = {member["machine"]: member["gpus"] for member in record["members"]} if record else {}
+    for entry in members:
+        if not (wish.join_only and entry["machine"] in (wish.machines or ())):
+            entry["gpus"] = max(entry["gpus"], known.get(entry["machine"], 0))
 
 
 def _refuse_silent(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -24,6 +24,7 @@ def decide_removal(
     manager_lost: bool,
 ) -> dict[str, Any]:
     """``authority``: the host on which the record is changed, the manager or, where it is lost, its successor.
+    ``former_manager``: who hands the cluster over, empty for nobody; in a run that finishes another, by the history.
 
     ``known``: every machine of the inventory. A machine that was a member passes, so that a removal that was cut off can
     be finished, and that of a lost manager too when its successor has the record. One that never was is not cleaned up:
@@ -52,7 +53,8 @@ def decide_removal(
     answers_still = manager in answers and answers[manager].silence is None
     followed = manager == new_manager and not set(leaving).intersection(machines)
     if manager_lost and not followed:
-        return {"authority": _successor(record, manager, leaving, new_manager, answers, answers_still)}
+        authority = _successor(record, manager, leaving, new_manager, answers, answers_still)
+        return {"authority": authority, "former_manager": ""}
     if not answers_still:
         silence = answers[manager].silence if manager in answers else "it was not asked"
         raise InputError(
@@ -61,7 +63,11 @@ def decide_removal(
             "cluster_manager_lost=true.",
             manager=manager,
         )
-    return {"authority": manager}
+    # A lost manager has nothing to hand over.
+    handing = None
+    if new_manager is not None and not manager_lost:
+        handing = manager if manager != new_manager else plan.former_manager(record)
+    return {"authority": manager, "former_manager": handing if handing in known else ""}
 
 
 def _was_member(machine: str, record: Record, known: Collection[str], answers: Mapping[str, Answer]) -> bool:

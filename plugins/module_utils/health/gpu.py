@@ -101,7 +101,8 @@ def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> 
         f"{found} of {expected} GPUs are there."
         if found < expected
         else f"{found} GPUs are there, {expected} are on record.",
-        "Look at the kernel log for GPUs that fell off the bus, and reboot. If the hardware has changed, run site again."
+        "Look at the kernel log for GPUs that fell off the bus, and reboot. If they are to be fewer from now on, join the "
+        "machine again (playbook join with its name in cluster_machines)."
         if found < expected
         else "Run site again, which brings the record up to date.",
         "GPUs",

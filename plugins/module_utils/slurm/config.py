@@ -68,7 +68,10 @@ _UNSAFE = re.compile(r"[\"'`$\\\n;&|<>]")
 
 
 class Request(NamedTuple):
-    """What the cluster and this host are to be. ``serve``: this host runs the controller. Mappings are the user's."""
+    """What the cluster and this host are to be. ``serve``: this host runs the controller. Mappings are the user's.
+
+    ``gpus``: how many this host is known to have. With fewer it is broken, and no smaller machine.
+    """
 
     cluster: str
     controller: str
@@ -91,6 +94,7 @@ class Request(NamedTuple):
     cgroup: Mapping[str, Any]
     gres: Mapping[str, Any]
     node: Mapping[str, Any]
+    gpus: int = 0
 
 
 class Gres(NamedTuple):
@@ -109,12 +113,12 @@ class Documents(NamedTuple):
     arguments: Tuple[str, ...]
 
 
-def documents(request: Request, host: SlurmHost, folder: str) -> Documents:
-    """Every file. Raises InputError, naming the variable, for what cannot be written."""
+def documents(request: Request, host: SlurmHost, folder: str, former: str = "") -> Documents:
+    """Every file. ``former``: the node's present definition. Raises InputError, naming the variable."""
     conf.check_settings("slurm_conf", request.settings)
     conf.check_settings("slurm_cgroup", request.cgroup)
     gres = gres_lines(request, host)
-    definition = node_definition(request, host, gres)
+    definition = node_definition(request, host, gres, former)
     return Documents(
         {
             "slurm.conf": conf.text_of(_slurm_conf(request, host, folder)),
@@ -211,8 +215,8 @@ def default_memory(host: SlurmHost) -> int:
 
 
 def real_memory(host: SlurmHost) -> int:
-    """A little less than there is: another kernel may have a few MB less, which would drain the node."""
-    return host.memory * 98 // 100
+    """A little less than there is, in steps: another kernel may have a few MB less, which would drain the node."""
+    return host.memory * 98 // 100 // _MEMORY_STEP * _MEMORY_STEP or host.memory
 
 
 def node_settings(host: SlurmHost) -> Dict[str, Any]:
@@ -290,13 +294,15 @@ def _declared(name: str, entry: Mapping[str, Any]) -> str:
     return ":".join(part for part in (name, str(keys.get("type") or ""), count) if part)
 
 
-def node_definition(request: Request, host: SlurmHost, gres: Gres) -> str:
+def node_definition(request: Request, host: SlurmHost, gres: Gres, former: str = "") -> str:
     """What the node declares of itself beyond what slurmd finds."""
     ours: Dict[str, Any] = {"NodeAddr": request.address}
+    known = dict(conf.parse_pairs(former))
     if host.memory:
-        ours["RealMemory"] = real_memory(host)
-    if gres.declared:
-        ours["Gres"] = gres.declared
+        ours["RealMemory"] = _kept_memory(host, known.get("RealMemory", ""))
+    declared = _kept_gres(request, host, gres.declared, known.get("Gres", ""))
+    if declared:
+        ours["Gres"] = declared
     for key in request.node:
         if conf.check_key(key).lower() in ("nodename", "port", "nodeaddr"):
             raise InputError(f"slurm_node_conf: {key} is the cluster record's.", "Leave it out.")
@@ -308,13 +314,43 @@ def node_definition(request: Request, host: SlurmHost, gres: Gres) -> str:
     return definition
 
 
+def _kept_memory(host: SlurmHost, former: str) -> int:
+    """What is declared already, as long as the host has it and it is about right.
+
+    A change has the controller forget the node first, and another kernel has a few MB more or less.
+    """
+    wanted = real_memory(host)
+    declared = int(former) if former.isdigit() else 0
+    return declared if declared <= host.memory and abs(declared - wanted) <= wanted * 3 // 100 else wanted
+
+
+def _kept_gres(request: Request, host: SlurmHost, declared: str, former: str) -> str:
+    """With GPUs lost, what was declared before: the controller then takes the node out of service and says why."""
+    given = {name.lower() for name in request.gres}
+    found = len(host.gpu.files) if host.gpu else 0
+    if "gpu" in given or found >= request.gpus:
+        return declared
+    others = [item for item in declared.split(",") if item and not item.startswith("gpu:")]
+    before = [item for item in former.split(",") if item.startswith("gpu:") and item.endswith(f":{request.gpus}")]
+    return ",".join([*(before[:1] or [f"gpu:{request.gpus}"]), *others])
+
+
 def slurmd_arguments(request: Request, definition: str) -> Tuple[str, ...]:
     """The arguments of slurmd after ``-D`` or what the packaged unit has."""
-    settings = {key.lower(): value for key, value in request.settings.items()}
-    # A range of ports is possible; the first one answers too.
-    port = str(settings.get("slurmctldport", "")).partition("-")[0]
+    port = first_port("slurm_conf", request.settings, "SlurmctldPort", "")
     server = f"{request.controller}:{port}" if port else request.controller
     return ("-Z", "-N", request.machine, "--conf-server", server, "--conf", definition)
+
+
+def first_port(variable: str, settings: Mapping[str, Any], name: str, standard: str) -> str:
+    """A port of the user's settings, whose keys Slurm reads in any case. Of a range the first one answers too."""
+    given = {key.lower(): value for key, value in settings.items()}.get(name.lower())
+    if given is None:
+        return standard
+    port = str(given).partition("-")[0].strip()
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"{variable}: {name} {given!r} is not a port.", "Give a number such as 6817, or a range.")
+    return port
 
 
 def options_text(arguments: Sequence[str]) -> str:

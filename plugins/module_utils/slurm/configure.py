@@ -44,9 +44,16 @@ def read_files(folder: str) -> Dict[str, Optional[str]]:
     return {name: read_text(os.path.join(folder, name)) for name in (*SERVED, *NODE, OPTIONS)}
 
 
-def plan(present: Mapping[str, Optional[str]], wanted: Optional[Documents], serve: bool, folder: str) -> Plan:
+def plan(
+    present: Mapping[str, Optional[str]],
+    wanted: Optional[Documents],
+    serve: bool,
+    folder: str,
+    runs: Optional[Mapping[str, str]] = None,
+) -> Plan:
     """What to write and to remove; with no ``wanted`` all of ours goes.
 
+    ``runs``: the options with which slurmd runs, which after a run that was cut off may be older than the file's.
     A configuration that somebody else has written is refused: it may be another cluster's.
     """
     texts: Dict[str, Optional[str]] = dict.fromkeys(present)
@@ -69,14 +76,23 @@ def plan(present: Mapping[str, Optional[str]], wanted: Optional[Documents], serv
         )
     write = {name: text for name, text in texts.items() if text != present.get(name)}
     new_options, old_options = texts[OPTIONS], present.get(OPTIONS)
+    told = (runs or {}).get("--conf")
     return Plan(
         write,
         reload_needed(present["slurm.conf"], texts["slurm.conf"] or "") if serve and wanted is not None else "none",
-        any(name in write for name in (*NODE, OPTIONS)),
-        old_options is not None and definition_in(old_options) != definition_in(new_options),
+        any(name in write for name in (*NODE, OPTIONS)) or _outdated(runs, wanted),
+        any(known and known != definition_in(new_options) for known in (definition_in(old_options), told)),
         _shown(present, write),
         _shown(texts, write),
     )
+
+
+def _outdated(runs: Optional[Mapping[str, str]], wanted: Optional[Documents]) -> bool:
+    """Whether slurmd was started with other words."""
+    if not runs or wanted is None:
+        return False
+    now = dict(zip(wanted.arguments, wanted.arguments[1:]))
+    return any(now.get(name) != word for name, word in runs.items())
 
 
 def validate(run: Runner, wanted: Documents, folder: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
@@ -125,6 +125,23 @@ def _gpu(tree: Tree) -> Optional[Gpu]:
 def _memory(tree: Tree) -> int:
     match = re.search(r"^MemTotal:\s+(\d+) kB", tree.read("proc/meminfo") or "", re.MULTILINE)
     return int(match.group(1)) // 1024 if match else 0
+
+
+def running_options(tree: Tree, machine: str) -> Dict[str, str]:
+    """The options, each with the word after it, of this node's slurmd that root runs; none where none runs.
+
+    Slurm has slurmd begin anew when the controller is reconfigured, with the words that it had: that it is younger than
+    its settings does not say that it was started with them.
+    """
+    for pid in tree.names("proc"):
+        if not pid.isdecimal() or tree.read("proc", pid, "comm") != "slurmd":
+            continue
+        words = (tree.read("proc", pid, "cmdline") or "").split("\0")
+        told = dict(zip(words, words[1:]))
+        status = tree.read("proc", pid, "status") or ""
+        if told.get("-N") == machine and re.search(r"^Uid:\s+0\s", status, re.MULTILINE):
+            return {name: told.get(name, "") for name in ("-N", "--conf-server", "--conf")}
+    return {}
 
 
 def read_host(run: Runner, tree: Tree) -> SlurmHost:

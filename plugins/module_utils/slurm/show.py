@@ -34,20 +34,55 @@ _BARRED = {
     "powered_down",
     "powering_down",
     "power_down",
+    "power_drain",
     "powering_up",
+    "power_up",
     "reboot_issued",
     "reboot_requested",
     "maintenance",
 }
+#: Flags that stay until somebody takes them away.
+_HELD = {"drain", "fail", "maintenance"}
+#: What sinfo says in one word, by state and flag. "drained" has no jobs any more, "draining" has.
+_WORDS = {
+    "drained": ("idle", "drain"),
+    "draining": ("mixed", "drain"),
+    "fail": ("idle", "fail"),
+    "failing": ("mixed", "fail"),
+    "inval": ("unknown", "invalid_reg"),
+    "maint": ("idle", "maintenance"),
+    **{
+        flag: ("idle", flag)
+        for flag in (
+            *("blocked", "completing", "planned", "reserved", "invalid_reg", "maintenance"),
+            *("power_down", "power_drain", "power_up", "powered_down", "powering_down", "powering_up"),
+            *("reboot_issued", "reboot_requested"),
+        )
+    },
+}
+#: What a mark behind the state stands for.
+_MARKS = {
+    "*": "not_responding",
+    "~": "powered_down",
+    "#": "powering_up",
+    "!": "power_down",
+    "%": "powering_down",
+    "$": "maintenance",
+    "@": "reboot_requested",
+    "^": "reboot_issued",
+    "-": "planned",
+    "+": "completing",
+}
+_MARK_LETTERS = "".join(_MARKS)
 _REASON = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\](?:\s+Comment=.*)?$", re.DOTALL)
-#: The text output marks a node that does not answer by a star behind its state.
-_FLAG_NAMES = {"not_responding": "not_responding", "inval": "invalid_reg", "maint": "maintenance"}
+#: The same flag by other names, in other outputs and versions.
+_FLAG_NAMES = {"inval": "invalid_reg", "maint": "maintenance", "no_respond": "not_responding", "res": "reserved"}
 
 
 class Node(TypedDict):
     """``state`` is idle, mixed, allocated, down, unknown, …; ``flags`` what is said beside it, such as drain.
 
-    ``memory`` in MB. ``ready``: it takes jobs.
+    ``memory`` in MB. ``ready``: it takes jobs. ``held``: it takes none until somebody resumes it.
     """
 
     name: str
@@ -56,6 +91,7 @@ class Node(TypedDict):
     state: str
     flags: List[str]
     ready: bool
+    held: bool
     reason: str
     reason_user: str
     cpus: int
@@ -153,20 +189,46 @@ def _reader(command: str) -> Callable[[Callable[[str], List[_Found]]], Callable[
     return wrap
 
 
+def held(flags: Sequence[str]) -> bool:
+    """Whether an administrator, a program or Slurm itself has taken the node out, so that waiting does not help."""
+    return bool(_HELD.intersection(flags))
+
+
+def node_state(words: Sequence[str]) -> Tuple[str, List[str]]:
+    """The state and its flags: ``IDLE+DRAIN`` in parts, the list of the JSON output, or one word of sinfo's, as ``mixed-``.
+
+    For every state and flag of Slurm 22.05 to 25.05, by slurm.h and the manual page of sinfo.
+    """
+    flags: List[str] = []
+    states: List[str] = []
+    for word in words:
+        name = word.strip().lower()
+        bare = name.rstrip(_MARK_LETTERS)
+        flags += [_MARKS[mark] for mark in name[len(bare) :]]
+        if not states:
+            state, flag = _WORDS.get(bare, (bare or "unknown", ""))
+            states.append(state)
+            flags += [flag] if flag else []
+        elif bare:
+            flags.append(_FLAG_NAMES.get(bare, bare))
+    return (states or ["unknown"])[0], sorted(set(flags))
+
+
 @_reader("scontrol show node --json")
 def parse_nodes_json(text: str) -> List[Node]:
     """The nodes in the output of `scontrol show node --json`."""
     found: List[Node] = []
     for entry in _listed(text, "nodes", "scontrol show node --json"):
-        states = [str(state).lower() for state in entry.get("state", [])] or ["unknown"]
+        state, flags = node_state([str(word) for word in entry.get("state", [])])
         found.append(
             {
                 "name": str(entry["name"]),
                 "address": str(entry.get("address", "")),
                 "hostname": str(entry.get("hostname", "")),
-                "state": states[0],
-                "flags": sorted(states[1:]),
-                "ready": ready(states[0], states[1:]),
+                "state": state,
+                "flags": flags,
+                "ready": ready(state, flags),
+                "held": held(flags),
                 "reason": str(entry.get("reason", "")),
                 "reason_user": str(entry.get("reason_set_by_user", "")),
                 "cpus": int(entry.get("cpus", 0)),
@@ -190,7 +252,7 @@ def parse_nodes_text(text: str) -> List[Node]:
         head, _mark, rest = line.partition(" Reason=")
         fields = dict(parse_pairs(head))
         reason = _REASON.match(rest.strip())
-        state, flags = _text_state(fields.get("State", "UNKNOWN"))
+        state, flags = node_state(fields.get("State", "UNKNOWN").split("+"))
         found.append(
             {
                 "name": fields["NodeName"],
@@ -199,6 +261,7 @@ def parse_nodes_text(text: str) -> List[Node]:
                 "state": state,
                 "flags": flags,
                 "ready": ready(state, flags),
+                "held": held(flags),
                 "reason": reason.group(1) if reason else rest.strip(),
                 "reason_user": reason.group(2) if reason else "",
                 "cpus": int(fields.get("CPUTot", 0)),
@@ -295,15 +358,6 @@ def minutes(text: str) -> Optional[int]:
         return None
     hours, mins = [0, int(parts[0])] if len(parts) < 3 else [int(parts[0]), int(parts[1])]
     return int(days or 0) * 1440 + hours * 60 + mins
-
-
-def _text_state(text: str) -> Tuple[str, List[str]]:
-    first, *rest = text.split("+")
-    flags = [_FLAG_NAMES.get(flag.rstrip("*~#$@%!^-").lower(), flag.rstrip("*~#$@%!^-").lower()) for flag in rest]
-    if text.endswith("*") or first.endswith("*"):
-        flags.append("not_responding")
-    state = first.rstrip("*~#$@%!^-").lower()
-    return ("unknown", sorted([*flags, "invalid_reg"])) if state == "inval" else (state, sorted(set(flags)))
 
 
 def _lines(text: str, begin: str) -> List[str]:

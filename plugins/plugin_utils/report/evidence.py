@@ -13,6 +13,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import MARK
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import rdma
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
@@ -23,8 +24,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import Limits, volume_checks
 
-#: Slurm states, without their flags, in which a node takes jobs or is at work.
-_WORKING_STATES = ("idle", "mixed", "allocated", "completing", "planned", "reserved")
 #: A link is slow, where nobody says how fast it has to be, below this part of the median of those like it.
 _SHARE_OF_MEDIAN = 0.2
 #: Of fewer measurements nobody can say which one is out of line.
@@ -32,6 +31,11 @@ _ENOUGH_LINKS = 6
 _JOB_REMEDY = "Look at the nodes with sinfo -R and at the log of slurmctld."
 #: What Slurm says where it enforces accounts, and a user has none.
 _REFUSED = ("Invalid account", "Invalid qos specification", "User's group not permitted")
+#: How reasons begin that slurmctld and slurmd give.
+_SLURMS_REASONS = (
+    *("Not responding", "Node unexpectedly rebooted", "Low ", "Prolog error", "Epilog error", "Kill task failed"),
+    *("batch job complete failure", "Duplicate jobid", "Can't save job state", "gres/", "Reboot ASAP", "slurmctld"),
+)
 #: sinfo's output that ``slurm_checks`` reads, one line a node and partition.
 SINFO_FORMAT = "%N|%T|%o|%E"
 
@@ -371,8 +375,13 @@ def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, only_dialled: 
             )
             continue
         state, address, reason = nodes[machine]
-        # sinfo marks states: idle* does not respond, idle~ is powered down, and so on.
-        working = state in _WORKING_STATES
+        known, flags = show.node_state([state])
+        working = show.ready(known, flags)
+        if show.held(flags) and known != "down" and reason and not _of_programs(reason):
+            # Who has taken it out knows why, and it is no fault of the cluster's.
+            words = f"The node is {state}: {reason}."
+            made.append(check("slurm.node", purpose, machine, "skipped", state, required, reason=words))
+            continue
         placed = address == seat["address"]
         problem = ""
         if not working:
@@ -396,6 +405,11 @@ def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, only_dialled: 
             )
         )
     return made
+
+
+def _of_programs(reason: str) -> bool:
+    """Whether this collection or Slurm itself has drained the node, by what its controller and its daemons write."""
+    return reason.startswith(("gpumesh", *_SLURMS_REASONS)) or "reported lower than configured" in reason
 
 
 def _node_remedy(machine: str, reason: str) -> str:

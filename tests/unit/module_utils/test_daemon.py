@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import configparser
+import os
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -153,12 +155,12 @@ def test_settings_are_written_before_the_start_and_removed_at_the_end(tmp_path: 
     places = daemon.Places(str(tmp_path), "", "")
     host = Host()
     plan = daemon.plan_systemd(wanted(drop_in="[Unit]\n"), places, RUNS, None)
-    daemon.apply(host, daemon.SYSTEMD, wanted(), plan)
+    daemon.apply(host, daemon.SYSTEMD, wanted(), PLACES, plan)
     written = tmp_path / "slurmd.service.d" / "gpumesh.conf"
     assert written.read_text(encoding="utf-8") == "[Unit]\n"
     assert host.asked == [["systemctl", "daemon-reload"], RESTART]
     gone = daemon.plan_systemd(wanted("absent"), places, RUNS, "[Unit]\n")
-    daemon.apply(host, daemon.SYSTEMD, wanted("absent"), gone)
+    daemon.apply(host, daemon.SYSTEMD, wanted("absent"), PLACES, gone)
     assert not written.parent.exists()
 
 
@@ -169,10 +171,54 @@ def test_a_daemon_that_does_not_start_is_told_with_its_last_words() -> None:
     )
     plan = daemon.plan_systemd(wanted(), PLACES, {**RUNS, "ActiveState": "failed"}, None)
     with pytest.raises(HostStateError) as refusal:
-        daemon.apply(host, daemon.SYSTEMD, wanted(), plan)
+        daemon.apply(host, daemon.SYSTEMD, wanted(), PLACES, plan)
     assert "slurmd does not start" in str(refusal.value)
     assert "fatal: no such node" in str(refusal.value)
     assert "journalctl -u slurmd" in refusal.value.remedy
+
+
+def test_a_daemon_that_is_older_than_what_it_reads_is_restarted(tmp_path: Path) -> None:
+    """Also by a run that changes nothing, after one that was cut off between the file and the restart."""
+    settings = tmp_path / "slurmd.env"
+    began = daemon.started_at(os.getpid())
+    assert began is not None and 0 < time.time() - began < 86400
+    assert daemon.unread(began, [str(settings)]) == []
+    settings.touch()
+    assert daemon.unread(began, [str(settings)]) == [str(settings)]
+    assert daemon.unread(daemon.started_at(0), [str(settings)]) == []
+    for seconds, late in ((began - 10, []), (time.time() + 3600, [])):
+        os.utime(settings, (seconds, seconds))
+        assert daemon.unread(began, [str(settings)]) == late
+    settings.touch()
+    unit = "".join(f"{name}={value}\n" for name, value in {**RUNS, "MainPID": os.getpid()}.items())
+    reader = wanted(reads=[str(settings)])
+    host = Host(systemctl=Completed(0, unit, ""))
+    plan = daemon.make_plan(host, daemon.SYSTEMD, reader, PLACES)
+    assert (plan.commands, plan.restarts) == ([RESTART], True)
+    supervisor = tmp_path / "supervisor"
+    supervisor.mkdir()
+    places = PLACES._replace(supervisor_programs=str(supervisor))
+    Path(places.program("slurmd")).write_text(daemon.program_text(reader))
+    status = Completed(0, f"slurmd   RUNNING   pid {os.getpid()}, uptime 0:00:12\n", "")
+    plan = daemon.make_plan(Host(supervisorctl=status), daemon.SUPERVISORD, reader, places)
+    assert plan.commands == [[*CONTROL, "restart", "slurmd"]]
+
+
+def test_a_reload_comes_first_and_may_be_enough(tmp_path: Path) -> None:
+    settings = tmp_path / "slurm.conf"
+    settings.touch()
+    unit = "".join(f"{name}={value}\n" for name, value in {**RUNS, "MainPID": os.getpid()}.items())
+    reader = wanted(reads=[str(settings)], reload=["scontrol", "reconfigure"])
+    host = Host(systemctl=Completed(0, unit, ""), scontrol=Completed(1, "", "refused"))
+    daemon.apply(host, daemon.SYSTEMD, reader, PLACES, daemon.make_plan(host, daemon.SYSTEMD, reader, PLACES))
+    assert host.asked[1] == ["scontrol", "reconfigure"]
+    assert host.asked[-1] == RESTART
+    plan = daemon.make_plan(host, daemon.SYSTEMD, reader, PLACES)
+    # It has begun anew by itself.
+    os.utime(settings, (1000, 1000))
+    host.asked.clear()
+    daemon.apply(host, daemon.SYSTEMD, reader, PLACES, plan)
+    assert RESTART not in host.asked and ["scontrol", "reconfigure"] in host.asked
 
 
 def test_waiting_ends_with_the_socket_or_with_what_is_missing(tmp_path: Path) -> None:

@@ -164,8 +164,9 @@ class TestRemoval:
     ALL = {f"n{n}": holding(NEW) for n in (1, 2, 3)}
 
     def test_the_manager_writes_it(self) -> None:
-        assert removal(self.ALL, ["n2"]) == {"refusal": "", "authority": "n1"}
-        assert removal(self.ALL, ["n1"], new_manager="n2") == {"refusal": "", "authority": "n1"}
+        assert removal(self.ALL, ["n2"]) == {"refusal": "", "authority": "n1", "former_manager": ""}
+        decided = removal(self.ALL, ["n1"], new_manager="n2")
+        assert decided == {"refusal": "", "authority": "n1", "former_manager": "n1"}
 
     def test_a_removal_that_was_cut_off_can_be_run_again(self) -> None:
         gone = holding(plan.remove(made(), ["n3"], plan.Stamp(AT, "alice")).record)
@@ -181,16 +182,29 @@ class TestRemoval:
         refused = removal({**self.ALL, "n9": answer}, ["n9"])["refusal"]
         assert "n9 is not among the members of cluster 'lab', and was not removed from it" in refused
 
+    def test_a_hand_over_that_was_cut_off_goes_on_from_who_was_the_manager(self) -> None:
+        """n1 was the manager, and n2, who leaves too and is named first, was not."""
+        stamp = plan.Stamp(AT, "alice")
+        handed = plan.commit(plan.remove(NEW, ["n1", "n2"], stamp, "n3"), stamp)
+        answers = {"n1": NOTHING, "n2": NOTHING, "n3": holding(handed)}
+        assert removal(answers, ["n2", "n1"], new_manager="n3")["former_manager"] == "n1"
+        # Without a change of the manager nobody hands anything over.
+        assert removal(answers, ["n2"])["former_manager"] == ""
+        # A name that the inventory does not know is nobody's to delegate to.
+        handed["history"][-1]["detail"] = "the manager is n3, it was localhost; machine n1 left"
+        answers["n3"] = holding(handed)
+        assert removal(answers, ["n1"], new_manager="n3") == {"refusal": "", "authority": "n3", "former_manager": ""}
+
     def test_a_lost_manager_is_followed_from_a_copy(self) -> None:
         answers = {**self.ALL, "n1": SILENT}
         decided = removal(answers, ["n1"], new_manager="n3", manager_lost=True)
-        assert decided == {"refusal": "", "authority": "n3"}
+        assert decided == {"refusal": "", "authority": "n3", "former_manager": ""}
 
     def test_the_removal_of_a_lost_manager_can_be_run_again(self) -> None:
         """n9 was the manager, n1 has followed it, and the command is the same."""
         answers = {**self.ALL, "n9": holding(OLD)}
         decided = removal(answers, ["n9"], new_manager="n1", manager_lost=True)
-        assert decided == {"refusal": "", "authority": "n1"}
+        assert decided == {"refusal": "", "authority": "n1", "former_manager": ""}
 
     @pytest.mark.parametrize(
         ("answers", "leaving", "more", "said"),

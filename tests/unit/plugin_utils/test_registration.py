@@ -144,6 +144,24 @@ def test_a_cluster_that_is_there_takes_in_the_new_and_keeps_its_mesh() -> None:
     assert (decided["exists"], decided["joining"], decided["mesh"]) == (True, ["n3"], {})
 
 
+def test_a_lost_gpu_does_not_become_what_the_machine_has() -> None:
+    eight = plan.commit(plan.join(RECORD, [{"machine": "n2", "gpus": 8}], STAMP), STAMP)
+    lost = {**LAN, "n2": facts("10.0.0.2/24", gpus=7)}
+
+    def found(**more: Any) -> int:
+        (gpus,) = (entry["gpus"] for entry in decide(lost, record=eight, **more)["members"] if entry["machine"] == "n2")
+        return int(gpus)
+
+    assert found() == 8
+    assert found(machines=["n2"]) == 8
+    assert found(machines=["n3"], join_only=True) == 8
+    # Who names it to join again has said so.
+    assert found(machines=["n2"], join_only=True) == 7
+    assert found(machines=["n2"], join_only=True, manager="n1") == 7
+    lost["n2"] = facts("10.0.0.2/24", gpus=9)
+    assert found() == 9
+
+
 def test_only_the_named_machines_join() -> None:
     decided = decide(record=RECORD, machines=["n2"])
     assert decided["joining"] == []

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config, configure
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import (
     Cgroups,
@@ -25,6 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import 
     gres_type,
     parse_cgroups,
     parse_version,
+    running_options,
 )
 
 V1 = Cgroups("v1", ("cpuset", "devices", "freezer", "memory"))
@@ -198,7 +200,7 @@ def test_the_arguments_of_slurmd() -> None:
         "--conf-server",
         "10.99.0.1:6817",
         "--conf",
-        "NodeAddr=10.99.0.1 RealMemory=23622 Gres=gpu:h100:2 Feature=nvlink,ib",
+        "NodeAddr=10.99.0.1 RealMemory=23616 Gres=gpu:h100:2 Feature=nvlink,ib",
     )
     text = config.options_text(made.arguments)
     assert config.definition_in(text) == made.definition
@@ -350,6 +352,97 @@ def test_fewer_gpus_redefine_the_node() -> None:
     before = present_after(config.documents(request(), HOST, FOLDER), False)
     planned = configure.plan(before, config.documents(request(gres={"gpu": []}), HOST, FOLDER), False, FOLDER)
     assert (planned.node_changed, planned.redefined, planned.reload) == (True, True, "none")
+
+
+def test_lost_gpus_stay_declared_until_somebody_says_that_they_are_fewer() -> None:
+    """The controller takes the node out of service for them; see the scenario `slurm`."""
+    before = config.documents(request(gpus=2), HOST, FOLDER)
+    assert "Gres=gpu:h100:2" in before.definition
+    one = HOST._replace(gpu=HOST.gpu._replace(files=HOST.gpu.files[:1]) if HOST.gpu else None)
+    for lost in (one, HOST._replace(gpu=None)):
+        after = config.documents(request(gpus=2), lost, FOLDER, before.definition)
+        assert after.definition == before.definition
+        assert "/dev/nvidia1" not in after.node["node/gres.conf"]
+    assert "Gres=gpu:2" in config.documents(request(gpus=2), HOST._replace(gpu=None), FOLDER).definition
+    assert "Gres=gpu:h100:1" in config.documents(request(gpus=1), one, FOLDER, before.definition).definition
+    # What the user gives is what there is.
+    assert "Gres" not in config.documents(request(gpus=2, gres={"gpu": []}), one, FOLDER, before.definition).definition
+    more = config.documents(request(gpus=2, gres={"tape": {"Count": 3}}), one, FOLDER, before.definition)
+    assert more.definition.endswith("Gres=gpu:h100:2,tape:3")
+
+
+@pytest.mark.parametrize(
+    ("memory", "kept"), [(24105, True), (24101, True), (24109, True), (24030, True), (23600, False), (48210, False)]
+)
+def test_another_kernel_does_not_redefine_the_node(memory: int, kept: bool) -> None:
+    before = config.documents(request(), HOST, FOLDER)
+    files = present_after(before, False)
+    after = config.documents(request(), HOST._replace(memory=memory), FOLDER, before.definition)
+    assert (configure.plan(files, after, False, FOLDER).redefined, after.definition == before.definition) == (
+        not kept,
+        kept,
+    )
+    declared = dict(conf.parse_pairs(after.definition))["RealMemory"]
+    assert int(declared) <= memory
+
+
+def test_a_redefinition_that_was_cut_off_is_still_due() -> None:
+    """The file says it already, and slurmd runs with what was before."""
+    documents = config.documents(request(), HOST, FOLDER)
+    files = present_after(documents, False)
+    words = dict(zip(documents.arguments, documents.arguments[1:]))
+    runs = {name: words[name] for name in ("-N", "--conf-server", "--conf")}
+    for differs, redefined in (
+        ({"--conf": "NodeAddr=10.99.0.1 Gres=gpu:4"}, True),
+        ({"--conf-server": "10.99.0.9"}, False),
+    ):
+        planned = configure.plan(files, documents, False, FOLDER, {**runs, **differs})
+        assert (planned.write, planned.node_changed, planned.redefined) == ({}, True, redefined)
+    for same in (runs, {}):
+        planned = configure.plan(files, documents, False, FOLDER, same)
+        assert (planned.node_changed, planned.redefined) == (False, False)
+
+
+def test_the_slurmd_that_runs(tmp_path: Path) -> None:
+    argv = (
+        "slurmd",
+        "--systemd",
+        "-Z",
+        "-N",
+        "n1",
+        "--conf-server",
+        "10.99.0.1",
+        "--conf",
+        "NodeAddr=10.99.0.1 Gres=gpu:2",
+    )
+    for pid, comm, uid, name in (
+        (7, "slurmd", 1000, "n1"),
+        (8, "sshd", 0, "n1"),
+        (9, "slurmd", 0, "n1"),
+        (10, "slurmd", 0, "n2"),
+    ):
+        folder = tmp_path / "proc" / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "comm").write_text(f"{comm}\n")
+        (folder / "status").write_text(f"Name:\tslurmd\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        (folder / "cmdline").write_text("\0".join(argv).replace("n1", name).replace("gpu:2", f"gpu:{pid}") + "\0")
+    assert running_options(Tree(str(tmp_path)), "n1") == {
+        "-N": "n1",
+        "--conf-server": "10.99.0.1",
+        "--conf": "NodeAddr=10.99.0.1 Gres=gpu:9",
+    }
+    assert running_options(Tree(str(tmp_path)), "n3") == {}
+
+
+def test_a_port_is_found_in_whatever_case() -> None:
+    for settings in ({"slurmctldPort": 7000}, {"SLURMCTLDPORT": "7000-7003"}, {"SlurmctldPort": " 7000 "}):
+        assert config.first_port("slurm_conf", settings, "SlurmctldPort", "6817") == "7000"
+        assert "10.99.0.1:7000" in config.documents(request(settings=settings), HOST, FOLDER).arguments
+    for wrong in ("seven", "", 0, 65536, True):
+        with pytest.raises(InputError, match="is not a port"):
+            config.first_port("slurm_conf", {"SlurmctldPort": wrong}, "SlurmctldPort", "6817")
+    for nothing in ({}, {"slurmctldport": None}, {"DbdPort": 1}):
+        assert config.first_port("slurm_conf", nothing, "SlurmctldPort", "6817") == "6817"
 
 
 def test_another_controller_restarts_slurmd_but_redefines_nothing() -> None:

@@ -40,6 +40,7 @@ def test_nodes(name: str) -> None:
         "state": "mixed",
         "flags": ["dynamic_norm"],
         "ready": True,
+        "held": False,
         "reason": "",
         "reason_user": "",
         "cpus": 2,
@@ -136,3 +137,66 @@ def test_each_version_is_asked_in_its_way() -> None:
     assert [node["name"] for node in show.nodes(run, (24, 11, 5))] == ["p1", "p2"]
     assert [node["name"] for node in show.nodes(run, (22, 5, 8))] == ["p1", "p2"]
     assert asked == [["scontrol", "show", "node", "--json"], ["scontrol", "show", "-o", "node"]]
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "flags", "ready"),
+    [
+        # scontrol and JSON, in parts.
+        ("IDLE", "idle", [], True),
+        ("IDLE+DYNAMIC_NORM", "idle", ["dynamic_norm"], True),
+        ("MIXED+PLANNED", "mixed", ["planned"], True),
+        ("ALLOCATED+COMPLETING", "allocated", ["completing"], True),
+        ("IDLE+RESERVED", "idle", ["reserved"], True),
+        ("IDLE+CLOUD+POWERED_DOWN", "idle", ["cloud", "powered_down"], False),
+        ("IDLE*+DRAIN+INVALID_REG", "idle", ["drain", "invalid_reg", "not_responding"], False),
+        ("IDLE+DRAIN+NO_RESPOND", "idle", ["drain", "not_responding"], False),
+        ("DOWN*", "down", ["not_responding"], False),
+        ("IDLE+MAINT", "idle", ["maintenance"], False),
+        ("IDLE+REBOOT_REQUESTED", "idle", ["reboot_requested"], False),
+        ("IDLE+REBOOT_ISSUED", "idle", ["reboot_issued"], False),
+        ("IDLE+REBOOT_CANCELED", "idle", ["reboot_canceled"], True),
+        ("IDLE+POWER_DRAIN", "idle", ["power_drain"], False),
+        ("IDLE+BLOCKED", "idle", ["blocked"], True),
+        ("FUTURE", "future", [], False),
+        ("ERROR", "error", [], False),
+        ("UNKNOWN+INVALID_REG", "unknown", ["invalid_reg"], False),
+        ("INVAL", "unknown", ["invalid_reg"], False),
+        # sinfo, in one word.
+        ("mixed-", "mixed", ["planned"], True),
+        ("idle-", "idle", ["planned"], True),
+        ("planned", "idle", ["planned"], True),
+        ("idle*", "idle", ["not_responding"], False),
+        ("allocated+", "allocated", ["completing"], True),
+        ("completing", "idle", ["completing"], True),
+        ("completing*", "idle", ["completing", "not_responding"], False),
+        ("reserved", "idle", ["reserved"], True),
+        ("blocked", "idle", ["blocked"], True),
+        ("drained", "idle", ["drain"], False),
+        ("drained*", "idle", ["drain", "not_responding"], False),
+        ("draining", "mixed", ["drain"], False),
+        ("draining@", "mixed", ["drain", "reboot_requested"], False),
+        ("drained^", "idle", ["drain", "reboot_issued"], False),
+        ("fail", "idle", ["fail"], False),
+        ("failing", "mixed", ["fail"], False),
+        ("maint", "idle", ["maintenance"], False),
+        ("idle$", "idle", ["maintenance"], False),
+        ("idle~", "idle", ["powered_down"], False),
+        ("idle#", "idle", ["powering_up"], False),
+        ("idle!", "idle", ["power_down"], False),
+        ("idle%", "idle", ["powering_down"], False),
+        ("down$", "down", ["maintenance"], False),
+        ("powering_up", "idle", ["powering_up"], False),
+        ("powered_down", "idle", ["powered_down"], False),
+        ("reboot_issued", "idle", ["reboot_issued"], False),
+        ("inval", "unknown", ["invalid_reg"], False),
+        ("future", "future", [], False),
+        ("unknown*", "unknown", ["not_responding"], False),
+        ("", "unknown", [], False),
+    ],
+)
+def test_every_state_has_one_reader(said: str, state: str, flags: list[str], ready: bool) -> None:
+    words = said.split("+") if said.isupper() or "*+" in said else [said]
+    assert show.node_state(words) == (state, flags)
+    assert show.ready(state, flags) is ready
+    assert show.held(flags) is bool({"drain", "fail", "maintenance"} & set(flags))
