@@ -54,7 +54,9 @@ options:
 EXAMPLES = r"""
 - name: Take the record
   ansible.builtin.set_fact:
-    cluster_record: "{{ (held | gpumesh.cluster.find_cluster('lab', machines=groups['all'], variables=hostvars)).record }}"
+    cluster_record: "{{ found.record }}"
+  vars:
+    found: "{{ held | gpumesh.cluster.find_cluster('lab', machines=groups['all'], variables=hostvars) }}"
 """
 
 RETURN = r"""
