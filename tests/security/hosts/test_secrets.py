@@ -32,12 +32,14 @@ def test_only_its_owner_reads_a_secret(lab: Lab, host: str) -> None:
 def secrets(lab: Lab, host: str) -> set[str]:
     """Each secret of the host, in every way of writing it that a program could print."""
     munge = lab.read(host, "/etc/munge/munge.key")
+    tokens = lab.run(host, "sh", "-c", "cat /var/lib/slurm/slurmctld/jwt_hs256.key 2>/dev/null; true").strip()
     keys = lab.run(host, "sh", "-c", "wg show all private-key; wg show all preshared-keys")
     signing = lab.run(host, "sh", "-c", "cat /etc/gpumesh/ssh/*/SIGNING /etc/gpumesh/ssh/*/root")
     told = {word for word in re.findall(r"[A-Za-z0-9+/]{43}=", keys) if word not in public_keys(lab, host)}
     told |= {base64.b64encode(munge).decode()[:64], munge.hex()[:64], repr(munge)[2:40]}
     # All OpenSSH keys of a kind begin with the same line.
     told |= {line for line in signing.splitlines() if len(line) == 70 and not line.startswith("b3BlbnNzaC1r")}
+    told |= {tokens} - {""}
     assert len(told) >= 6
     return told
 
@@ -104,14 +106,15 @@ def test_a_secret_has_one_home(lab: Lab, host: str, tmp_path: Path) -> None:
         host, "sh", "-c", "grep -rlaF -f /root/lines /etc /var /run /tmp /root/.ansible /home /srv 2>/dev/null; true"
     ).split()
     lab.run(host, "rm", "/root/lines", "/root/seen")
-    allowed = ("/etc/munge/munge.key", "/etc/wireguard/", "/etc/gpumesh/ssh/")
-    assert [path for path in found if not path.startswith(allowed)] == []
+    folders = ("/etc/wireguard/", "/etc/gpumesh/ssh/")
+    assert [path for path in found if path not in HOMES and not path.startswith(folders)] == []
     for path in found:
         assert lab.run(host, "stat", "--format", "%a", path).strip() in {"600", "400"}, path
 
 
-def test_a_crash_of_munge_leaves_no_key(lab: Lab) -> None:
-    """munged forbids itself core files: the kernel would write the key into one."""
-    limits = lab.run("e1", "sh", "-c", "cat /proc/$(pgrep -x munged)/limits")
+@pytest.mark.parametrize("daemon", ["munged", "slurmctld", "slurmdbd"])
+def test_a_crash_leaves_no_key(lab: Lab, daemon: str) -> None:
+    """The kernel writes the memory of a process into its core file."""
+    limits = lab.run("e1", "sh", "-c", f"cat /proc/$(pgrep -o -x {daemon})/limits")
     (core,) = (line.split() for line in limits.splitlines() if line.startswith("Max core file size"))
     assert core[4] == "0"
