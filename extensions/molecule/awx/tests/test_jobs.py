@@ -124,6 +124,14 @@ def test_site_with_a_munge_key_of_a_credential(node: Node, lab: Lab) -> None:
         assert lab.read(host, "/etc/munge/munge.key").decode() == SECRET
 
 
+def test_a_layer_without_a_limit_leaves_a_host_alone_that_is_not_a_member(node: Node, lab: Lab) -> None:
+    lab.mark(("a3",))
+    job = node.run("slurm", credential=MUNGE)
+    assert job.status == "successful", job.stdout
+    assert job.changed == {}
+    assert lab.changes("a3") == []
+
+
 def test_show(node: Node) -> None:
     job = node.run("show", limit=PAIR)
     assert job.status == "successful", job.stdout
