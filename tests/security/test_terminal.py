@@ -45,9 +45,10 @@ def copies() -> dict[str, Any]:
 
 
 def test_what_is_said_of_the_copies() -> None:
-    found = find_cluster(copies(), "lab")
+    inventory: dict[str, Any] = {"machines": ["n1", "n2", "n3"], "variables": {name: {} for name in ("n1", "n2", "n3")}}
+    found = find_cluster(copies(), "lab", **inventory)
     assert len(found["remarks"]) == 1 and harmless("".join(found["remarks"]))
-    refused = find_cluster({"n2": copies()["n2"]}, "lab")
+    refused = find_cluster({"n2": copies()["n2"]}, "lab", **inventory)
     assert "owned" in refused["refusal"] and harmless(refused["refusal"])
 
 

@@ -34,6 +34,8 @@ _SYNC_EVERY = 8 * _MIB
 _TOKEN_SECONDS = 10.0
 #: What an NFS client needs to notice that a lock is free.
 _LOCK_SECONDS = 15.0
+#: What it needs to give a file back that its server has delegated to it.
+_DELEGATED_SECONDS = 15.0
 _PAUSE = 0.2
 #: A folder that an earlier run has left, having been cut off, goes after this many seconds.
 _LEFT_BEHIND = 3600
@@ -67,11 +69,24 @@ def name_of(run: str, machine: str) -> str:
 def _open(name: str, flags: int, folder: Optional[int] = None, mode: int = 0o600) -> int:
     """A file or folder of the volume. The volume's users may put links, pipes and devices there, and swap folders: no link
     is followed, nothing is waited for, and what is opened in turn is looked for in the folder that is open."""
-    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
+    descriptor = _open_delegated(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, folder, mode)
     if stat.S_IFMT(os.fstat(descriptor).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         os.close(descriptor)
         raise VolumeError(f"{name} is not a file")
     return descriptor
+
+
+def _open_delegated(name: str, flags: int, folder: Optional[int], mode: int) -> int:
+    """As os.open. On the server of a volume a file may be delegated to a client: an open that does not wait asks for it
+    back, and fails until the client has given it."""
+    deadline = time.monotonic() + _DELEGATED_SECONDS
+    while True:
+        try:
+            return os.open(name, flags, mode, dir_fd=folder)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
+import signal
 import tempfile
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,23 @@ def test_a_lock_that_nobody_respects_is_seen(tmp_path: Path) -> None:
     for machine in MACHINES:
         write(tmp_path, "run", machine, NOTHING)
     assert compare(tmp_path, "run", "n1")["lock"] == "granted"
+
+
+def test_a_file_that_is_delegated_to_a_client_is_waited_for(tmp_path: Path) -> None:
+    """The server of NFS holds a lease for the client, and gives it up when the client has written back what it has."""
+    (tmp_path / "token").write_text("here", encoding="ascii")
+    folder, lease = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path / "token", os.O_RDWR)
+    former = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    try:
+        fcntl.fcntl(lease, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(BlockingIOError):
+            os.open(tmp_path / "token", os.O_RDONLY | os.O_NONBLOCK)
+        threading.Timer(0.5, fcntl.fcntl, (lease, fcntl.F_SETLEASE, fcntl.F_UNLCK)).start()
+        os.close(probe._open("token", os.O_RDONLY, folder))
+    finally:
+        signal.signal(signal.SIGIO, former)
+        os.close(lease)
+        os.close(folder)
 
 
 def test_another_file_system_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
