@@ -439,12 +439,15 @@ def _read_conf(host: Host, interface: str) -> str:
 
 
 def _is_our_interface(host: Host, interface: str, runtime: Runtime) -> bool:
-    """Whether we have set the running interface up: there is our configuration, or at least it has our key."""
+    """Whether we have set the running interface up: there is our configuration, or it has our key.
+
+    One with neither a key nor peers is a tunnel of nobody's, such as wg-quick leaves when it is killed.
+    """
     if _read_conf(host, interface):
         return True
-    return runtime.dump.public_key is not None and runtime.dump.public_key == read_public_key(
-        host.key_path(interface), host.run
-    )
+    if runtime.dump.public_key is None:
+        return not runtime.dump.peers
+    return runtime.dump.public_key == read_public_key(host.key_path(interface), host.run)
 
 
 def _refuse_taken_port(host: Host, desired: Desired) -> None:
