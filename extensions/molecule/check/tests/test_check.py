@@ -398,9 +398,11 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
             found = bad(verdict)
             # The same on both, so it is said once.
             assert found["storage.mounts@None"]["reason"].startswith(f"On k2, k3: {VOLUME}: ")
-            assert {"slurm.node@k2", "slurm.node@k3"} <= set(found)
             assert "brings it back" in found["slurm.node@k2"]["remedy"]
-            assert "state=resume" in found["slurm.node@k3"]["remedy"]
+            # What an administrator has taken out is no fault of the cluster's.
+            (drained,) = (one for one in verdict["checks"] if (one["id"], one["host"]) == ("slurm.node", "k3"))
+            assert drained["status"] == "skipped"
+            assert "new cables" in drained["reason"]
             assert state(lab, "k3") == "drained new cables"
             assert "already: new cables" in lab.run("k3", PROGRAM, check=False)
         lab.wait("k2 is back by itself", lambda: nodes(lab)["k2"][0] in ("idle", "mixed", "allocated"))
