@@ -60,7 +60,8 @@ def known(
 ) -> Dict[str, Owner]:
     """The owners that are still clusters of this host: those whose record it holds.
 
-    ``damaged``: the names of clusters whose record cannot be read, and who may well be the owners. ``layer``: the text of the job environment, which names the cluster where an earlier version noted no owner.
+    ``damaged``: the names of clusters whose record cannot be read, and who may well be the owners. ``layer``: the text of
+    the job environment, which names the cluster where an earlier version noted no owner.
     """
     here = {record["name"]: Owner(record["name"], record["id"]) for record in held}
     found = {thing: owner for thing, owner in owners.items() if owner in here.values() or owner.name in damaged}

@@ -75,7 +75,8 @@ class Result(NamedTuple):
 def present(host: Host, desired: Desired, key: Optional[str], login: bool = True) -> Result:
     """Log in where that is needed, and bring the settings to what is desired.
 
-    Without ``login`` a host that has to log in is left as it is. Without a daemon to ask nothing is done, so that it can be installed and started. Raises GpumeshError.
+    Without ``login`` a host that has to log in is left as it is. Without a daemon to ask nothing is done, so that it can be
+    installed and started. Raises GpumeshError.
     """
     status = read_status(host)
     if status is None:

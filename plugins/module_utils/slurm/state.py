@@ -177,7 +177,8 @@ def _heads(archive: BinaryIO) -> Iterator[Tuple[str, int]]:
             name, size = head["name"], head["size"]
         except (ValueError, TypeError, KeyError, RecursionError) as failure:
             raise InputError(f"The state has {line[:60]!r} where a file begins.", _AGAIN) from failure
-        if type(name) is not str or type(size) is not int or size < 0:
+        # A boolean is an integer to Python.
+        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise InputError(f"The state has {line[:60]!r} where a file begins.", _AGAIN)
         parts = name.split("/")
         if name == ARCHIVE or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
