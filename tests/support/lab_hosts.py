@@ -110,7 +110,7 @@ class Lab:
         sources = [text for path in (self.inventory, *inventories) for text in ("-i", str(path))]
         return ansible("ansible-playbook", *sources, playbook, *arguments)
 
-    def module(self, hosts: str, name: str, **options: object) -> Run:
+    def module(self, hosts: str, name: str, /, **options: object) -> Run:
         """Run a module on the hosts that the pattern names; a line of output for each of them."""
         # Without options there is no text for them: a module takes an empty one for raw words, and refuses it.
         given = ("--args", json.dumps(options)) if options else ()

@@ -494,6 +494,16 @@ def test_slurm_reads_all_files_aside_and_its_words_are_told(tmp_path: Path, monk
     assert os.listdir(folder) == []
 
 
+def test_slurm_cannot_read_them_before_munge_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in check mode on a host that has no more than the packages."""
+    monkeypatch.setattr(configure, "find", lambda _program: "/usr/sbin/slurmd")
+    words = (
+        'slurmd: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory'
+    )
+    documents = config.documents(request(), HOST, str(tmp_path))
+    assert not configure.validate(lambda _argv, **_options: Completed(1, "", words), documents, str(tmp_path))
+
+
 def test_apply(tmp_path: Path) -> None:
     folder = str(tmp_path / "slurm")
     documents = config.documents(request(), HOST, folder)
