@@ -52,10 +52,9 @@ def with_archive() -> tuple[str, ...]:
 
 
 def joined(lab: Lab, *arguments: str) -> None:
-    """Take the container in that has neither TUN nor a service manager."""
-    for playbook in ("gpumesh.cluster.create", "gpumesh.cluster.mesh"):
-        run = lab.play(playbook, *ALL, *with_key(), *arguments)
-        assert run.code == 0, run.output[-6000:]
+    """Take the container back that has neither TUN nor a service manager. Only a join does: it was removed."""
+    run = lab.play("gpumesh.cluster.join", *ALL, *with_key(), *with_archive(), "-e", "cluster_machines=t3", *arguments)
+    assert run.code == 0, run.output[-6000:]
 
 
 def removed(lab: Lab, *arguments: str) -> None:
