@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Iterator, List
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import become
 
 
 def account(user: str) -> pwd.struct_passwd:
@@ -31,9 +32,7 @@ def acting_as(user: str) -> Iterator[pwd.struct_passwd]:
         yield entry
         return
     user_before, group_before, groups_before = os.geteuid(), os.getegid(), os.getgroups()
-    os.setgroups(os.getgrouplist(user, entry.pw_gid))
-    os.setegid(entry.pw_gid)
-    os.seteuid(entry.pw_uid)
+    become(entry.pw_uid, entry.pw_gid)
     try:
         yield entry
     finally:
@@ -47,5 +46,5 @@ def command_as(user: str, argv: List[str]) -> List[str]:
     entry = account(user)
     if entry.pw_uid == os.geteuid():
         return argv
-    become = [f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--init-groups", "--no-new-privs"]
-    return ["setpriv", *become, "--", *argv]
+    rights = [f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--init-groups", "--no-new-privs"]
+    return ["setpriv", *rights, "--", *argv]
