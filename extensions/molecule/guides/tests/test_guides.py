@@ -147,6 +147,8 @@ def test_look_for_troubles(desk: Desk) -> None:
     desk.lab.run("gpu1", "scontrol", "update", "NodeName=gpu2", "State=DOWN", "Reason=tests")
     desk.on("gpu1", "troubleshooting", "scontrol update NodeName=gpu2 State=RESUME")
     desk.lab.wait("gpu2 is idle", lambda: desk.lab.run("gpu1", "sinfo", "-hn", "gpu2", "-o", "%T").strip() == "idle")
+    # A member joins as it is: here it has lost nothing.
+    desk.play("troubleshooting", "ansible-playbook -i inventories/lan gpumesh.cluster.join -e cluster_machines=gpu2")
 
 
 def test_remove_and_join(desk: Desk) -> None:
@@ -157,6 +159,15 @@ def test_remove_and_join(desk: Desk) -> None:
         "day2",
         "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3 -e cluster_drain_timeout=3600",
     )
+    # And that it is not trusted any more, said later: munge's key changes for those that stay.
+    key = desk.lab.run("gpu1", "sha256sum", "/etc/munge/munge.key")
+    desk.play(
+        "day2",
+        "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3 -e cluster_untrusted=true",
+    )
+    changed = desk.lab.run("gpu1", "sha256sum", "/etc/munge/munge.key")
+    assert changed != key
+    assert desk.lab.run("gpu2", "sha256sum", "/etc/munge/munge.key") == changed
     desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.discover")
     desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.join -e cluster_machines=gpu3")
     assert desk.members("gpu3") == list(MACHINES)
