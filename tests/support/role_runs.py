@@ -18,9 +18,11 @@ def run_tasks(
     hosts: Mapping[str, Mapping[str, Any]],
     variables: Mapping[str, Any],
     tasks: Sequence[Mapping[str, Any]],
+    *options: str,
 ) -> Run:
-    """One play of these tasks, from ``folder``. ``hosts``: their variables by name; ``variables``: those of the play."""
-    return run_plays(folder, hosts, [{"hosts": "all", "vars": variables, "tasks": tasks}])
+    """One play of these tasks, from ``folder``. ``hosts``: their variables by name; ``variables``: those of the play;
+    ``options``: of ansible-playbook."""
+    return run_plays(folder, hosts, [{"hosts": "all", "vars": variables, "tasks": tasks}], None, *options)
 
 
 def run_plays(
@@ -28,6 +30,7 @@ def run_plays(
     hosts: Mapping[str, Mapping[str, Any]],
     plays: Sequence[Mapping[str, Any]],
     groups: Mapping[str, Sequence[str]] | None = None,
+    *options: str,
 ) -> Run:
     """These plays, as run_tasks does one. ``groups``: names of hosts, by group of the inventory."""
     here = {"ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}"}
@@ -37,4 +40,4 @@ def run_plays(
     playbook = [{"gather_facts": False, **play} for play in plays]
     (folder / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
     (folder / "play.yml").write_text(json.dumps(playbook), encoding="utf-8")
-    return ansible("ansible-playbook", "-i", "inventory.json", "play.yml", cwd=folder)
+    return ansible("ansible-playbook", "-i", "inventory.json", *options, "play.yml", cwd=folder)

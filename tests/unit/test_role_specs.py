@@ -118,3 +118,30 @@ def test_every_own_variable_in_use_is_defined(role):
     known |= set(re.findall(rf"^\s+(__{role.name}_\w+):", text, flags=re.MULTILINE))
     used = set(re.findall(rf"(?<![\w.'\"/-])__{role.name}_\w+", text))
     assert used <= known, f"used, and defined nowhere: {sorted(used - known)}"
+
+
+def tasks_of(role: Path) -> list[dict[str, Any]]:
+    """All tasks of a role in the order of their files, those of blocks among them."""
+    found: list[dict[str, Any]] = []
+
+    def walk(tasks: list[dict[str, Any]]) -> None:
+        for task in tasks:
+            found.append(task)
+            for part in ("block", "rescue", "always"):
+                walk(task.get(part) or [])
+
+    for path in sorted((role / "tasks").rglob("*.yml")):
+        walk(load(path))
+    return found
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_task_that_hides_its_result_is_followed_by_one_that_says_why_it_failed(role):
+    tasks = tasks_of(role)
+    for task, following in zip(tasks, [*tasks[1:], {}], strict=True):
+        # What is made up on the controller has no reason to fail.
+        if task.get("no_log", False) is False or "ansible.builtin.set_fact" in task:
+            continue
+        said = (following.get("ansible.builtin.assert") or {}).get("fail_msg", "")
+        assert task.get("failed_when") is False, f"{role.name}: {task['name']}"
+        assert f"{task['register']}.msg" in said, f"{role.name}: {task['name']}"

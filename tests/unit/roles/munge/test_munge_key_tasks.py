@@ -1,0 +1,65 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Why a host has no key is said; the key never is."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
+
+RECORD = {"name": "lab", "id": "0" * 32, "manager": "n1", "members": [{"machine": name} for name in ("n1", "n2")]}
+TASKS = [
+    {"ansible.builtin.include_role": {"name": "gpumesh.cluster.munge", "tasks_from": entry}}
+    for entry in ("preflight", "key")
+]
+
+
+def give(folder: Path, path: Path) -> Run:
+    """The tasks up to the key, in check mode and as talkative as can be, on hosts with munge."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("munged", "munge", "unmunge"):
+        (programs / name).write_text("#!/bin/sh\necho signed\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    variables = {
+        "cluster_record": RECORD,
+        "munge_key_file": str(path),
+        "__munge_rotate": False,
+    }
+    environment = {"PATH": f"{programs}:{{{{ lookup('ansible.builtin.env', 'PATH') }}}}"}
+    block = {"environment": environment, "block": TASKS}
+    hosts: dict[str, dict[str, str]] = {name: {} for name in ("n1", "n2")}
+    return run_tasks(folder, hosts, variables, [block], "--check", "--diff", "-vvvv")
+
+
+@pytest.fixture(name="talkative", autouse=True)
+def _talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSIBLE_DISPLAY_ARGS_TO_STDOUT", "true")
+
+
+def hidden(run: Run, key: bytes) -> bool:
+    return base64.b64encode(key).decode() not in run.output and key.decode() not in run.output
+
+
+def test_a_key_that_is_taken_is_hidden(tmp_path: Path) -> None:
+    key = b"nobody-is-to-see-this-key-" * 3
+    (tmp_path / "given").write_bytes(key)
+    run = give(tmp_path, tmp_path / "given")
+    assert run.code == 0, run.output
+    assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" in run.output
+    assert hidden(run, key)
+
+
+def test_a_key_that_munge_would_not_take_is_hidden_and_the_reason_is_not(tmp_path: Path) -> None:
+    key = b"nobody-is-to-see-this"
+    (tmp_path / "given").write_bytes(key)
+    run = give(tmp_path, tmp_path / "given")
+    assert run.code != 0
+    assert "n1: The munge key has 21 bytes; munge takes 32 to 1024." in run.words
+    assert hidden(run, key)
