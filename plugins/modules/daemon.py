@@ -14,7 +14,7 @@ author:
 description:
   - Runs a packaged daemon, now and at boot, under what runs as PID 1. Under systemd it is the packaged unit with lines of
     ours on top, else a program of supervisord, as in a rented container.
-  - Starts supervisord where it does not run. Where it is not installed, nothing is done and RV(missing) says so.
+  - Installs supervisord where it is missing, and starts it where it does not run.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -88,11 +88,13 @@ options:
     type: path
     default: /etc/systemd/system
   supervisor_config:
-    description: Configuration of supervisord.
+    description: Configuration of supervisord. Without it, the variable C(daemon_supervisor_config) of the host counts.
     type: path
     default: /etc/supervisor/supervisord.conf
   supervisor_programs:
-    description: Folder of the programs that this configuration includes.
+    description:
+      - Folder of the programs that this configuration includes. Without it, the variable C(daemon_supervisor_programs) of the
+        host counts.
     type: path
     default: /etc/supervisor/conf.d
 """
@@ -113,7 +115,7 @@ service_manager:
   type: str
   returned: always
 missing:
-  description: Whether supervisord would have to be installed first.
+  description: Whether supervisord would have to be installed first, in check mode.
   type: bool
   returned: always
 restarted:

@@ -1,0 +1,82 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the action plugins of this collection share: they decide on the controller, and run modules on the task's host.
+
+The one place where our errors meet Ansible's actions, as module.py is for modules and filtering.py for filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
+
+
+class ModuleFailedError(GpumeshError):
+    """A module has failed on the host; its result is that of the task."""
+
+    def __init__(self, result: Mapping[str, Any]) -> None:
+        super().__init__(str(result.get("msg", "")))
+        self.result = dict(result)
+
+
+class HostAction(ActionBase):
+    """An action that works out on the controller what a host needs, and has modules bring it about there."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ansible's entry point: the result of ``work``, or of whatever failed in it."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        self.variables = task_vars or {}
+        try:
+            return {**result, **self.work()}
+        except ModuleFailedError as failure:
+            return {**result, **failure.result}
+        except GpumeshError as error:
+            message = printable(str(error))
+            return {**result, "failed": True, "msg": message, "error": all_printable(error.as_result())}
+
+    def work(self) -> dict[str, Any]:
+        """Do what the task says; the result of the task."""
+        raise NotImplementedError
+
+    @property
+    def check_mode(self) -> bool:
+        """Whether nothing may change."""
+        return bool(self._task.check_mode)
+
+    def variable(self, name: str, default: Any = None) -> Any:
+        """A variable of the host, with its templates resolved."""
+        return self._templar.template(self.variables[name]) if name in self.variables else default
+
+    def module(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a module on the host. Raises ModuleFailedError."""
+        result = self._execute_module(module_name=name, module_args=dict(arguments), task_vars=self.variables)
+        if result.get("failed") or result.get("unreachable"):
+            raise ModuleFailedError(result)
+        return dict(result)
+
+    def install(self, packages: Sequence[str]) -> bool:
+        """Install packages with what the host has for that; whether anything changed.
+
+        Debian starts what it installs. Without a configuration, or in a container behind supervisord's back, that fails:
+        status 101 of a policy-rc.d forbids it.
+        """
+        facts = self.variables.get("ansible_facts", {})
+        if "pkg_mgr" not in facts:
+            facts = self.module("ansible.builtin.setup", {"gather_subset": ["!all", "!min", "pkg_mgr"]})[
+                "ansible_facts"
+            ]
+        manager = facts.get("pkg_mgr", facts.get("ansible_pkg_mgr"))
+        arguments: dict[str, Any] = {"name": list(packages), "state": "present"}
+        if manager == "apt":
+            arguments.update(
+                install_recommends=False, policy_rc_d=101, update_cache=True, cache_valid_time=3600, lock_timeout=300
+            )
+        return bool(self.module(f"ansible.builtin.{manager}", arguments).get("changed"))

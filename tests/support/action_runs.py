@@ -1,0 +1,47 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Action plugins as Ansible runs them, with results that are given in place of the modules on a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from ansible.parsing.dataloader import DataLoader
+from ansible.playbook.task import Task
+from ansible.template import Templar
+
+
+class Played(NamedTuple):
+    """The result of a task, and the modules with their arguments that it ran on the host."""
+
+    result: dict[str, Any]
+    ran: list[tuple[str, dict[str, Any]]]
+
+
+def play(
+    action: type,
+    arguments: Mapping[str, Any],
+    results: Mapping[str, Sequence[Mapping[str, Any]]],
+    variables: Mapping[str, Any] | None = None,
+    check_mode: bool = False,
+) -> Played:
+    """Run an action. ``results`` are those of each module, one after the other; one that is not named must not run."""
+    task = Task()
+    task.args, task.check_mode = dict(arguments), check_mode
+    given = dict(variables or {})
+    loader = DataLoader()
+    connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir="/nonexistent"))
+    made = action(task, connection, None, loader, Templar(loader, variables=given), None)
+    waiting = {name: [dict(result) for result in each] for name, each in results.items()}
+    ran: list[tuple[str, dict[str, Any]]] = []
+
+    def execute(module_name: str, module_args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        assert task_vars == given
+        ran.append((module_name, module_args))
+        return waiting[module_name].pop(0)
+
+    made._execute_module = execute
+    return Played(made.run(task_vars=given), ran)
