@@ -1,0 +1,62 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of role_options. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleUndefinedVariable
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+
+_ROLES = Path(__file__).resolve().parents[2] / "roles"
+
+
+@cache
+def specification(role: str) -> Mapping[str, Any]:
+    """The options of a role's entry point main, less what the play before it sets."""
+    path = _ROLES / role / "meta" / "argument_specs.yml"
+    if not path.is_file():
+        raise InputError(f"There is no role gpumesh.cluster.{role}.", "Give the names of roles of this collection.")
+    options = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options") or {}
+    return {name: option for name, option in options.items() if name != "cluster_record"}
+
+
+class ActionModule(HostAction):
+    """Validates what is set, as Ansible does before a role."""
+
+    _requires_connection = False
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        _validation, given = self.validate_argument_spec(
+            {"roles": {"type": "list", "elements": "str", "required": True}}
+        )
+        options = {name: option for role in given["roles"] for name, option in specification(role).items()}
+        values = {name: value for name, value in self._values(options).items() if value is not None}
+        result = ArgumentSpecValidator(options).validate(values, validate_role_argument_spec=True)
+        if not result.error_messages:
+            return {"changed": False}
+        invalid = list(result.error_messages)
+        return {
+            "failed": True,
+            "invalid": invalid,
+            "msg": f"Nothing has been changed. Invalid options: {' '.join(invalid)}",
+        }
+
+    def _values(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for name in options:
+            try:
+                found[name] = self.variable(name)
+            except AnsibleUndefinedVariable:
+                continue
+        return found

@@ -1,0 +1,54 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The options of all layers are checked before the first of them changes anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from action_runs import play
+
+from ansible_collections.gpumesh.cluster.plugins.action.role_options import ActionModule
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
+
+ROOT = Path(__file__).resolve().parents[3]
+LAYERS = [
+    task["ansible.builtin.import_role"]["name"].rpartition(".")[2]
+    for play_of in yaml.safe_load((ROOT / "playbooks" / "layers" / "all.yml").read_text(encoding="utf-8"))
+    for task in play_of["tasks"]
+]
+
+
+def checked(variables: dict[str, Any], roles: list[str]) -> dict[str, Any]:
+    return play(ActionModule, {"roles": roles}, {}, variables).result
+
+
+def test_what_nobody_set_is_valid() -> None:
+    assert checked({}, LAYERS) == {"changed": False}
+
+
+def test_every_wrong_option_is_named_at_once() -> None:
+    result = checked({"mesh_port": "wide", "slurm_ready_timeout": "soon", "storage_volumes": None}, LAYERS)
+    assert result["failed"]
+    assert len(result["invalid"]) == 2
+    assert "Nothing has been changed" in result["msg"]
+
+
+def test_a_role_that_is_not_there_is_refused() -> None:
+    assert "no role gpumesh.cluster.mess" in checked({}, ["mess"])["msg"]
+
+
+def test_what_refers_to_a_role_that_comes_later_is_left_to_it(tmp_path: Path) -> None:
+    tasks = [{"gpumesh.cluster.role_options": {"roles": ["slurm"]}}]
+    run = run_tasks(tmp_path, {"a": {"slurm_conf": "{{ slurm_defaults_of_later }}"}}, {}, tasks)
+    assert run.code == 0, run.output
+
+
+@pytest.mark.parametrize("name", ["site", "join"])
+def test_a_playbook_checks_the_options_of_each_layer_that_it_runs(name: str) -> None:
+    first = yaml.safe_load((ROOT / "playbooks" / f"{name}.yml").read_text(encoding="utf-8"))[0]["tasks"][0]
+    assert set(LAYERS) <= set(first["gpumesh.cluster.role_options"]["roles"])
