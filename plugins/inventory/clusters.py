@@ -95,6 +95,7 @@ import json
 import os
 import shlex
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from ansible.errors import AnsibleParserError
@@ -140,7 +141,9 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         """Fill the inventory."""
         super().parse(inventory, loader, path, cache)
         self._read_config_data(path)
-        for record in self._records(path, cache):
+        records = self._records(path, cache)
+        _refuse_one_group(records)
+        for record in records:
             self._add(record)
 
     def _records(self, source: str, cache: bool) -> list[Record]:
@@ -195,7 +198,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     def _add(self, record: Record) -> None:
         for member in record["members"]:
             self._refuse_redefinition(record, member["machine"])
-        base = record["name"].replace("-", "_")
+        base = derive.group(record["name"])
         for group in (base, f"{base}_members", f"{base}_manager"):
             self.inventory.add_group(group)
         for child in (f"{base}_members", f"{base}_manager"):
@@ -265,6 +268,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return trust_as_template(value) if isinstance(value, str) and "{" not in value else value
+
+
+def _refuse_one_group(records: Sequence[Record]) -> None:
+    """Refuse names that are the same group: the members of both would be in it."""
+    known: dict[str, str] = {}
+    for record in records:
+        name = known.setdefault(derive.group(record["name"]), record["name"])
+        if name != record["name"]:
+            raise AnsibleParserError(
+                f"The clusters '{name}' and '{record['name']}' would both be the group {derive.group(name)}. Give the one "
+                "that you want as names."
+            )
 
 
 def _parsed(path: str, text: str) -> Record:

@@ -93,6 +93,11 @@ options:
   record:
     description: The record to copy, as another run of this module returned it. Needed for O(state=replica).
     type: dict
+  machine:
+    description:
+      - This host in O(record). Given with O(state=replica), the record is refused where it would newly have what another
+        cluster of this host has, such as the port or the interface of its mesh.
+    type: str
 seealso:
   - module: gpumesh.cluster.cluster_member
   - module: gpumesh.cluster.cluster_info
@@ -209,7 +214,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     store = interface.store_of(params, params["name"])
     actor = interface.actor(params)
     if params["state"] == "replica":
-        applied = apply.replica(store, params["record"], params["force"], actor, check_mode)
+        applied = apply.replica(store, params["record"], params["force"], actor, check_mode, params["machine"])
     elif params["state"] == "absent":
         applied = apply.cluster_absent(store, params["record"], params["force"], actor, check_mode)
     else:
@@ -252,6 +257,7 @@ def main() -> None:
             "members": interface.MEMBERS_OPTION,
             "joining": interface.JOINING_OPTION,
             "record": {"type": "dict"},
+            "machine": {"type": "str"},
             **interface.CHANGE_OPTIONS,
         },
         required_if=[("state", "replica", ("record",))],

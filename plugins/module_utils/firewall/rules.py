@@ -47,7 +47,8 @@ def table_of(cluster: str) -> str:
     """The name of a cluster's table. Raises InputError."""
     if not _NAME.match(cluster):
         raise InputError(f"'{cluster}' cannot be the name of a cluster.", "Use letters, digits, '-', '_' and '.'.")
-    return "gpumesh_" + re.sub(r"[^a-zA-Z0-9_]", "_", cluster)
+    # nft takes the same signs in a name, so that no two clusters share a table.
+    return f"gpumesh_{cluster}"
 
 
 def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:

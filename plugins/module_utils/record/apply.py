@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.plan import Change, Draft, Stamp
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store, scan
 
 
 class Applied(NamedTuple):
@@ -62,7 +62,7 @@ def cluster_present(store: Store, request: ClusterRequest, by: str, check_mode: 
             )
         return _revise(before, request, stamp)
 
-    return _change(store, draft, stamp, check_mode)
+    return _change(store, draft, stamp, check_mode, on_manager=True)
 
 
 def members_present(
@@ -113,8 +113,13 @@ def members_absent(
     return _change(store, draft, stamp, check_mode)
 
 
-def replica(store: Store, document: object, force: bool, by: str, check_mode: bool) -> Applied:
-    """Make this host's copy the given record, which another host sent. A newer or foreign one is not overwritten."""
+def replica(
+    store: Store, document: object, force: bool, by: str, check_mode: bool, machine: Optional[str] = None
+) -> Applied:
+    """Make this host's copy the given record, which another host sent. A newer or foreign one is not overwritten.
+
+    ``machine``: this host in the record, which is refused where it takes what is another cluster's here.
+    """
     record = model.parse(document)
 
     def write(before: Optional[Record]) -> Record:
@@ -133,6 +138,8 @@ def replica(store: Store, document: object, force: bool, by: str, check_mode: bo
         after = write(before)
         if before == after:
             return Applied(before, after, [])
+        if machine is not None:
+            _refuse_conflicts(store, machine, before, after)
         if not check_mode:
             store.write(after)
         detail = f"copy of generation {after['generation']}"
@@ -159,6 +166,11 @@ def _absent(store: Store, only: object, force: bool, remove: Optional[Callable[[
     if remove is not None:
         remove()
     return Applied(before, None, [Change("delete", f"deleted {store.path}", ())])
+
+
+def _refuse_conflicts(store: Store, machine: str, before: Optional[Record], after: Record) -> None:
+    """Refuse what ``machine``, this host, cannot have beside the other records in its folder."""
+    derive.refuse_conflicts([stored.record for stored in scan(store.folder).records], machine, before, after)
 
 
 def _refuse_left(
@@ -207,11 +219,19 @@ def _revise(record: Record, request: ClusterRequest, stamp: Stamp) -> Draft:
     )
 
 
-def _change(store: Store, draft: Callable[[Optional[Record]], Draft], stamp: Stamp, check_mode: bool) -> Applied:
+def _change(
+    store: Store,
+    draft: Callable[[Optional[Record]], Draft],
+    stamp: Stamp,
+    check_mode: bool,
+    on_manager: bool = False,
+) -> Applied:
     with _hold(store, stamp.by, check_mode):
         before = store.read()
         drafted = draft(before)
         after = plan.commit(drafted, stamp)
+        if on_manager and drafted.changes:
+            _refuse_conflicts(store, after["manager"], before, after)
         if drafted.changes and not check_mode:
             store.write(after)
         return Applied(before, after, drafted.changes)

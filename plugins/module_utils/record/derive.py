@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
@@ -118,7 +119,7 @@ def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]
     """Why ``machine``, which holds the records ``held``, cannot be in ``wanted``, each in a sentence.
 
     A host may be in several clusters, but in one a subnet, and each mesh needs an interface, a port and a range of
-    its own.
+    its own. There is one daemon of Tailscale, and one group of an inventory for names that differ by ``-`` and ``_``.
     """
     reasons = []
     for record in held:
@@ -126,12 +127,37 @@ def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]
         if record["name"] == wanted["name"] or machine not in machines:
             continue
         ours, theirs = wanted["mesh"], record["mesh"]
+        cluster = f"{machine} is in cluster '{record['name']}'"
+        if group(record["name"]) == group(wanted["name"]):
+            reasons.append(f"{cluster}, which would be the same group {group(wanted['name'])} of an inventory.")
         if record["subnet"] == wanted["subnet"]:
-            reasons.append(f"{machine} is in cluster '{record['name']}' on the same subnet {record['subnet']}.")
+            reasons.append(f"{cluster} on the same subnet {record['subnet']}.")
+        elif ours["backend"] == theirs["backend"] == "tailscale":
+            reasons.append(f"{cluster}, whose tailnet is the one that a host can be in.")
         elif "none" not in (ours["backend"], theirs["backend"]):
-            for key, what in (("interface", "interface"), ("port", "port"), ("subnet", "subnet")):
-                if dict(ours)[key] == dict(theirs)[key]:
-                    reasons.append(
-                        f"{machine} is in cluster '{record['name']}', whose mesh has the same {what} {dict(ours)[key]}."
-                    )
+            same = [key for key in ("interface", "port") if dict(ours)[key] == dict(theirs)[key]]
+            reasons += [f"{cluster}, whose mesh has the same {key} {dict(ours)[key]}." for key in same]
+            if ipaddress.ip_network(ours["subnet"]).overlaps(ipaddress.ip_network(theirs["subnet"])):
+                reasons.append(f"{cluster}, whose mesh has the subnet {theirs['subnet']}, in part that of this one.")
     return reasons
+
+
+def group(name: str) -> str:
+    """The group of an inventory that stands for a cluster."""
+    return name.replace("-", "_")
+
+
+def refuse_conflicts(held: Sequence[Record], machine: str, before: Optional[Record], wanted: Record) -> None:
+    """Refuse what ``wanted``, after ``before``, would newly share with the other records that ``machine`` holds.
+
+    Raises InputError.
+    """
+    known = conflicts(held, machine, before) if before is not None else []
+    reasons = [reason for reason in conflicts(held, machine, wanted) if reason not in known]
+    if reasons:
+        raise InputError(
+            f"Cluster '{wanted['name']}' cannot be on this host as its record has it: {' '.join(reasons)}",
+            "Take the machine out of one of them (playbook remove), or choose another mesh_interface, mesh_port and "
+            "mesh_subnet.",
+            machine=machine,
+        )

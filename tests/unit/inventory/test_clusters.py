@@ -164,3 +164,12 @@ def test_texts_come_as_texts(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "10.0.0.1" in done.stdout
     assert "__ansible_unsafe" not in done.stdout
+
+
+def test_two_clusters_are_not_one_group(tmp_path: Path) -> None:
+    write_record(tmp_path / "records", "a-b")
+    write_record(tmp_path / "records", "a_b", machines="cd", subnet=1)
+    told = ask(tmp_path)
+    assert told.returncode != 0
+    assert "The clusters 'a-b' and 'a_b' would both be the group a_b." in " ".join(told.stderr.split())
+    assert load(tmp_path, names=["a-b"])["a_b_members"]["hosts"] == ["a", "b"]

@@ -87,6 +87,26 @@ def test_a_copy_is_made_and_a_newer_one_kept(folder: str, lab: dict[str, Any], t
     assert run("cluster_info", path=member)["clusters"] == [ahead["record"]]
 
 
+def test_a_record_that_takes_what_is_of_another_cluster_is_refused(folder: str, lab: dict[str, Any]) -> None:
+    other = {
+        "name": "two",
+        "subnet": "10.78.0.0/24",
+        "manager": "n1",
+        "members": [{**entry(1), "address": "10.78.0.1"}],
+    }
+    refused = run("cluster", path=folder, **other)
+    assert "n1 is in cluster 'lab', whose mesh has the same interface gpumesh0." in refused["msg"]
+    mesh = {"interface": "wg1", "port": 1, "subnet": "10.98.0.0/16"}
+    assert run("cluster", path=folder, **other, mesh=mesh)["changed"]
+    newer = run("cluster", path=folder, name="two", mesh={"port": 51820}, _ansible_check_mode=True)
+    assert "whose mesh has the same port 51820." in newer["msg"]
+    document = {**run("cluster", path=folder, name="two")["record"]}
+    document["mesh"] = {**document["mesh"], "port": 51820}
+    copied = {"name": "two", "path": folder, "state": "replica", "record": document, "force": True}
+    assert "whose mesh has the same port 51820." in run("cluster", **copied, machine="n1")["msg"]
+    assert run("cluster", **copied, machine="n7")["changed"], "n7 is not in the other one"
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [

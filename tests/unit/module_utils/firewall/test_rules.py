@@ -64,8 +64,8 @@ def test_overlapping_ports_are_merged() -> None:
     assert desired.tcp_ports == ("2049", "6817-6820")
 
 
-def test_names_that_nft_would_not_take_are_replaced() -> None:
-    assert rules.table_of("my-lab.1") == "gpumesh_my_lab_1"
+def test_each_cluster_has_a_table_of_its_own() -> None:
+    assert [rules.table_of(name) for name in ("my-lab", "my_lab")] == ["gpumesh_my-lab", "gpumesh_my_lab"]
 
 
 def test_the_ephemeral_range_of_the_kernel() -> None:

@@ -17,12 +17,18 @@ STAMP = plan.Stamp("2026-11-20T20:31:00Z", "tester@here")
 
 
 def made(name: str = "lab", identity: str = "0" * 32, subnet: str = "10.77.0.0/24", **mesh: Any) -> model.Record:
+    if "subnet_of_mesh" in mesh:
+        mesh["subnet"] = mesh.pop("subnet_of_mesh")
     prefix = subnet.rsplit(".", 1)[0]
     members = [
         {"machine": f"n{number}", "address": f"{prefix}.{number}", "interface": f"eth{number}", "gpus": number}
         for number in (1, 2)
     ]
     return plan.commit(plan.create(identity, name, subnet, "n2", mesh, members, STAMP), STAMP)
+
+
+def renamed(record: model.Record, name: str) -> model.Record:
+    return {**record, "name": name}
 
 
 def joined(record: model.Record, number: int, by: str = "tester@here") -> model.Record:
@@ -82,9 +88,14 @@ def test_an_edited_copy_has_diverged() -> None:
         (
             made("two", subnet="10.78.0.0/24"),
             [
-                f"n1 is in cluster 'two', whose mesh has the same {what}."
-                for what in ("interface gpumesh0", "port 51820", "subnet 10.99.0.0/16")
+                "n1 is in cluster 'two', whose mesh has the same interface gpumesh0.",
+                "n1 is in cluster 'two', whose mesh has the same port 51820.",
+                "n1 is in cluster 'two', whose mesh has the subnet 10.99.0.0/16, in part that of this one.",
             ],
+        ),
+        (
+            made("two", subnet="10.78.0.0/24", subnet_of_mesh="10.99.7.0/24", port=1, interface="wg1"),
+            ["n1 is in cluster 'two', whose mesh has the subnet 10.99.7.0/24, in part that of this one."],
         ),
         (made("two", subnet="10.78.0.0/24", backend="none"), []),
         (made("lab"), []),
@@ -92,6 +103,28 @@ def test_an_edited_copy_has_diverged() -> None:
 )
 def test_a_host_in_two_clusters(other: model.Record, said: list[str]) -> None:
     assert derive.conflicts([other], "n1", made()) == said
+
+
+def test_names_that_are_one_group_of_an_inventory_are_a_conflict() -> None:
+    wanted = renamed(made(backend="none"), "a-b")
+    other = made("a_b", subnet="10.78.0.0/24", backend="none")
+    said = "n1 is in cluster 'a_b', which would be the same group a_b of an inventory."
+    assert derive.conflicts([other], "n1", wanted) == [said]
+
+
+def test_a_host_is_in_one_tailnet() -> None:
+    other = made("two", subnet="10.78.0.0/24", backend="tailscale", subnet_of_mesh="100.64.0.0/10")
+    wanted = made(backend="tailscale", interface="ts1", port=1, subnet_of_mesh="100.64.0.0/10")
+    assert derive.conflicts([other], "n1", wanted) == [
+        "n1 is in cluster 'two', whose tailnet is the one that a host can be in."
+    ]
+
+
+def test_only_what_is_new_is_refused() -> None:
+    other, wanted = made("two", subnet="10.78.0.0/24", port=1), made()
+    derive.refuse_conflicts([other], "n1", made(mtu=1400), wanted)
+    with pytest.raises(InputError, match=r"has the same port 51820\. Take the machine out of one of them"):
+        derive.refuse_conflicts([made("two", subnet="10.78.0.0/24")], "n1", made(port=1), wanted)
 
 
 def test_a_record_that_a_host_merely_keeps_is_no_conflict() -> None:

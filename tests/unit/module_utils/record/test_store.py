@@ -29,6 +29,14 @@ def entry(number: int) -> dict[str, Any]:
 
 REQUEST = apply.ClusterRequest(subnet="10.77.0.1/24", manager="n1", members=[entry(1), entry(2)])
 
+#: What a host may have beside it.
+ANOTHER = apply.ClusterRequest(
+    subnet="10.78.0.0/24",
+    manager="n1",
+    mesh={"backend": "none"},
+    members=[{"machine": "n1", "address": "10.78.0.1", "interface": "eth1"}],
+)
+
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Store:
@@ -75,7 +83,7 @@ class TestFiles:
 
     def test_delete_leaves_the_records_of_others(self, kept: Store) -> None:
         other = Store(kept.folder, "other")
-        apply.cluster_present(other, REQUEST, "tester@here", check_mode=False)
+        apply.cluster_present(other, ANOTHER, "tester@here", check_mode=False)
         apply.cluster_absent(kept, None, force=False, by="tester@here", check_mode=False)
         assert names(kept.folder) == [".other.lock", "other.json", "other.json.good"]
 
@@ -207,7 +215,7 @@ class TestDamage:
             kept.read()
 
     def test_a_damaged_one_does_not_hide_the_others(self, kept: Store) -> None:
-        apply.cluster_present(Store(kept.folder, "other"), REQUEST, "tester@here", check_mode=False)
+        apply.cluster_present(Store(kept.folder, "other"), ANOTHER, "tester@here", check_mode=False)
         corrupt_gone(kept.path)
         Path(kept.folder, "Notes.json").write_text("{}")
         found = store.scan(kept.folder)
