@@ -195,7 +195,7 @@ def parse_status(text: str) -> str:
 
 def parse_pid(text: str) -> int:
     """The process in the same output, 0 where it does not run."""
-    match = re.search(r"\bpid (\d+)", text)
+    match = re.search(r"\bpid ([0-9]{1,18})\b", text)
     return int(match.group(1)) if match else 0
 
 

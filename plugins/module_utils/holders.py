@@ -23,6 +23,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printa
 #: Links of a process that hold a mount: see proc(5).
 _LINKS = ("cwd", "root", "exe")
 _ESTABLISHED = "01"
+#: An address in such a table: 32 bits, or four times as many.
+_DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
 #: What sshd calls the process of a login: ``sshd: alice@pts/0`` until OpenSSH 9.7, ``sshd-session: …`` since.
 _LOGIN = re.compile(r"^sshd(?:-session)?: (?P<user>\S+)@(?P<terminal>\S+)$")
 _NATIVE_WORD = "=I"
@@ -104,8 +106,9 @@ def connections(table: str) -> Dict[str, str]:
     found = {}
     for line in table.splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 9 and fields[3] == _ESTABLISHED:
-            found[fields[9]] = _address(fields[2].partition(":")[0])
+        digits = fields[2].partition(":")[0] if len(fields) > 9 and fields[3] == _ESTABLISHED else ""
+        if _DIGITS.fullmatch(digits):
+            found[fields[9]] = _address(digits)
     return found
 
 

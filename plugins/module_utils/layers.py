@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import star
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import block_in
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import automounts
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 
 NOT_SET_UP = "not set up"
 _RUNNING = ("active", "activating", "reloading")
@@ -57,7 +58,7 @@ def difference(expected: Mapping[str, Any], text: Optional[str]) -> str:
 
 def _value_in(text: str, key: str) -> str:
     try:
-        document = json.loads(text)
+        document = from_json(text)
     except ValueError:
         return ""
     return canonical(document.get(key)) if isinstance(document, dict) else ""
@@ -82,7 +83,7 @@ def service_differences(unit: str, properties: Mapping[str, str], reads: Sequenc
         words.append(f"{unit} does not run")
     if properties.get("UnitFileState") not in _AT_BOOT:
         words.append(f"{unit} does not start at boot")
-    late = unread(started_at(int(properties.get("MainPID") or 0)), reads)
+    late = unread(started_at(whole_number(properties.get("MainPID")) or 0), reads)
     if late:
         words.append(f"{unit} has not read {', '.join(late)} yet")
     return words

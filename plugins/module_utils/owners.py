@@ -15,6 +15,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 THINGS = ("munge", "job_environment", "slurm")
 _FILE = "owners.json"
@@ -40,7 +41,7 @@ def parse(text: Optional[str], path: str = _FILE) -> Dict[str, Owner]:
     if text is None:
         return {}
     try:
-        document = json.loads(text)
+        document = from_json(text)
         return {str(thing): Owner(str(owner["name"]), str(owner["id"])) for thing, owner in document.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as failure:
         raise HostStateError(
@@ -100,7 +101,7 @@ def of_others(owners: Owners, owner: Owner) -> List[str]:
 
 def _cluster_in(layer: str) -> str:
     try:
-        document = json.loads(layer)
+        document = from_json(layer)
     except ValueError:
         return ""
     return str(document.get("cluster", "")) if isinstance(document, dict) else ""

@@ -14,6 +14,8 @@ import math
 import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+
 
 class Device(TypedDict):
     """A rank and where it runs."""
@@ -64,10 +66,10 @@ _PREFIX = re.compile(
     r"<(?:stdout|stderr|stddiag)>: ?)"
 )
 _DEVICE = re.compile(
-    r"^#?\s+Rank\s+(?P<rank>\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+device\s+(?P<device>\d+)"
+    r"^#?\s+Rank\s+(?P<rank>[0-9]{1,9})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+device\s+(?P<device>[0-9]{1,9})"
     r"\s+\[[^\]]*\]\s*(?P<name>.*)$"
 )
-_OUT_OF_BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)\s*(OK|FAILED)?")
+_OUT_OF_BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*([0-9]{1,18})\s*(OK|FAILED)?")
 _AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)")
 _STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
 _VERSION_LINE = re.compile(r"^#\s*nccl-tests version\s+(\S+)(?:\s+nccl-headers=(\S+))?(?:\s+nccl-library=(\S+))?")
@@ -264,8 +266,8 @@ def _own_line(line: str, seen: Output) -> None:
     """A line of our own program: a rank that starts, or the result, which only a run that got to its end has."""
     mark, _space, text = line.partition(" ")
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = from_json(text)
+    except ValueError:
         return
     if not isinstance(value, dict):
         return
@@ -388,8 +390,8 @@ def parse_json(text: str) -> Output:
     """Read a ``-J`` file. Never raises: a file that was cut off is one without a footer."""
     seen = empty()
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = from_json(text)
+    except ValueError:
         return seen
     if isinstance(document, dict):
         _document(document, seen)

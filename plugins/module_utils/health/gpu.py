@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
@@ -20,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
     skipped,
     unknown,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 
 #: The fields that we ask nvidia-smi for, in one call.
 QUERY = (
@@ -70,21 +68,19 @@ class Gpu(Dict[str, Optional[str]]):
     """One GPU: the fields of QUERY; None where this model has no such value."""
 
 
+def _rows(text: str) -> List[List[str]]:
+    """The fields of each line. nvidia-smi puts nothing in quotes."""
+    return [[field.strip() for field in line.split(",")] for line in text.splitlines() if line.strip()]
+
+
 def parse_query(text: str) -> List[Gpu]:
     """GPUs from QUERY_COMMAND's output. Raises ParseError on lines of another shape, such as an error message."""
     gpus = []
-    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
-        if not row:
-            continue
-        if len(row) != len(QUERY):
-            raise ParseError("nvidia-smi --query-gpu", f"a line has {len(row)} fields instead of {len(QUERY)}")
-        values = [value.strip() for value in row]
+    for values in _rows(text):
+        if len(values) != len(QUERY):
+            raise ParseError("nvidia-smi --query-gpu", f"a line has {len(values)} fields instead of {len(QUERY)}")
         gpus.append(Gpu((key, None if value.lower() in _NOT_THERE else value) for key, value in zip(QUERY, values)))
     return gpus
-
-
-def _number(text: Optional[str]) -> Optional[int]:
-    return int(text) if text is not None and re.match(r"^\d+$", text) else None
 
 
 def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> Judgement:
@@ -111,7 +107,7 @@ def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> 
 
 def judge_ecc(gpus: Sequence[Gpu]) -> Judgement:
     """No memory error that ECC could not correct since the driver was loaded."""
-    counted = {gpu["index"]: _number(gpu["ecc.errors.uncorrected.volatile.total"]) for gpu in gpus}
+    counted = {gpu["index"]: whole_number(gpu["ecc.errors.uncorrected.volatile.total"]) for gpu in gpus}
     known = {index: number for index, number in counted.items() if number is not None}
     if not known:
         return skipped("These GPUs have no ECC, or it is switched off.")
@@ -127,11 +123,12 @@ def judge_retired(gpus: Sequence[Gpu], remapped: Optional[str]) -> Judgement:
     pending = [f"GPU {gpu['index']}" for gpu in gpus if (gpu["retired_pages.pending"] or "").lower() == "yes"]
     failures: List[str] = []
     seen = any(gpu["retired_pages.pending"] is not None for gpu in gpus)
-    for row in csv.reader(io.StringIO(remapped or ""), skipinitialspace=True):
-        if len(row) == 3 and row[1].strip().isdecimal() and row[2].strip().isdecimal():
+    for row in _rows(remapped or ""):
+        waiting, failed_rows = map(whole_number, row[1:]) if len(row) == 3 else (None, None)
+        if waiting is not None and failed_rows is not None:
             seen = True
-            pending += [row[0].strip()] if int(row[1]) else []
-            failures += [row[0].strip()] if int(row[2]) else []
+            pending += [row[0]] if waiting else []
+            failures += [row[0]] if failed_rows else []
     if not seen:
         return skipped("These GPUs do not tell about retired memory.")
     if failures:
@@ -148,7 +145,7 @@ def judge_pcie(gpus: Sequence[Gpu]) -> Judgement:
     narrow, known = [], 0
     widest = 0
     for gpu in gpus:
-        now, full = _number(gpu["pcie.link.width.current"]), _number(gpu["pcie.link.width.max"])
+        now, full = whole_number(gpu["pcie.link.width.current"]), whole_number(gpu["pcie.link.width.max"])
         if now is None or full is None:
             continue
         known += 1
@@ -248,7 +245,7 @@ def judge_dcgm(text: str) -> Judgement:
     """``dcgmi diag -j``, judged by every result in it: its exit status is 0 with failed tests in some versions."""
     start = text.find("{")
     try:
-        document = json.loads(text[start:]) if start >= 0 else None
+        document = from_json(text[start:]) if start >= 0 else None
     except ValueError:
         document = None
     if not isinstance(document, dict):

@@ -28,6 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 _MIB = 1024 * 1024
 #: Reads the folder, and unless told not to, writes, syncs and removes a file. Run in a process of its own, since one that
@@ -79,7 +80,7 @@ def read_memlock(tree: Tree) -> Optional[int]:
         if pid.isdecimal() and tree.read("proc", pid, "comm") == "slurmd" and _is_slurmd(tree, pid):
             found = re.search(r"^Max locked memory\s+(\S+)", tree.read("proc", pid, "limits") or "", re.MULTILINE)
             if found:
-                return None if found.group(1) == "unlimited" else int(found.group(1))
+                return whole_number(found.group(1))
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -118,8 +119,7 @@ def parse_swap(text: str) -> float:
     used = 0
     for line in text.splitlines()[1:]:
         fields = line.split()
-        if len(fields) >= 4 and fields[-2].isdecimal():
-            used += int(fields[-2])
+        used += (whole_number(fields[-2]) or 0) if len(fields) >= 4 else 0
     return round(used / 1024, 1)
 
 
@@ -433,8 +433,9 @@ def parse_handshakes(text: str) -> Dict[str, int]:
     found: Dict[str, int] = {}
     for line in text.splitlines():
         fields = line.split()
-        if len(fields) == 2 and fields[1].isdecimal():
-            found[fields[0]] = int(fields[1])
+        at = whole_number(fields[1]) if len(fields) == 2 else None
+        if at is not None:
+            found[fields[0]] = at
     return found
 
 

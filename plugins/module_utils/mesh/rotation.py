@@ -41,6 +41,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
     preshared_options,
     render_peers,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 READY, GO, ACK = "ready", "go", "ack"
 
@@ -77,7 +78,7 @@ def message(step: str, public_key: str) -> bytes:
 def parse_message(data: bytes) -> Tuple[str, str]:
     """Step and key; both empty for anything else."""
     try:
-        content = json.loads(data.decode("ascii"))
+        content = from_json(data.decode("ascii"))
         return str(content["step"]), str(content["key"])
     except (ValueError, LookupError, TypeError):
         return "", ""

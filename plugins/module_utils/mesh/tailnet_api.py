@@ -17,6 +17,7 @@ from ansible.module_utils.urls import open_url
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import DEFAULT_LOGIN_SERVER
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 _TAILSCALE = "https://api.tailscale.com/api/v2"
 _TIMEOUT = 30.0
@@ -147,7 +148,7 @@ def fetcher(api_key: str, ca_path: Optional[str]) -> Fetch:
                 "Look whether the control server is reached from here and its certificate is trusted (ca_path).",
             ) from failure
         try:
-            return dict(json.loads(content)) if content.strip() not in (b"", b"null") else {}
+            return dict(from_json(content)) if content.strip() not in (b"", b"null") else {}
         except (ValueError, TypeError) as failure:
             raise ParseError(f"{method} {url}", str(failure)) from failure
 

@@ -9,11 +9,11 @@ Nothing here touches the host, and nothing here ever holds a key that logs in.
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: Where a host logs in that was not told anything else.
 DEFAULT_LOGIN_SERVER = "https://controlplane.tailscale.com"
@@ -176,7 +176,7 @@ def _reader(command: str) -> Callable[[Callable[[Dict[str, Any]], Any]], Callabl
     def wrap(read: Callable[[Dict[str, Any]], Any]) -> Callable[[str], Any]:
         def guarded(text: str) -> Any:
             try:
-                return read(json.loads(text))
+                return read(from_json(text))
             except (ValueError, LookupError, TypeError, AttributeError) as failure:
                 raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import json
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: The first line of every configuration of ours. A file without it belongs to somebody else.
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
@@ -300,7 +300,7 @@ def parse_link(text: str) -> Link:
     command = "ip -j -d address show"
     try:
         # iproute2 before 6.x pads the list with empty objects.
-        found = [entry for entry in json.loads(text) if entry]
+        found = [entry for entry in from_json(text) if entry]
         entry = found[0]
         addresses = tuple(
             f"{one['local']}/{one['prefixlen']}" for one in entry.get("addr_info", []) if one.get("scope") != "link"
@@ -311,7 +311,7 @@ def parse_link(text: str) -> Link:
             addresses,
             str(entry.get("linkinfo", {}).get("info_kind", "")),
         )
-    except (ValueError, LookupError, TypeError, AttributeError) as failure:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as failure:
         raise ParseError(command, f"{type(failure).__name__} at {failure}") from failure
 
 
@@ -320,11 +320,11 @@ def parse_routes(*texts: str) -> FrozenSet[str]:
     routes = set()
     for text in texts:
         try:
-            entries = json.loads(text) if text.strip() else []
+            entries = from_json(text) if text.strip() else []
             for entry in entries:
                 if entry.get("protocol") != "kernel" and entry["dst"] != "default":
                     routes.add(str(ipaddress.ip_network(str(entry["dst"]))))
-        except (ValueError, LookupError, TypeError, AttributeError) as failure:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as failure:
             raise ParseError("ip -j route show", f"{type(failure).__name__} at {failure}") from failure
     return frozenset(routes)
 

@@ -9,13 +9,13 @@ The fields are those of ipaddress.c, iplink*.c and iproute.c in iproute2 4.13 (t
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from typing import Any, Dict, List, Mapping, Optional, Type, TypeVar
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.kinds import kind_of, state_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import Address, Link, Route
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: One call tells of links and addresses alike, so no ``ip link`` beside it.
 ADDRESS_COMMAND = ("ip", "-j", "-d", "addr", "show")
@@ -61,11 +61,9 @@ class _Reader:
     def objects(self, text: str) -> List[Mapping[str, Any]]:
         """The top-level list. Old versions leave empty objects in it for what they filtered out."""
         try:
-            items = json.loads(text)
+            items = from_json(text)
         except ValueError as failure:
             raise self.fail(f"it is no JSON ({failure}), it begins with {text[:60]!r}") from failure
-        except RecursionError as failure:
-            raise self.fail("it is nested too deeply") from failure
         return [item for item in self.mappings(items, "the output") if item]
 
     def mappings(self, items: Any, what: str) -> List[Mapping[str, Any]]:

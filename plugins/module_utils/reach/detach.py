@@ -12,7 +12,6 @@ whose controller is gone or begins anew; both are answered when its ports are fr
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -25,6 +24,7 @@ from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import lease
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 _CREDENTIALS = struct.Struct("3i")
 #: What ``ps -o comm`` shows; 15 characters at most.
@@ -197,7 +197,7 @@ def _ask(name: str, what: str, timeout: float) -> Optional[Dict[str, Any]]:
                 run=run,
             ) from failure
     try:
-        value = json.loads(answer)
+        value = from_json(answer)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

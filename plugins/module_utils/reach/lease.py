@@ -14,6 +14,7 @@ import time
 from typing import Callable, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 #: What serves a connection: OpenSSH, since 9.8 by a program of its own, and Dropbear.
 _SERVERS = ("sshd", "sshd-session", "dropbear")
@@ -43,7 +44,10 @@ def _parse_stat(text: Optional[str]) -> Optional[_Stat]:
     # What is a zombie holds nothing any more.
     if opened < 0 or closed < opened or len(fields) < 20 or fields[0] in ("Z", "X"):
         return None
-    return _Stat((text or "")[opened + 1 : closed], int(fields[1]), int(fields[19]))
+    parent, started = whole_number(fields[1]), whole_number(fields[19])
+    if parent is None or started is None:
+        return None
+    return _Stat((text or "")[opened + 1 : closed], parent, started)
 
 
 def connection_of(tree: Tree, number: int) -> Optional[Process]:
@@ -65,10 +69,10 @@ def as_text(process: Optional[Process]) -> str:
 
 def from_text(text: str) -> Optional[Process]:
     """The reverse of ``as_text``; None for anything else."""
-    fields = text.split()
-    if len(fields) != 2 or not all(field.isascii() and field.isdecimal() for field in fields):
+    numbers = [whole_number(field) for field in text.split()]
+    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
         return None
-    return Process(int(fields[0]), int(fields[1]))
+    return Process(numbers[0], numbers[1])
 
 
 class Lease:

@@ -34,11 +34,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import struct
 from typing import Any, Dict, Mapping, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 VERSION = 1
 #: Bytes. Nobody who has not proven himself can make the other side hold more than this.
@@ -85,8 +87,8 @@ def body_length(prefix: bytes) -> int:
 def parse_body(body: bytes) -> Dict[str, Any]:
     """The message in a frame. Raises ProtocolError."""
     try:
-        message = json.loads(body)
-    except (ValueError, RecursionError) as failure:
+        message = from_json(body)
+    except ValueError as failure:
         raise ProtocolError("a frame holds no JSON") from failure
     if not isinstance(message, dict):
         raise ProtocolError("a frame holds no object")
@@ -113,6 +115,8 @@ def time_of(message: Mapping[str, Any], key: str) -> float:
     """A moment out of a message, in seconds since the epoch. Raises ProtocolError."""
     value = message.get(key)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ProtocolError(f"a message has no {key}")
+    if (isinstance(value, int) and value.bit_length() > 64) or not math.isfinite(value):
         raise ProtocolError(f"a message has no {key}")
     return float(value)
 

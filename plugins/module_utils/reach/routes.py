@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
 COMMAND = ("ip", "-j", "-force", "-batch", "-")
 
 _SHOWN = " ".join(COMMAND) + " (route get)"
-_FAILED_LINE = re.compile(r"Command failed -:(\d+)")
+_FAILED_LINE = re.compile(r"Command failed -:([0-9]{1,9})\b")
 
 
 def parse(addresses: Sequence[str], stdout: str, stderr: str) -> Dict[str, Route]:

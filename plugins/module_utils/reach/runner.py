@@ -23,6 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
     RdmaRate,
     Self,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: Seconds of a half round beside the measurement itself: to connect, to start iperf3, to end.
 _MARGIN = 3.0
@@ -256,10 +257,10 @@ class Runner:
 def parse_iperf3(text: str) -> Optional[float]:
     """What the receiver got, in 10^9 bits a second, from ``iperf3 -J``; None where it did not measure."""
     try:
-        bits = json.loads(text)["end"]["sum_received"]["bits_per_second"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        bits = from_json(text)["end"]["sum_received"]["bits_per_second"]
+        return None if isinstance(bits, bool) else round(float(bits) / 1e9, 3)
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
-    return round(bits / 1e9, 3) if isinstance(bits, (int, float)) and not isinstance(bits, bool) else None
 
 
 def _port_of(peer: Peer) -> int:

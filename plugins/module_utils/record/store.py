@@ -24,6 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 DEFAULT_FOLDER = "/var/lib/gpumesh/clusters"
 #: Seconds. A change takes milliseconds; whoever holds the lock for longer is stopped or stuck.
@@ -265,8 +266,8 @@ def _load(path: str) -> Optional[Record]:
     if not raw.strip():
         raise RecordError("it is empty")
     try:
-        document = json.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, RecursionError, ValueError) as failure:
+        document = from_json(raw.decode("utf-8"))
+    except ValueError as failure:
         raise RecordError(f"it is not JSON ({failure})") from failure
     return model.parse(document)
 

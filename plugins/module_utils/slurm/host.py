@@ -23,7 +23,7 @@ _PLUGIN_FOLDERS = (
     "/usr/lib/*/slurm",
     "/usr/local/lib/slurm",
 )
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})")
 #: What Slurm's plugin for version 1 tracks, binds and limits by.
 _V1_NEEDED = ("freezer", "cpuset")
 

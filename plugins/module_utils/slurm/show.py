@@ -10,7 +10,6 @@ reasons cannot be mistaken for other fields; recorded from 22.05.8 and 24.11.5.
 from __future__ import annotations
 
 import functools
-import json
 import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, TypeVar
@@ -20,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.conf import parse_pairs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import parse_version
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 
 _JSON_SINCE = (23, 2, 0)
 #: Text that stands for nothing.
@@ -353,11 +353,12 @@ def parse_partitions_text(text: str) -> List[Partition]:
 def minutes(text: str) -> Optional[int]:
     """``1-02:30:00``, ``02:30:00`` or ``30:00`` in whole minutes; None for no limit."""
     days, dash, clock = text.rpartition("-")
-    parts = clock.split(":")
-    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+    parts = [whole_number(part) for part in (days if dash else "0", *clock.split(":"))]
+    numbers = [part for part in parts if part is not None]
+    if len(numbers) < len(parts):
         return None
-    hours, mins = [0, int(parts[0])] if len(parts) < 3 else [int(parts[0]), int(parts[1])]
-    return int(days or 0) * 1440 + hours * 60 + mins
+    hours, mins = [0, numbers[1]] if len(numbers) < 4 else numbers[1:3]
+    return numbers[0] * 1440 + hours * 60 + mins
 
 
 def _lines(text: str, begin: str) -> List[str]:
@@ -366,7 +367,7 @@ def _lines(text: str, begin: str) -> List[str]:
 
 def _listed(text: str, key: str, command: str) -> List[Mapping[str, Any]]:
     try:
-        document = json.loads(text)
+        document = from_json(text)
     except ValueError as failure:
         raise ParseError(command, f"it is not JSON ({failure})") from failure
     found = document.get(key) if isinstance(document, dict) else None
@@ -402,7 +403,9 @@ def _time(text: Optional[str]) -> Optional[int]:
 
 
 def _natural(name: str) -> List[Tuple[int, int, str]]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+    return [
+        (1, 0, part) if whole_number(part) is None else (0, int(part), "") for part in re.split(r"(\d+)", name) if part
+    ]
 
 
 def controller_up(run: Runner) -> bool:

@@ -25,6 +25,7 @@ from typing import BinaryIO, Iterator, List, NamedTuple, Tuple, cast
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import acting_as
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: Made by every slurmctld, so a folder with it has or had a controller.
 _SIGN = "clustername"
@@ -173,9 +174,9 @@ def _heads(archive: BinaryIO) -> Iterator[Tuple[str, int]]:
         if not line:
             return
         try:
-            head = json.loads(line)
+            head = from_json(line)
             name, size = head["name"], head["size"]
-        except (ValueError, TypeError, KeyError, RecursionError) as failure:
+        except (ValueError, TypeError, KeyError) as failure:
             raise InputError(f"The state has {line[:60]!r} where a file begins.", _AGAIN) from failure
         # A boolean is an integer to Python.
         if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 0:

@@ -29,6 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.volumes import mount_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 PROJID, PROJECTS = "/etc/projid", "/etc/projects"
 
@@ -153,7 +154,7 @@ def parse(files: Files, cluster: str) -> Dict[str, Project]:
     return {
         name[len(prefix) :]: Project(int(number), paths.get(number, ""))
         for name, number in map(_halves, files.projid.splitlines())
-        if name.startswith(prefix) and number.isdecimal()
+        if name.startswith(prefix) and whole_number(number) is not None
     }
 
 
