@@ -166,3 +166,11 @@ def test_collectives_are_those_of_the_module() -> None:
 def test_nothing_is_left_out_that_there_is_not() -> None:
     known = {name for playbook in PLAYBOOKS for name in options(playbook)}
     assert set().union(*NOT_ASKED.values(), OF_ONE) <= known
+
+
+def test_force_is_asked_where_it_does_something() -> None:
+    """To take machines out, and a cluster down: nothing else looks at it."""
+    assert {name for name, survey in SURVEYS.items() for one in survey if one["variable"] == "cluster_force"} == {
+        "remove",
+        "delete",
+    }

@@ -234,8 +234,8 @@ def place() -> Tuple[int, int, int]:
 
 
 def set_master() -> None:
-    """Let all ranks meet at the first node of the job step, unless the job's environment says where."""
-    os.environ.setdefault("MASTER_PORT", "29517")
+    """Let all ranks meet at the first node of the job step, unless the job's environment says where. Who starts them has
+    said at which port."""
     nodes = os.environ.get("SLURM_STEP_NODELIST")
     if "MASTER_ADDR" not in os.environ and nodes:
         with Program(["scontrol", "show", "hostnames", nodes], stdout=subprocess.PIPE, encoding="utf-8") as asked:

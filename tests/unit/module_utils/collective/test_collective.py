@@ -291,7 +291,7 @@ def cluster(rate_of: Callable[[list, bool], float], backend: str = "nccl") -> Ca
     def answer(argv: list, environment: dict | None = None, **_options: object) -> Completed:
         nodes = next(one for one in argv if one.startswith("--nodelist=")).split("=")[1].split(",")
         size = next(int(one.split("=")[1]) for one in argv if one.startswith("--max-bytes="))
-        rate = rate_of(nodes, environment == {"NCCL_ALGO": "Ring"})
+        rate = rate_of(nodes, (environment or {}).get("NCCL_ALGO") == "Ring")
         devices = [{"rank": rank, "host": node, "device": 0, "name": "CPU"} for rank, node in enumerate(nodes)]
         body = {"time": 1.0, "alg_bw": rate, "bus_bw": rate, "nwrong": 0}
         document = {
@@ -305,6 +305,26 @@ def cluster(rate_of: Callable[[list, bool], float], backend: str = "nccl") -> Ca
         return Completed(0, f"{parse.RESULT_MARK}{json.dumps(document)}\n", "")
 
     return answer
+
+
+@pytest.mark.parametrize(("taken", "kind", "runs"), [(2, None, 3), (3, "failed", 3)])
+def test_a_port_that_is_taken_is_left_for_another(taken: int, kind: str | None, runs: int) -> None:
+    works = cluster(lambda _nodes, _ring: 5.0)
+    ports: list[str] = []
+
+    def answer(argv: list, environment: dict, **options: object) -> Completed:
+        ports.append(environment["MASTER_PORT"])
+        if len(ports) > taken:
+            return works(argv, environment, **options)
+        said = "torch.distributed.DistNetworkError: The server socket has failed to listen: name: EADDRINUSE\n"
+        return Completed(1, "", f"0: {said}")
+
+    problem = launch.measure(request(), answer).problem
+    assert (problem.kind if problem else None) == kind
+    assert len(set(ports)) == len(ports) == runs, "another one each time"
+    assert all(20000 <= int(port) < 32768 for port in ports)
+    command = launch.command(request(launcher="mpirun", nodelist=["n1", "n2", "n3"], path=""))
+    assert command[command.index("MASTER_PORT") - 1] == "-x"
 
 
 def test_a_slow_run_names_the_link() -> None:
