@@ -48,9 +48,9 @@ class Daemon(NamedTuple):
 class Places(NamedTuple):
     """Where the settings are."""
 
-    units: str
-    supervisor_config: str
-    supervisor_programs: str
+    units: str = "/etc/systemd/system"
+    supervisor_config: str = "/etc/supervisor/supervisord.conf"
+    supervisor_programs: str = "/etc/supervisor/conf.d"
 
     def drop_in(self, name: str) -> str:
         """Our lines on top of a packaged unit."""
@@ -59,6 +59,12 @@ class Places(NamedTuple):
     def program(self, name: str) -> str:
         """A program of supervisord."""
         return os.path.join(self.supervisor_programs, f"gpumesh-{name}.conf")
+
+
+def starts_at_boot(name: str, systemd: bool, places: Places) -> bool:
+    """Whether systemd or supervisord has something of this name to start."""
+    wanted = os.path.join(places.units, "multi-user.target.wants", f"{name}.service")
+    return os.path.lexists(wanted if systemd else places.program(name))
 
 
 class Plan(NamedTuple):

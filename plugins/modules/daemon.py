@@ -131,6 +131,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
+_PLACES = daemon.Places()
+
 
 def work(module: AnsibleModule) -> Outcome:
     """Do what the parameters say."""
@@ -167,9 +169,9 @@ def main() -> None:
             "ready_address": {"type": "str"},
             "ready_port": {"type": "int"},
             "ready_timeout": {"type": "int", "default": 120},
-            "unit_folder": {"type": "path", "default": "/etc/systemd/system"},
-            "supervisor_config": {"type": "path", "default": "/etc/supervisor/supervisord.conf"},
-            "supervisor_programs": {"type": "path", "default": "/etc/supervisor/conf.d"},
+            "unit_folder": {"type": "path", "default": _PLACES.units},
+            "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
+            "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
         },
         required_together=[("ready_address", "ready_port")],
         supports_check_mode=True,

@@ -91,6 +91,12 @@ options:
         deleted and C(tailscaled) has ended; beside the old device the new one would be called C(name-1).
     type: bool
     default: false
+  supervisor_programs:
+    description:
+      - Folder of the programs of supervisord, where the module M(gpumesh.cluster.daemon) has put tailscaled
+        on a host without systemd.
+    type: path
+    default: /etc/supervisor/conf.d
 seealso:
   - module: gpumesh.cluster.tailscale_device
 """
@@ -207,6 +213,7 @@ peers:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, starts_at_boot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet import (
     Host,
@@ -214,7 +221,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet impor
     has_tun,
     paths,
     present,
-    starts_at_boot,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import NOBODY, login_key, make_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
@@ -224,6 +230,7 @@ def work(module: AnsibleModule) -> Outcome:
     """Do what the parameters say."""
     given = module.params
     host = Host(run, module.check_mode, given["timeout"])
+    places = Places(supervisor_programs=given["supervisor_programs"])
     if given["state"] == "absent":
         result = absent(host, given["forget"])
     else:
@@ -240,7 +247,7 @@ def work(module: AnsibleModule) -> Outcome:
         {
             "installed": find("tailscale") is not None and find("tailscaled") is not None,
             "running": result.status is not None,
-            "boot": starts_at_boot(runs_systemd()),
+            "boot": starts_at_boot("tailscaled", runs_systemd(), places),
             "tun_device": has_tun(),
             "tun": status.tun,
             "backend_state": status.state,
@@ -281,6 +288,7 @@ def main() -> None:
             "peers": {"type": "list", "elements": "str", "default": []},
             "probe": {"type": "bool", "default": False},
             "forget": {"type": "bool", "default": False},
+            "supervisor_programs": {"type": "path", "default": Places().supervisor_programs},
         },
         supports_check_mode=True,
     )

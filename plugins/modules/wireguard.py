@@ -131,6 +131,12 @@ options:
         nothing changed, when a peer that has a session does not answer.
     type: str
     choices: [prepare, arm, switch]
+  supervisor_programs:
+    description:
+      - Folder of the programs of supervisord, where the module M(gpumesh.cluster.daemon) has put the tunnel
+        on a host without systemd.
+    type: path
+    default: /etc/supervisor/conf.d
 """
 
 EXAMPLES = r"""
@@ -232,6 +238,7 @@ from typing import Optional
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import (
     Host,
     Result,
@@ -257,7 +264,7 @@ def work(module: AnsibleModule) -> Outcome:
     """Do what the parameters say."""
     given = module.params
     interface = given["interface"]
-    host = Host(run, module.check_mode)
+    host = Host(run, module.check_mode, places=Places(supervisor_programs=given["supervisor_programs"]))
     if given["state"] == "absent":
         return _outcome(module, absent(host, interface), host)
     desired = None
@@ -340,6 +347,7 @@ def main() -> None:
             "preshared_keys": {"type": "dict", "no_log": True},
             "preshared_without": {"type": "list", "elements": "str", "default": [], "no_log": False},
             "rotation": {"type": "str", "choices": ["prepare", "arm", "switch"]},
+            "supervisor_programs": {"type": "path", "default": Places().supervisor_programs},
         },
         required_by={"peers": ("address",), "preshared_with": ("machine",)},
         required_if=[("rotation", "arm", ("peers",)), ("rotation", "switch", ("peers",))],

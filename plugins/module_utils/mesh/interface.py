@@ -14,6 +14,7 @@ import time
 from typing import Any, Container, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, starts_at_boot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared
@@ -55,9 +56,6 @@ DIRECTORY = "/etc/wireguard"
 #: A link of this name is made and removed at once to learn whether the kernel can do WireGuard.
 _PROBE = "gpumesh-probe"
 _TUN = "/dev/net/tun"
-#: What `systemctl enable` makes, and supervisord's settings as the role daemon writes them.
-_SYSTEMD_BOOT = "/etc/systemd/system/multi-user.target.wants/wg-quick@{}.service"
-_SUPERVISORD_BOOT = "/etc/supervisor/conf.d/gpumesh-wg-quick@{}.conf"
 #: The discard port: what is sent there needs no listener.
 _DISCARD = 9
 #: Peers in one command line, so that even a very large change stays far below the limit of the kernel.
@@ -69,12 +67,13 @@ _RESOLVE_FOR = 10.0
 
 
 class Host(NamedTuple):
-    """Where the work is done: the commands' runner, whether it may change anything, and the folder of the files."""
+    """Where the work is done: the commands' runner, whether it may change anything, and the folders of the files."""
 
     run: Runner
     check_mode: bool
     directory: str = DIRECTORY
     probe: Probe = echo
+    places: Places = Places()
 
     def conf_path(self, interface: str) -> str:
         """The configuration that wg-quick reads."""
@@ -153,7 +152,7 @@ def present(
             runtime is not None,
             implementation,
             tools,
-            _starts_at_boot(interface),
+            _starts_at_boot(host, interface),
             0,
             _NO_CHANGES,
             _handshakes(runtime, {}),
@@ -303,7 +302,7 @@ def _configure(
         runtime is not None,
         implementation,
         True,
-        _starts_at_boot(interface),
+        _starts_at_boot(host, interface),
         desired.mtu,
         peer_changes(desired, old_names, [peer.public_key for peer in steps.set_peers], steps.drop_peers),
         _handshakes(runtime, names),
@@ -482,8 +481,8 @@ def runs_systemd() -> bool:
     return os.path.isdir("/run/systemd/system")
 
 
-def _starts_at_boot(interface: str) -> bool:
-    return os.path.lexists((_SYSTEMD_BOOT if runs_systemd() else _SUPERVISORD_BOOT).format(interface))
+def _starts_at_boot(host: Host, interface: str) -> bool:
+    return starts_at_boot(f"wg-quick@{interface}", runs_systemd(), host.places)
 
 
 def _kernel_has_wireguard(host: Host) -> bool:

@@ -37,8 +37,6 @@ _STATE_DIRECTORY = "/var/lib/tailscale"
 #: Says that this collection logged the host in; without it, a login was there before and is not ours to end. Its lines
 #: are the login server and the addresses that it gave.
 _MARK = "/var/lib/gpumesh/tailscale-login"
-_SYSTEMD_BOOT = "/etc/systemd/system/multi-user.target.wants/tailscaled.service"
-_SUPERVISORD_BOOT = "/etc/supervisor/conf.d/gpumesh-tailscaled.conf"
 #: Seconds in which a daemon that has just started says whether it is logged in.
 _SETTLE_FOR = 20.0
 #: Peers that are asked at the same time, and what each may take.
@@ -165,11 +163,6 @@ def paths(host: Host, status: Status, addresses: Sequence[str], probe: bool) -> 
 def has_tun() -> bool:
     """Whether this host can have an interface for the tailnet."""
     return os.path.exists(_TUN)
-
-
-def starts_at_boot(systemd: bool) -> bool:
-    """Whether a service of systemd or supervisord starts the daemon."""
-    return os.path.lexists(_SYSTEMD_BOOT if systemd else _SUPERVISORD_BOOT)
 
 
 def _note(host: Host, login_server: str, addresses: Sequence[str]) -> None:

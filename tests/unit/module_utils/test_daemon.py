@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import interface
 
+PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 PLACES = daemon.Places("/etc/systemd/system", "/etc/supervisor/supervisord.conf", "/etc/supervisor/conf.d")
 CONTROL = ["supervisorctl", "--configuration", "/etc/supervisor/supervisord.conf"]
 RUNS = {"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled", "NeedDaemonReload": "no"}
@@ -231,3 +233,21 @@ def test_waiting_ends_with_the_socket_or_with_what_is_missing(tmp_path: Path) ->
             "munge", daemon.Ready(str(tmp_path / "other"), None, None), 10, lambda: next(times), lambda _seconds: None
         )
     daemon.wait_until_ready("munge", daemon.Ready(None, None, None), 0)
+
+
+def test_what_starts_at_boot_is_looked_for_where_the_daemon_was_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = daemon.Places(units=str(tmp_path), supervisor_programs=str(tmp_path))
+    tunnel = interface.Host(run, False, places=places)
+    for systemd, name in ((True, "multi-user.target.wants/wg-quick@wg0.service"), (False, "gpumesh-wg-quick@wg0.conf")):
+        monkeypatch.setattr(interface, "runs_systemd", lambda systemd=systemd: systemd)
+        assert not interface._starts_at_boot(tunnel, "wg0")
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        assert interface._starts_at_boot(tunnel, "wg0")
+
+
+def test_the_folders_of_supervisord_have_one_home() -> None:
+    sources = (path for path in PLUGINS.rglob("*.py") if '"/etc/supervisor' in path.read_text(encoding="utf-8"))
+    assert [path.relative_to(PLUGINS).as_posix() for path in sources] == ["module_utils/daemon.py"]
