@@ -17,6 +17,15 @@ options:
     default: /var/lib/gpumesh/clusters
 """
 
+    GIVEN = r"""
+options:
+  record:
+    description:
+      - The cluster record, as the role P(gpumesh.cluster.cluster#role) sets it. Options that it does not need are derived
+        from it on the controller, and it is not sent to the host.
+    type: dict
+"""
+
     CHANGE = r"""
 options:
   actor:

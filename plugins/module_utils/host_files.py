@@ -77,6 +77,52 @@ class Step(NamedTuple):
     gid: int
 
 
+class Differences(NamedTuple):
+    """What differs, in words; ``nothing_there`` where no file and no line of the entries is there."""
+
+    words: List[str]
+    nothing_there: bool
+
+
+def marker(cluster: str) -> str:
+    """Of the lines that a cluster puts into files which others write too."""
+    return f"# {{mark}} gpumesh cluster {cluster}"
+
+
+def see_to(entries: Sequence[Mapping[str, Any]], check_mode: bool) -> List[Step]:
+    """Have all entries as they should be, where ``check_mode`` allows; what was changed. Raises GpumeshError.
+
+    All of them are checked before the first is changed.
+    """
+    wanted = parse(entries)
+    planned = (plan(each, read(each.path), owner_ids(each)) for each in wanted)
+    steps = [step for step in planned if step is not None]
+    if not check_mode:
+        for step in steps:
+            apply(step)
+    return steps
+
+
+def differences(entries: Sequence[Mapping[str, Any]]) -> Differences:
+    """How the host differs from the entries. Changes nothing."""
+    places = {entry.path: entry for entry in parse(entries)}
+    words, missing = [], 0
+    for step in see_to(entries, check_mode=True):
+        wanted = places[step.path]
+        if step.kind == ABSENT:
+            words.append(f"{step.path} is no longer wanted")
+        elif step.before.kind == ABSENT:
+            words.append(f"{step.path} is missing")
+            missing += wanted.state != DIRECTORY
+        elif wanted.state == BLOCK and block_in(step.before.text, wanted.marker) is None:
+            words.append(f"{step.path} lacks our lines")
+            missing += 1
+        else:
+            words.append(f"{step.path} differs")
+    contents = sum(entry.state in (FILE, BLOCK) for entry in places.values())
+    return Differences(words, missing == contents)
+
+
 def parse(entries: Sequence[Mapping[str, Any]]) -> List[Wanted]:
     """Check the entries of the parameter ``files``; InputError names the path and what is wrong with it."""
     wanted = [_parse_entry(entry) for entry in entries]

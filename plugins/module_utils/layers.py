@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files, names
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import started_at, unread
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import block_in
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import automounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
@@ -21,6 +21,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 NOT_SET_UP = "not set up"
 _RUNNING = ("active", "activating", "reloading")
 _AT_BOOT = ("enabled", "enabled-runtime", "static", "generated", "alias", "linked")
+
+#: The layers that compare a host with the parameters of their modules by themselves.
+LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Differences]] = {"names": names.differences}
 
 
 def digest(text: str) -> str:
@@ -46,12 +49,8 @@ def difference(expected: Mapping[str, Any], text: Optional[str]) -> str:
         text = part
     if expected.get("key"):
         text = _value_in(text, expected["key"])
-    lines = text.strip().splitlines()
-    starts = expected.get("starts")
-    right = (
-        (not expected.get("digest") or digest(text) == expected["digest"])
-        and (not expected.get("contains") or expected["contains"] in text)
-        and (not starts or (len(lines) == len(starts) and all(map(str.startswith, lines, starts))))
+    right = (not expected.get("digest") or digest(text) == expected["digest"]) and (
+        not expected.get("contains") or expected["contains"] in text
     )
     return "" if right else f"{path} differs"
 
@@ -122,6 +121,19 @@ def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[
             words_of = service_differences(service["unit"], units.get(service["unit"], {}), service.get("reads") or [])
             found.setdefault(service["layer"], []).extend(words_of)
     return {layer: _in_words(words, asked[layer]) for layer, words in found.items() if words}
+
+
+def compare_modules(run: Runner, asked: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
+    """The same for the layers of LAYERS. ``asked``: the parameters of the module of each."""
+    found = {}
+    for layer, params in asked.items():
+        try:
+            words, nothing_there = LAYERS[layer](run, params)
+        except GpumeshError as failure:
+            words, nothing_there = [failure.message.rstrip(".")], False
+        if words:
+            found[layer] = NOT_SET_UP if nothing_there else ", ".join(words)
+    return found
 
 
 def _in_words(words: Sequence[str], asked: int) -> str:

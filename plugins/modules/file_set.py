@@ -123,12 +123,7 @@ _ENTRY = {
 
 def work(module: AnsibleModule) -> Outcome:
     """Plan all entries, then apply them."""
-    wanted = host_files.parse(module.params["files"])
-    planned = (host_files.plan(each, host_files.read(each.path), host_files.owner_ids(each)) for each in wanted)
-    steps = [step for step in planned if step is not None]
-    if not module.check_mode:
-        for step in steps:
-            host_files.apply(step)
+    steps = host_files.see_to(module.params["files"], module.check_mode)
     return Outcome(bool(steps), {"paths": [step.path for step in steps]}, *host_files.as_diff(steps))
 
 

@@ -12,13 +12,18 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Compares files and services with what P(gpumesh.cluster.layer_questions#filter) expects of this host, all layers in
-    one call.
+  - Compares files and services with what the record makes of this host, all layers in one call.
+  - Give O(record). The other options are derived from it on the controller, and from the options of the layers' roles.
   - Returns no content of a file, and of the munge key only a fingerprint.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.record.given
 options:
+  modules:
+    description: The parameters of the modules of the layers that compare the host by themselves, by layer.
+    type: dict
+    default: {}
   files:
     description: What is expected of files. A file of which only the path is given has to be there.
     type: list
@@ -31,7 +36,6 @@ options:
       key: {description: Only the value of this key of a JSON document., type: str}
       digest: {description: SHA-256 of the text without the white space around it., type: str}
       contains: {description: A text that has to be in it., type: str}
-      starts: {description: "What the lines begin with, one by one.", type: list, elements: str}
       automounted:
         description: It is compared only where systemd can mount at first use, which it cannot in a container.
         type: bool
@@ -54,10 +58,7 @@ options:
 EXAMPLES = r"""
 - name: Compare this host with the record
   gpumesh.cluster.layer_info:
-    files: "{{ questions.files }}"
-    services: "{{ questions.services }}"
-  vars:
-    questions: "{{ cluster_record | gpumesh.cluster.layer_questions(inventory_hostname) }}"
+    record: "{{ cluster_record }}"
   register: layers
 """
 
@@ -91,7 +92,10 @@ def work(params: Dict[str, Any]) -> Outcome:
     return Outcome(
         False,
         {
-            "drift": layers.compare(run, params["files"], params["services"]),
+            "drift": {
+                **layers.compare_modules(run, params["modules"]),
+                **layers.compare(run, params["files"], params["services"]),
+            },
             "munge_key": munge.fingerprint(key) if key else "",
         },
     )
@@ -108,11 +112,12 @@ def main() -> None:
         "key": {"type": "str", "no_log": False},
         "digest": text,
         "contains": text,
-        "starts": {"type": "list", "elements": "str"},
         "automounted": {"type": "bool", "default": False},
     }
     module = AnsibleModule(
         argument_spec={
+            "record": {"type": "dict"},
+            "modules": {"type": "dict", "default": {}},
             "files": {"type": "list", "elements": "dict", "default": [], "options": file_options},
             "services": {
                 "type": "list",

@@ -9,12 +9,21 @@ The one place where our errors meet Ansible's actions, as module.py is for modul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import yaml
 from ansible.plugins.action import ActionBase
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
+#: Options that the actions of the layers have in common.
+RECORD = {"type": "dict", "required": True}
+STATE = {"type": "str", "choices": ["present", "absent"], "default": "present"}
 
 
 class ModuleFailedError(GpumeshError):
@@ -23,6 +32,11 @@ class ModuleFailedError(GpumeshError):
     def __init__(self, result: Mapping[str, Any]) -> None:
         super().__init__(str(result.get("msg", "")))
         self.result = dict(result)
+
+
+@cache
+def _defaults(role: str) -> Mapping[str, Any]:
+    return dict(yaml.safe_load((ROLES / role / "defaults" / "main.yml").read_text(encoding="utf-8")))
 
 
 class HostAction(ActionBase):
@@ -46,6 +60,19 @@ class HostAction(ActionBase):
         """Do what the task says; the result of the task."""
         raise NotImplementedError
 
+    def arguments(self, **options: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of the task, which must be among these options, as in a module's ``argument_spec``."""
+        return dict(self.validate_argument_spec(options)[1])
+
+    def record(self) -> model.Record:
+        """The cluster record that the task is given. Raises RecordError."""
+        return model.parse(self._task.args.get("record"))
+
+    @property
+    def machine(self) -> str:
+        """The name of the task's host in the inventory, and in the record."""
+        return str(self.variables["inventory_hostname"])
+
     @property
     def check_mode(self) -> bool:
         """Whether nothing may change."""
@@ -54,6 +81,11 @@ class HostAction(ActionBase):
     def variable(self, name: str, default: Any = None) -> Any:
         """A variable of the host, with its templates resolved."""
         return self._templar.template(self.variables[name]) if name in self.variables else default
+
+    def option(self, role: str, name: str) -> Any:
+        """An option of one of our roles as this host's run of the role sees it, where its default has no template."""
+        name = f"{role}_{name}"
+        return self.variable(name) if name in self.variables else _defaults(role)[name]
 
     def module(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Run a module on the host. Raises ModuleFailedError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import marker
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, canonical, digest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import names, ssh_trust, storage
@@ -37,7 +38,7 @@ def questions(
     serves_volumes: bool = True,
     accounting: bool = True,
     volume_server: str = "kernel",
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, Any]:
     """The parameters of the module layer_info for one member. The mesh is compared by the modules of its own."""
     manager = derive.member_of(record, record["manager"])
     controller = derive.cluster_address(record, manager)
@@ -47,20 +48,14 @@ def questions(
     volumes = _storage(record, machine, volume_server) if serves_volumes else []
     return {
         "files": [
-            *_names(record),
             *_ssh(record, ssh_users, ssh_port),
             *_slurm(controller, manages),
             *_jobs(record),
             *volumes,
         ],
+        "modules": {"names": names.desired(record, machine)},
         "services": [{"layer": layer, "unit": f"{name}.service", "reads": _READS[name]} for layer, name in units],
     }
-
-
-def _names(record: model.Record) -> list[dict[str, Any]]:
-    # The machine's own line ends with the name that it gives itself.
-    lines = names.hosts_entries(record).splitlines()
-    return [{"layer": "names", "path": "/etc/hosts", "marker": names.marker(record), "starts": lines}]
 
 
 def _ssh(record: model.Record, users: Sequence[str], port: int) -> list[dict[str, Any]]:
@@ -74,7 +69,7 @@ def _ssh(record: model.Record, users: Sequence[str], port: int) -> list[dict[str
         *({"layer": "ssh", "path": path, "digest": digest(text)} for path, text in texts.items()),
         *({"layer": "ssh", "path": f"{folder}/{user}-cert.pub"} for user in users),
         *(
-            {"layer": "ssh", "path": f"~{user}/.ssh/authorized_keys", "marker": names.marker(record), "digest": keys}
+            {"layer": "ssh", "path": f"~{user}/.ssh/authorized_keys", "marker": marker(record["name"]), "digest": keys}
             for user in users
         ),
     ]

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The names of the members: which address each of them stands for, and the lines of /etc/hosts that say so."""
+"""The names of the members, and which address each of them stands for."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 
@@ -25,11 +25,6 @@ class Named(NamedTuple):
     addresses: tuple[str, ...]
 
 
-def marker(record: model.Record) -> str:
-    """Of the lines that our layers put into files which others write too; ``{mark}`` becomes BEGIN and END."""
-    return f"# {{mark}} gpumesh cluster {record['name']}"
-
-
 def named_members(record: model.Record) -> list[Named]:
     """All members in rank order."""
     labels = Counter(member["machine"].split(".", 1)[0] for member in record["members"])
@@ -43,21 +38,16 @@ def named_members(record: model.Record) -> list[Named]:
     ]
 
 
-def hosts_entries(record: model.Record, machine: str = "", hostname: str = "") -> str:
-    """Lines for /etc/hosts, one a member, without a final newline.
-
-    ``hostname`` is the name that ``machine``, where the lines are for, gives itself: Debian maps it to 127.0.1.1, where
-    no peer can follow, so it stands on the machine's own line too.
-    """
-    members = named_members(record)
-    taken = {name for member in members for name in member.names} | {"localhost", ""}
-    lines = []
-    for member in members:
-        own = (hostname,) if member.machine == machine and hostname not in taken else ()
-        names = member.names + own
-        if names:
-            lines.append(f"{member.addresses[0]} {' '.join(names)}")
-    return "\n".join(lines)
+def desired(record: model.Record, machine: str, state: str = "present") -> dict[str, Any]:
+    """The parameters of the module names on one machine."""
+    if state == "absent":
+        return {"cluster": record["name"], "state": state}
+    return {
+        "cluster": record["name"],
+        "state": state,
+        "members": [{"address": named.addresses[0], "names": list(named.names)} for named in named_members(record)],
+        "address": derive.cluster_address(record, derive.member_of(record, machine)),
+    }
 
 
 def _names(machine: str, labels: Mapping[str, int]) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import named_members
 
 STANDARD_PORT = 22
@@ -134,7 +134,7 @@ def trust_files(
 
     Without ``users``, the trust ends: nothing of it stays, whoever had it.
     """
-    base, marker = folder(record), names.marker(record)
+    base, marker = folder(record), host_files.marker(record["name"])
     stale = {user: account for user, account in found["trusted"].items() if user not in users}
     files: list[dict[str, Any]] = []
     if users:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import layers
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files, layers
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 
 MARKER = "# {mark} gpumesh cluster lab"
 HOSTS = "# BEGIN gpumesh cluster lab\n10.99.0.1 n1 head\n10.99.0.2 n2\n# END gpumesh cluster lab\n127.0.0.1 localhost\n"
@@ -27,10 +28,9 @@ HOSTS = "# BEGIN gpumesh cluster lab\n10.99.0.1 n1 head\n10.99.0.2 n2\n# END gpu
         ({"digest": layers.digest("a\nb")}, "a\nc\n", "/f differs"),
         ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.1 --conf", ""),
         ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.2 --conf", "/f differs"),
-        ({"marker": MARKER, "starts": ["10.99.0.1 n1", "10.99.0.2 n2"]}, HOSTS, ""),
-        ({"marker": MARKER, "starts": ["10.99.0.1 n1"]}, HOSTS, "/f differs"),
-        ({"marker": MARKER, "starts": ["10.99.0.1 n1", "10.99.0.3 n2"]}, HOSTS, "/f differs"),
-        ({"marker": MARKER, "starts": []}, "127.0.0.1 localhost\n", "/f lacks our lines"),
+        ({"marker": MARKER, "digest": layers.digest("10.99.0.1 n1 head\n10.99.0.2 n2")}, HOSTS, ""),
+        ({"marker": MARKER, "digest": layers.digest("10.99.0.1 n1")}, HOSTS, "/f differs"),
+        ({"marker": MARKER}, "127.0.0.1 localhost\n", "/f lacks our lines"),
         ({"key": "members", "digest": layers.digest('{"a":1,"b":2}')}, '{"members": {"b": 2, "a": 1}}', ""),
         ({"key": "members", "digest": layers.digest('{"a":1}')}, '{"members": {"a": 2}}', "/f differs"),
         ({"key": "members", "digest": layers.digest('{"a":1}')}, "broken", "/f differs"),
@@ -90,3 +90,21 @@ def test_units_are_not_missed_where_nothing_can_automount(tmp_path: Path, monkey
     files = [{**entry, "automounted": True}, entry]
     assert layers.compare(run, files[:1], []) == {}
     assert list(layers.compare(run, files, [])) == ["storage"]
+
+
+def test_a_layer_that_compares_the_host_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_run: Any, _params: Any) -> host_files.Differences:
+        raise HostStateError("/f cannot be read.", "Move it away.")
+
+    answers = {
+        "right": lambda _run, _params: host_files.Differences([], False),
+        "wrong": lambda _run, params: host_files.Differences([f"{params} differs", "/b is missing"], False),
+        "bare": lambda _run, _params: host_files.Differences(["/a is missing"], True),
+        "refused": refused,
+    }
+    monkeypatch.setattr(layers, "LAYERS", answers)
+    assert layers.compare_modules(run, dict.fromkeys(answers, "/a")) == {
+        "wrong": "/a differs, /b is missing",
+        "bare": "not set up",
+        "refused": "/f cannot be read",
+    }

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.filter.layer_questions import layer_questions
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import drift
 
@@ -23,36 +22,36 @@ def made(**change: Any) -> model.Record:
     return model.parse({**record, **change})
 
 
-def by_layer(questions: dict[str, list[dict[str, Any]]]) -> dict[str, set[str]]:
+def by_layer(questions: dict[str, Any]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for entry in (*questions["files"], *questions["services"]):
         found.setdefault(entry["layer"], set()).add(entry.get("path") or entry["unit"])
-    return found
+    return {**found, **{layer: set() for layer in questions["modules"]}}
 
 
 def test_the_manager_has_the_controller_besides() -> None:
-    manager, member = (by_layer(layer_questions(made(), machine)) for machine in ("n1", "n2"))
+    manager, member = (by_layer(drift.questions(made(), machine)) for machine in ("n1", "n2"))
     assert manager["slurm"] - member["slurm"] == {"/etc/slurm/slurm.conf", "slurmctld.service", "slurmdbd.service"}
     assert {layer: paths for layer, paths in manager.items() if layer != "slurm"} == {
         layer: paths for layer, paths in member.items() if layer != "slurm"
     }
     assert set(member) == {"names", "ssh", "munge", "slurm", "job environment"}
-    assert "slurmdbd.service" not in by_layer(layer_questions(made(), "n1", accounting=False))["slurm"]
+    assert "slurmdbd.service" not in by_layer(drift.questions(made(), "n1", accounting=False))["slurm"]
 
 
 def test_each_user_has_a_key_and_lets_the_members_in() -> None:
-    paths = by_layer(layer_questions(made(), "n1", ["root", "alice"]))["ssh"]
+    paths = by_layer(drift.questions(made(), "n1", ["root", "alice"]))["ssh"]
     assert {"/etc/gpumesh/ssh/lab/alice-cert.pub", "~alice/.ssh/authorized_keys"} <= paths
 
 
 def test_volumes_are_expected_where_they_are_served() -> None:
     volume = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
     record = made(storage={"volumes": [volume]})
-    server, client = (by_layer(layer_questions(record, machine))["storage"] for machine in ("n1", "n2"))
+    server, client = (by_layer(drift.questions(record, machine))["storage"] for machine in ("n1", "n2"))
     assert server - client == {"/etc/exports.d/gpumesh-lab.exports"}
     assert client == {"/etc/systemd/system/mnt-data.mount", "/etc/systemd/system/mnt-data.automount"}
-    assert "storage" not in by_layer(layer_questions(record, "n1", serves_volumes=False))
-    program = by_layer(layer_questions(record, "n1", volume_server="ganesha"))["storage"]
+    assert "storage" not in by_layer(drift.questions(record, "n1", serves_volumes=False))
+    program = by_layer(drift.questions(record, "n1", volume_server="ganesha"))["storage"]
     assert program - client == {"/etc/ganesha/gpumesh-lab.conf"}
 
 

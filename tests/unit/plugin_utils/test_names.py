@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import hosts_entries, named_members
+from ansible_collections.gpumesh.cluster.plugins.module_utils.names import lines
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import desired, named_members
 
 
 def record(*machines: str, backend: str = "none") -> Any:
     """The part of a record that names are made of."""
     return {
+        "name": "lab",
         "mesh": {"backend": backend},
         "members": [
             {
@@ -23,6 +25,12 @@ def record(*machines: str, backend: str = "none") -> Any:
             for number, machine in enumerate(machines, 1)
         ],
     }
+
+
+def hosts_entries(cluster: Any, machine: str = "", hostname: str = "") -> str:
+    """The lines that come of it on a machine, which calls itself ``hostname``; without one, on any."""
+    derived = desired(cluster, machine or cluster["members"][0]["machine"])
+    return "\n".join(lines(derived["members"], derived["address"], hostname))
 
 
 def test_the_mesh_address_counts_where_there_is_a_mesh() -> None:
@@ -61,6 +69,14 @@ def test_a_host_name_that_is_taken_is_not_redefined(hostname: str) -> None:
 @pytest.mark.parametrize("machine", ["10.77.0.1", "fd00::1", "localhost"])
 def test_addresses_and_localhost_are_never_names(machine: str) -> None:
     assert hosts_entries(record(machine, "n2")) == "10.77.0.2 n2"
+
+
+def test_an_address_that_is_no_name_gets_the_machines_own() -> None:
+    assert hosts_entries(record("10.77.0.1", "n2"), "10.77.0.1", "gpu1") == "10.77.0.1 gpu1\n10.77.0.2 n2"
+
+
+def test_who_leaves_needs_the_name_of_the_cluster_alone() -> None:
+    assert desired(record("n1"), "n9", "absent") == {"cluster": "lab", "state": "absent"}
 
 
 def test_both_addresses_of_a_member_are_known_with_the_cluster_address_first() -> None:

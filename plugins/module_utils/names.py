@@ -1,0 +1,46 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The names of a cluster's members in this host's /etc/hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, Mapping, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+
+_PATH = "/etc/hosts"
+
+
+def files(params: Mapping[str, Any], node: str) -> List[Dict[str, Any]]:
+    """What is wanted of /etc/hosts, for host_files. ``params``: the module's; ``node``: what the host calls itself.
+
+    Debian maps that name to 127.0.1.1, where no other member can follow. The resolver merges all lines of a name, so
+    being first is not enough: that line is hidden, and shown again when the names go.
+    """
+    block: Dict[str, Any] = {"path": _PATH, "marker": host_files.marker(params["cluster"])}
+    if params["state"] == "absent":
+        return [{**block, "state": "absent", "hide": ".*"}]
+    label = node.split(".", 1)[0]
+    content = "\n".join(lines(params["members"], params["address"], label))
+    loopback = rf"127\.0\.1\.1\s(?:.*\s)?{re.escape(label)}(?:\s.*)?"
+    wanted = {"state": "block", "content": content, "at_start": True, "hide": loopback}
+    return [{**block, **wanted, "mode": "0644", "owner": "root"}]
+
+
+def differences(_run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
+    """How this host differs from the parameters of the module."""
+    return host_files.differences(files(params, os.uname().nodename))
+
+
+def lines(members: Sequence[Mapping[str, Any]], address: str, label: str) -> List[str]:
+    """One line for each member that has a name. The member at ``address``, this host, has ``label`` besides."""
+    taken = {name for member in members for name in member["names"]} | {"localhost", ""}
+    own = [label] if label not in taken else []
+    named = [
+        (member["address"], [*member["names"], *(own if member["address"] == address else [])]) for member in members
+    ]
+    return [f"{where} {' '.join(names)}" for where, names in named if names]

@@ -1,0 +1,54 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""/etc/hosts with the names of the members, and without them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files, names
+
+MEMBERS = [{"address": "10.99.0.1", "names": ["n1"]}, {"address": "10.99.0.2", "names": ["n2"]}]
+PARAMS = {"cluster": "lab", "state": "present", "members": MEMBERS, "address": "10.99.0.1"}
+DEBIANS = "127.0.0.1\tlocalhost\n127.0.1.1\tgpu1.example.net gpu1\n10.1.1.1 else\n"
+OURS = "# BEGIN gpumesh cluster lab\n10.99.0.1 n1 gpu1\n10.99.0.2 n2\n# END gpumesh cluster lab\n"
+
+
+def after(text: str, params: dict[str, Any], node: str = "gpu1.example.net") -> str:
+    """The file once the module has run."""
+    (wanted,) = host_files.parse(names.files(params, node))
+    step = host_files.plan(wanted, host_files.Current(host_files.FILE, text, 0o644), (0, 0))
+    return text if step is None or step.text is None else step.text
+
+
+def test_the_names_go_before_the_loopback_address_that_they_replace() -> None:
+    named = after(DEBIANS, PARAMS)
+    hidden = "# gpumesh: 127.0.1.1\tgpu1.example.net gpu1\n"
+    assert named == OURS + DEBIANS.replace("127.0.1.1\tgpu1.example.net gpu1\n", hidden)
+    assert after(named, PARAMS) == named
+    assert after(named, {"cluster": "lab", "state": "absent"}) == DEBIANS
+
+
+@pytest.mark.parametrize("line", ["127.0.1.1 gpu10\n", "127.0.1.1 other\n", "10.127.0.1 gpu1\n"])
+def test_what_names_another_is_left_alone(line: str) -> None:
+    assert after(line, PARAMS) == OURS + line
+
+
+def test_a_host_name_is_no_pattern() -> None:
+    assert after("127.0.1.1 gpux1\n", PARAMS, "gpu.1") == after("127.0.1.1 gpux1\n", PARAMS, "gpu").replace(
+        "gpu.1", "gpu"
+    )
+
+
+def test_what_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("127.0.0.1 localhost\n")
+    monkeypatch.setattr(names, "_PATH", str(path))
+    assert names.differences(None, PARAMS) == ([f"{path} lacks our lines"], True)
+    path.write_text("# BEGIN gpumesh cluster lab\n10.99.0.9 n1\n# END gpumesh cluster lab\n")
+    assert names.differences(None, PARAMS) == ([f"{path} differs"], False)
+    path.unlink()
+    assert names.differences(None, PARAMS) == ([f"{path} is missing"], True)
