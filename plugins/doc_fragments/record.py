@@ -45,6 +45,11 @@ options:
       - For a member that leaves, let the server of a storage volume go; its data stays where it is.
     type: bool
     default: false
+  known:
+    description: Digests of records that the caller has. One of them is not returned, but its digest alone.
+    type: list
+    elements: str
+    default: []
 """
 
     MEMBERS = r"""

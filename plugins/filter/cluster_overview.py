@@ -12,7 +12,7 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Brings the records that the hosts hold together, and says of each member whether its copy is current.
-positional: at, states, verdict
+positional: at, states, verdict, records
 options:
   _input:
     description: The result of M(gpumesh.cluster.cluster_info) of each host, by inventory hostname.
@@ -34,6 +34,12 @@ options:
       - The verdict of the last check, as a mapping or as JSON text. What it measured is shown with the volumes of its
         cluster. One that is empty or damaged is none.
     type: raw
+  records:
+    description:
+      - The records that any host has sent whole, by digest, as P(gpumesh.cluster.sent_records#filter) gives them. Of the
+        others a host tells the digest alone.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -72,9 +78,10 @@ def cluster_overview(
     at: str,
     states: Mapping[str, Mapping[str, Any]] | None = None,
     verdict: Any = None,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """See DOCUMENTATION."""
-    return overview(results, at, states, earlier(verdict))
+    return overview(results, at, states, earlier(verdict), records)
 
 
 class FilterModule:

@@ -45,7 +45,7 @@ _value:
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import page
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room

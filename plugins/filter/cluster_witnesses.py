@@ -13,7 +13,7 @@ author:
 description:
   - Gives the manager where it is not in the play, up to two members, and the machine that the inventory names, so that a
     run with C(--limit) learns of a change that its hosts slept through, such as a new manager.
-positional: name, candidate
+positional: name, candidate, records
 options:
   _input:
     description: The result of M(gpumesh.cluster.cluster_info) of each host, by inventory hostname.
@@ -27,6 +27,12 @@ options:
     description: The machine to ask whatever the copies say.
     type: str
     required: true
+  records:
+    description:
+      - The records that any host has sent whole, by digest, as P(gpumesh.cluster.sent_records#filter) gives them. Of the
+        others a host tells the digest alone.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -47,14 +53,20 @@ _value:
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers, witnesses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import witnesses
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
 
 
 @as_filter
-def cluster_witnesses(results: Mapping[str, Mapping[str, Any]], name: str, candidate: str) -> list[str]:
+def cluster_witnesses(
+    results: Mapping[str, Mapping[str, Any]],
+    name: str,
+    candidate: str,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[str]:
     """See DOCUMENTATION."""
-    return witnesses(read_answers(results), name, candidate)
+    return witnesses(read_answers(results, records), name, candidate)
 
 
 class FilterModule:

@@ -13,6 +13,7 @@ author:
 description:
   - Completes the members that P(gpumesh.cluster.plan_registration#filter) decided on. Only those that share no network but
     a tailnet need it; all others are handed on as they are.
+  - Of a member that is as the record has it there is the name alone.
   - A machine that is not in the tailnet yet, as in check mode, gets any free address.
 positional: record, addresses
 options:

@@ -24,6 +24,12 @@ options:
     description: The name of the cluster.
     type: str
     required: true
+  records:
+    description:
+      - The records that any host has sent whole, by digest, as P(gpumesh.cluster.sent_records#filter) gives them. Of the
+        others a host tells the digest alone.
+    type: dict
+    default: {}
   machines:
     description: Every machine of the inventory.
     type: list
@@ -74,7 +80,8 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find, read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find
 
 
 def find_cluster(
@@ -87,6 +94,7 @@ def find_cluster(
     trusted: str = "",
     generation: int = 0,
     successor: str = "",
+    records: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """See DOCUMENTATION."""
     nothing: dict[str, Any] = {
@@ -100,7 +108,7 @@ def find_cluster(
     known = Known(machines, variables, manager or None)
     word = Word(trusted or None, generation or None, successor or None)
     try:
-        found = find(read_answers(results), name, known, word)
+        found = find(read_answers(results, records), name, known, word)
     except GpumeshError as refused:
         return {**nothing, "refusal": printable(str(refused))}
     if found is None:

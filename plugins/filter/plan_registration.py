@@ -30,6 +30,12 @@ options:
     description: The result of M(gpumesh.cluster.cluster_info) of each host, by inventory hostname.
     type: dict
     default: {}
+  records:
+    description:
+      - The records that any host has sent whole, by digest, as P(gpumesh.cluster.sent_records#filter) gives them. Of the
+        others a host tells the digest alone.
+    type: dict
+    default: {}
   addresses:
     description: The address by which Ansible reaches each host, by inventory hostname.
     type: dict
@@ -94,7 +100,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide
 
 
@@ -108,6 +114,7 @@ def plan_registration(
     endpoints: Mapping[str, str] | None = None,
     record: Mapping[str, Any] | None = None,
     held: Mapping[str, Mapping[str, Any]] | None = None,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
     subnet: str | None = None,
     manager: str | None = None,
     machines: Sequence[str] | None = None,
@@ -133,7 +140,9 @@ def plan_registration(
         for machine, address in addresses.items()
     }
     try:
-        decision = decide(wish, model.parse(record) if record else None, known, facts, read_answers(held or {}))
+        decision = decide(
+            wish, model.parse(record) if record else None, known, facts, read_answers(held or {}, records)
+        )
     except GpumeshError as refused:
         return {"refusal": printable(str(refused))}
     return {"refusal": "", **decision}

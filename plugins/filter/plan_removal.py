@@ -37,6 +37,12 @@ options:
     description: The record of the cluster, as P(gpumesh.cluster.find_cluster#filter) gives it. Null where there is none.
     type: dict
     required: true
+  records:
+    description:
+      - The records that any host has sent whole, by digest, as P(gpumesh.cluster.sent_records#filter) gives them. Of the
+        others a host tells the digest alone.
+    type: dict
+    default: {}
   replaced:
     description: The members that have been given this record just now in place of what they held.
     type: list
@@ -70,7 +76,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer, read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.removal import decide_removal
 
 
@@ -81,12 +87,13 @@ def plan_removal(
     *,
     known: Sequence[str],
     record: Mapping[str, Any] | None,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
     replaced: Sequence[str] = (),
     new_manager: str | None = None,
     manager_lost: bool = False,
 ) -> dict[str, Any]:
     """See DOCUMENTATION."""
-    answers = read_answers(results)
+    answers = read_answers(results, records)
     try:
         drawn = model.parse(record) if record else None
         if drawn is not None:

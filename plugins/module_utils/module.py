@@ -27,10 +27,13 @@ class Outcome(NamedTuple):
     diff_header: str = ""
 
 
-def exit_with(module: AnsibleModule, work: Callable[[], Outcome], host: Optional[str] = None) -> None:
+def exit_with(
+    module: AnsibleModule, work: Callable[[], Outcome], host: Optional[str] = None, echo: bool = True
+) -> None:
     """Do the work and end the module: the one exit for success and for every error of ours.
 
-    ``host`` names the machine in error messages, since a delegated task shows another one's name.
+    ``host`` names the machine in error messages, since a delegated task shows another one's name. Without ``echo`` the
+    result does not repeat the arguments, as Ansible has it otherwise: they may be a whole record, or more than the answer.
     """
     try:
         outcome = work()
@@ -46,4 +49,6 @@ def exit_with(module: AnsibleModule, work: Callable[[], Outcome], host: Optional
             "before_header": outcome.diff_header,
             "after_header": outcome.diff_header,
         }
+    if not echo:
+        result["invocation"] = {}
     module.exit_json(**result)

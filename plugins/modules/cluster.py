@@ -137,7 +137,7 @@ RETURN = r"""
 record:
   description:
     - The record as it is now, in check mode as it would be. Null after a deletion.
-  returned: success
+  returned: success, its digest is not among O(known), and O(state) is not V(replica)
   type: dict
   sample:
     schema_version: 3
@@ -174,6 +174,11 @@ record:
         by: root@gpu1
         change: create
         detail: created on 192.168.1.0/24 with manager gpu1 and member gpu1
+digest:
+  description: The SHA-256 of the record, which stands for it. Null after a deletion.
+  returned: success
+  type: str
+  sample: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 generation:
   description: The generation of the record. Null after a deletion.
   returned: success
@@ -206,15 +211,17 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, interface, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, derive, interface, model
 
 
 def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """Carry out one request."""
     store = interface.store_of(params, params["name"])
     actor = interface.actor(params)
+    known = params["known"]
     if params["state"] == "replica":
         applied = apply.replica(store, params["record"], params["force"], actor, check_mode, params["machine"])
+        known = [derive.digest(applied.after)] if applied.after else []
     elif params["state"] == "absent":
         applied = apply.cluster_absent(store, params["record"], params["force"], actor, check_mode)
     else:
@@ -228,7 +235,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
             joining=params["joining"],
         )
         applied = apply.cluster_present(store, request, actor, check_mode)
-    return interface.outcome(applied, store)
+    return interface.outcome(applied, store, known)
 
 
 def main() -> None:
@@ -263,7 +270,7 @@ def main() -> None:
         required_if=[("state", "replica", ("record",))],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params, module.check_mode))
+    exit_with(module, lambda: work(module.params, module.check_mode), echo=False)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ version_added: 1.0.0
 description:
   - Returns the records that a host holds, as the manager or as a member.
   - A damaged one is reported, with the reason and the last good copy, and does not hide the others.
+  - A record of many members is long, and all members have the same. So each can be asked for a digest of it, and one of
+    them for the whole.
 author:
   - The gpumesh authors (@gpumesh)
 extends_documentation_fragment:
@@ -28,6 +30,17 @@ options:
       - The generation of O(cluster)'s record that the caller goes by. Where this host has a newer one, the module fails,
         since what the caller is about to apply is out of date. The records are not returned then.
     type: int
+  whole:
+    description:
+      - The clusters whose records are returned whole, by name. When not given, all are.
+      - Of the others there is the C(name), the C(generation) and the C(digest) of the record.
+    type: list
+    elements: str
+  known:
+    description: Digests of records that the caller has. They are not returned whole either.
+    type: list
+    elements: str
+    default: []
 seealso:
   - module: gpumesh.cluster.cluster
   - module: gpumesh.cluster.cluster_member
@@ -42,18 +55,25 @@ EXAMPLES = r"""
 - name: Read all records
   gpumesh.cluster.cluster_info:
   register: held
+
+- name: Ask which records there are
+  gpumesh.cluster.cluster_info:
+    whole: []
+  register: told
 """
 
 RETURN = r"""
 clusters:
-  description: The records, by name. See M(gpumesh.cluster.cluster) for one.
-  returned: success
+  description:
+    - The records, by name. See M(gpumesh.cluster.cluster) for one. Where it is not asked for, its C(name), its
+      C(generation) and its C(digest), the SHA-256 of it.
+  returned: success, and O(generation) is not given
   type: list
   elements: dict
   sample: []
 damaged:
   description: The files that are refused.
-  returned: success
+  returned: success, and O(generation) is not given
   type: list
   elements: dict
   contains:
@@ -72,12 +92,13 @@ damaged:
       last_good: /var/lib/gpumesh/clusters/lab.json.good
 """
 
-from typing import Any, Dict
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import scan
 
 
@@ -86,24 +107,39 @@ def work(params: Dict[str, Any]) -> Outcome:
     found = scan(params["path"], params["cluster"])
     if params["generation"] is not None:
         derive.refuse_newer([stored.record for stored in found.records], params["generation"])
-        return Outcome(changed=False, values={"clusters": [], "damaged": []})
+        return Outcome(changed=False, values={})
     return Outcome(
         changed=False,
         values={
-            "clusters": [stored.record for stored in found.records],
+            "clusters": [_shown(stored.record, params["whole"], params["known"]) for stored in found.records],
             "damaged": [damage._asdict() for damage in found.damaged],
         },
     )
 
 
+def _shown(record: Record, whole: Optional[Sequence[str]], known: Sequence[str]) -> Mapping[str, Any]:
+    if whole is None and not known:
+        return record
+    digest = derive.digest(record)
+    if digest not in known and (whole is None or record["name"] in whole):
+        return record
+    return {"name": record["name"], "generation": record["generation"], "digest": digest}
+
+
 def main() -> None:
     """The module."""
     module = AnsibleModule(
-        argument_spec={"cluster": {"type": "str"}, "generation": {"type": "int"}, **interface.STORE_OPTIONS},
+        argument_spec={
+            "cluster": {"type": "str"},
+            "generation": {"type": "int"},
+            "whole": {"type": "list", "elements": "str"},
+            "known": {"type": "list", "elements": "str", "default": []},
+            **interface.STORE_OPTIONS,
+        },
         required_by={"generation": "cluster"},
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params))
+    exit_with(module, lambda: work(module.params), echo=False)
 
 
 if __name__ == "__main__":

@@ -84,9 +84,14 @@ EXAMPLES = r"""
 RETURN = r"""
 record:
   description: The whole record as it is now, in check mode as it would be. See M(gpumesh.cluster.cluster).
-  returned: success
+  returned: success, and its digest is not among O(known)
   type: dict
   sample: {}
+digest:
+  description: The SHA-256 of the record, which stands for it.
+  returned: success
+  type: str
+  sample: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 generation:
   description: The generation of the record.
   returned: success
@@ -136,7 +141,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
         applied = apply.members_absent(
             store, machines, params["new_manager"], params["force"], params["untrusted"], actor, check_mode
         )
-    return interface.outcome(applied, store)
+    return interface.outcome(applied, store, params["known"])
 
 
 def main() -> None:
@@ -156,7 +161,7 @@ def main() -> None:
         mutually_exclusive=[("members", "machine")],
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params, module.check_mode))
+    exit_with(module, lambda: work(module.params, module.check_mode), echo=False)
 
 
 if __name__ == "__main__":

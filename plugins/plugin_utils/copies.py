@@ -11,13 +11,12 @@ delegated to the manager as root, so it also has to be a machine of the inventor
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import NoneType
 from typing import Any, NamedTuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, RecordError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import RecordError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
 
 #: How many members outside of the play are asked beside the manager. After a hand-over every member that could be
 #: reached knows of it, so one that answers is enough; a second one is for the case that the first is down.
@@ -25,18 +24,6 @@ WITNESSES = 2
 
 #: How Ansible calls the connection that stays on the machine that runs it.
 _LOCAL = ("local", "ansible.builtin.local")
-
-
-class Answer(NamedTuple):
-    """What one host said. ``silence``: why it said nothing, or None."""
-
-    records: Sequence[Record]
-    damaged: Sequence[Mapping[str, Any]]
-    silence: str | None
-
-    def copy_of(self, name: str) -> Record | None:
-        """Its copy of the record of one cluster."""
-        return next((record for record in self.records if record["name"] == name), None)
 
 
 class Known(NamedTuple):
@@ -73,36 +60,6 @@ class Found(NamedTuple):
     standing: Mapping[str, derive.Relation]
     remarks: Sequence[str]
     replaced: Sequence[str] = ()
-
-
-def read_answers(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
-    """What each host answered, from the results of the module cluster_info. Nothing in them is believed unchecked."""
-    return {machine: _answer(result) for machine, result in results.items()}
-
-
-def _answer(result: Mapping[str, Any]) -> Answer:
-    held, damaged = result.get("clusters"), result.get("damaged")
-    if not isinstance(held, list) or not isinstance(damaged, list):
-        said = str(result.get("module_stderr") or result.get("msg") or "it was not asked")
-        return Answer([], [], " ".join(said.split()).removeprefix("Task failed: "))
-    records, spoilt = [], [one for one in damaged if _is_damage(one)]
-    for document in held:
-        try:
-            records.append(model.parse(document))
-        except GpumeshError as failure:
-            # The module refuses such a record itself, so this host runs another one.
-            name = document.get("name") if isinstance(document, Mapping) else None
-            spoilt.append({"path": f"{DEFAULT_FOLDER}/{name}.json", "reason": str(failure), "last_good": None})
-    return Answer(records, spoilt, None)
-
-
-def _is_damage(one: object) -> bool:
-    return (
-        isinstance(one, Mapping)
-        and isinstance(one.get("path"), str)
-        and isinstance(one.get("reason"), str)
-        and isinstance(one.get("last_good"), (str, NoneType))
-    )
 
 
 def witnesses(answers: Mapping[str, Answer], name: str, candidate: str) -> list[str]:

@@ -14,13 +14,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import drift
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import (
-    Answer,
-    Found,
-    find,
-    likeliest,
-    read_answers,
-)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Found, find, likeliest
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import volumes
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
 
@@ -30,15 +25,16 @@ def overview(
     at: str,
     states: Mapping[str, Mapping[str, Any]] | None = None,
     verdict: Mapping[str, Any] | None = None,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """The clusters by name, from each host's result of cluster_info, asked at the time ``at``.
 
-    ``states``: what each layer found when it compared a machine with the record, by machine and layer. ``verdict``: that
+    ``records``: those that any host has sent whole, by digest. ``states``: what each layer found when it compared a machine with the record, by machine and layer. ``verdict``: that
     of the last check of one of the clusters. Each cluster: name, id, subnet, generation, manager, manager_address, nodes,
     gpus, machines, mesh, volumes, changed_at, members and problems. Each member: machine, rank, manager, address,
     own_address, interface, site, gpus, layers, copy, last_seen and drift.
     """
-    answers = read_answers(results)
+    answers = read_answers(results, records)
     names = {record["name"] for answer in answers.values() for record in answer.records}
     clusters = [_cluster(name, answers, at, states or {}, verdict) for name in sorted(names)]
     # Its copies and its hosts have a say in it, and people read it in terminals and job logs.

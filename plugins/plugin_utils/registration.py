@@ -13,10 +13,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailscale
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import DEFAULT_SITE, Record
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_choice import choose
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
+
+#: Of a record that is drafted only to be compared, and to hear now what the module would refuse later.
+_NO_STAMP = plan.Stamp("1970-01-01T00:00:00Z", "")
 
 
 class Host(NamedTuple):
@@ -265,11 +268,9 @@ def _manager(wish: Wish, record: Record | None, taking_part: Sequence[str]) -> s
 def _refuse_conflicts(
     wish: Wish, decision: Mapping[str, Any], record: Record | None, answers: Mapping[str, Answer]
 ) -> None:
-    # Drafted only to be compared, and to hear now what the module would refuse later.
-    stamp = plan.Stamp("1970-01-01T00:00:00Z", "")
     members = _drafted(decision, record)
     if record is not None:
-        wanted = plan.join(record, members, stamp).record
+        wanted = plan.join(record, members, _NO_STAMP).record
     else:
         wanted = plan.create(
             "0" * 32,
@@ -278,7 +279,7 @@ def _refuse_conflicts(
             decision["manager"],
             decision["mesh"],
             members,
-            stamp,
+            _NO_STAMP,
         ).record
     reasons = [
         reason
@@ -299,7 +300,7 @@ def enrolled(
 ) -> list[dict[str, Any]]:
     """The members of a decision, with the addresses that their tailnet gave those who were enrolled.
 
-    ``addresses``: by machine; none where it is not logged in, as in check mode: such a one gets any free address.
+    Of those that are as the record has them, the name alone: that is sent to the manager at each run. ``addresses``: by machine; none where it is not logged in, as in check mode: such a one gets any free address.
     Raises InputError for an address outside of the subnet.
     """
     subnet = str(decision["enrol_settings"]["subnet"])
@@ -314,7 +315,12 @@ def enrolled(
                     machine=machine,
                 )
             given[machine] = address
-    return _drafted(decision, record, given)
+    members = _drafted(decision, record, given)
+    if record is None:
+        return members
+    draft = plan.join(record, members, _NO_STAMP)
+    changed = {machine for change in draft.changes for machine in change.machines}
+    return [member if member["machine"] in changed else {"machine": member["machine"]} for member in members]
 
 
 def _drafted(

@@ -11,7 +11,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Answer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
 
 
 def decide_removal(

@@ -80,10 +80,11 @@ def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | 
     description = folder / f"{name}.yml"
     description.write_text(json.dumps(describe(name, number, subnet)))
     settings = ["--extra-vars", json.dumps({**SETTINGS, "check_report_dir": str(folder / name)})]
-    lab_playbook("up", description)
     try:
+        lab_playbook("up", description)
         lab = Lab(name)
         first = lab.play("gpumesh.cluster.site", *settings)
+        print(f"{number} members: the first run took {first.seconds:.0f} s", file=sys.stderr, flush=True)
         before = processor()
         second = lab.play("gpumesh.cluster.site", *settings)
         cost = Cost(number, processor() - before, second.seconds)

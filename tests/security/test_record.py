@@ -16,8 +16,10 @@ from ansible_collections.gpumesh.cluster.plugins.filter.checked_record import ch
 from ansible_collections.gpumesh.cluster.plugins.filter.find_cluster import find_cluster
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers, witnesses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import witnesses
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ansible
+from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
 
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
 SILENT = {"unreachable": True, "msg": "Task failed: no route to host"}
@@ -79,7 +81,12 @@ def holding(record: object) -> dict[str, Any]:
 
 
 def believed(answers: dict[str, Any], **said: Any) -> dict[str, Any]:
-    return find_cluster(answers, "lab", machines=list(HOSTS), variables=HOSTS, **said)
+    found = find_cluster(answers, "lab", machines=list(HOSTS), variables=HOSTS, **said)
+    # The same where each host tells the digest of what it holds.
+    records = sent(answers.values(), {})
+    told = find_cluster(telling(answers), "lab", machines=list(HOSTS), variables=HOSTS, records=records, **said)
+    assert told == found
+    return found
 
 
 class TestWhoIsTheManager:

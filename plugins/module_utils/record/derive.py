@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import json
 from typing import Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
@@ -66,6 +68,12 @@ def member_of(record: Record, machine: str) -> Member:
         f"Its members are {', '.join(member['machine'] for member in record['members'])}.",
         machine=machine,
     )
+
+
+def digest(record: Record) -> str:
+    """What stands for a record where the whole of it need not be sent: equal records have equal ones, and no others."""
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 class Relation(NamedTuple):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.apply import Applied
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import (
     DEFAULT_FOLDER,
@@ -28,6 +29,7 @@ CHANGE_OPTIONS: Dict[str, Any] = {
     "actor": {"type": "str"},
     "lock_timeout": {"type": "float", "default": DEFAULT_WAIT},
     "force": {"type": "bool", "default": False},
+    "known": {"type": "list", "elements": "str", "default": []},
 }
 
 #: Documented in the fragment ``gpumesh.cluster.record.members``.
@@ -69,16 +71,21 @@ def actor(params: Mapping[str, Any]) -> str:
     return f"{account}@{socket.gethostname()}"
 
 
-def outcome(applied: Applied, store: Store) -> Outcome:
-    """The result of a change, with the whole record before and after as the diff; nothing in it is secret."""
+def outcome(applied: Applied, store: Store, known: Sequence[str]) -> Outcome:
+    """The result of a change, with the whole record before and after as the diff; nothing in it is secret.
+
+    ``known``: digests of records that the caller has, and so need not be sent.
+    """
     before, after = applied.before, applied.after
+    digest = derive.digest(after) if after else None
     changes: List[Dict[str, Any]] = [
         {"kind": change.kind, "detail": change.detail, "machines": list(change.machines)} for change in applied.changes
     ]
     return Outcome(
         changed=bool(applied.changes),
         values={
-            "record": after,
+            **({} if digest in known else {"record": after}),
+            "digest": digest,
             "generation": after["generation"] if after else None,
             "previous_generation": before["generation"] if before else None,
             "changes": changes,

@@ -13,8 +13,10 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.filter import find_cluster as filter_file
 from ansible_collections.gpumesh.cluster.plugins.filter.plan_removal import plan_removal
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import read_answers, witnesses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import witnesses
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
+from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
 
 AT = "2026-11-20T20:31:00Z"
 SILENT = {"unreachable": True, "msg": "Task failed: no route to host"}
@@ -43,7 +45,13 @@ HOSTS: dict[str, dict[str, str]] = {f"n{n}": {"ansible_host": f"198.51.100.{n}"}
 
 
 def find_cluster(answers: dict[str, Any], name: str, **said: Any) -> dict[str, Any]:
-    return filter_file.find_cluster(answers, name, machines=list(HOSTS), variables=HOSTS, **said)
+    found = filter_file.find_cluster(answers, name, machines=list(HOSTS), variables=HOSTS, **said)
+    # It is the same where each host tells the digest of its record, and each record was sent once.
+    records = sent(answers.values(), {})
+    assert found == filter_file.find_cluster(
+        telling(answers), name, machines=list(HOSTS), variables=HOSTS, records=records, **said
+    )
+    return found
 
 
 def damaged(last_good: str | None = None) -> dict[str, Any]:
@@ -157,7 +165,10 @@ def removal(answers: dict[str, Any], leaving: list[str], **more: Any) -> dict[st
     lost_to = more.get("new_manager", "") if more.get("manager_lost") else ""
     found = find_cluster(answers, "lab", successor=lost_to)
     assert found["refusal"] == ""
-    return plan_removal(answers, "lab", leaving, known=["n1", "n2", "n3", "n9"], record=found["record"], **more)
+    more = {"known": ["n1", "n2", "n3", "n9"], "record": found["record"], **more}
+    decided = plan_removal(answers, "lab", leaving, **more)
+    assert decided == plan_removal(telling(answers), "lab", leaving, records=sent(answers.values(), {}), **more)
+    return decided
 
 
 class TestRemoval:
@@ -240,6 +251,7 @@ class TestOverview:
     def test_every_member_with_the_state_of_its_copy(self) -> None:
         answers = {"n1": holding(NEW), "n2": holding(OLD), "n3": SILENT, "n9": holding(OLD)}
         (cluster,) = overview(answers, AT)
+        assert overview(telling(answers), AT, records=sent(answers.values(), {})) == [cluster]
         assert (cluster["generation"], cluster["nodes"], cluster["gpus"]) == (2, 3, 4)
         assert (cluster["manager"], cluster["manager_address"]) == ("n1", "10.99.0.1")
         assert [member["copy"] for member in cluster["members"]] == [

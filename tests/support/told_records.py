@@ -1,0 +1,27 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The answers of hosts that tell the digests of their records, made of the answers of hosts that send them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import sent
+
+
+def telling(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Each answer with digests in place of records. What is no record stays as it is."""
+    return {
+        machine: {**answer, "clusters": [_told(document) for document in answer["clusters"]]}
+        if isinstance(answer.get("clusters"), list)
+        else answer
+        for machine, answer in answers.items()
+    }
+
+
+def _told(document: Any) -> Any:
+    for digest, record in sent([{"clusters": [document]}], {}).items():
+        return {"name": record["name"], "generation": record["generation"], "digest": digest}
+    return document

@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Of a record that all hosts hold, one sends the whole. Each other record is asked of one of those who hold it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
+
+STAMP = plan.Stamp("2026-11-22T07:00:00Z", "alice@desk")
+ENTRIES = [{"machine": f"n{n}", "address": f"10.77.0.{n}", "interface": "eth0"} for n in (1, 2, 3, 4)]
+OLD = plan.commit(plan.create("0" * 32, "lab", "10.77.0.0/24", "n1", {}, ENTRIES, STAMP), STAMP)
+NEW = plan.commit(plan.join(OLD, [{"machine": "n2", "gpus": 4}], STAMP), STAMP)
+OTHER = plan.commit(plan.create("1" * 32, "other", "10.77.0.0/24", "n1", {}, ENTRIES, STAMP), STAMP)
+#: All hosts are this machine, so each has a folder of its own.
+FOLDER = "{{ playbook_dir }}/{{ item.machine | default(item) | default(inventory_hostname) }}"
+WHOLE = "selectattr('schema_version', 'defined') | map(attribute='name')"
+TELL = (
+    "'found ' ~ __cluster_found.record.generation ~ ' of ' ~ __cluster_found.source ~ ', told ' ~ "
+    "__cluster_found.standing | dictsort | map('first') | join(' ')"
+)
+
+
+def role(entry: str) -> dict[str, Any]:
+    return {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": entry}}
+
+
+def asked(
+    folder: Path, held: dict[str, list[model.Record]], *entries: str, hosts: str = "all"
+) -> tuple[str, list[str], list[str]]:
+    """What the role found, who sent the whole of which record when asked first, and who was asked for it later."""
+    for name, records in held.items():
+        (folder / name).mkdir(mode=0o700)
+        for record in records:
+            Store(str(folder / name), record["name"]).write(record)
+    show = "sent {{ inventory_hostname }} {{ __cluster_held.clusters | " + WHOLE + " | join(' ') }}."
+    play = {
+        "hosts": hosts,
+        "vars": {"cluster_name": "lab", "cluster_manager": "n1"},
+        "module_defaults": {"gpumesh.cluster.cluster_info": {"path": FOLDER}},
+        "tasks": [
+            *(role(entry) for entry in entries),
+            {"ansible.builtin.debug": {"msg": "{{ " + TELL + " }}"}, "run_once": True},
+            {"ansible.builtin.debug": {"msg": show}},
+        ],
+    }
+    run = run_plays(folder, {name: {} for name in held}, [play])
+    assert run.code == 0, run.output
+    found = re.search(r"found \d of \w+, told [n\d ]+", run.words)
+    assert found, run.output
+    later = [
+        name
+        for task in run.output.split("TASK [")
+        if "Read each record once" in task.split("\n")[0]
+        for name in re.findall(r"item=(n\d)", task)
+    ]
+    return found[0].strip(), re.findall(r"sent (n\d \w[\w ]*)\.", run.output), later
+
+
+def test_the_manager_sends_the_record_and_all_others_its_digest(tmp_path: Path) -> None:
+    held = {"n1": [NEW, OTHER], "n2": [NEW, OTHER], "n3": [NEW], "n4": [NEW]}
+    assert asked(tmp_path, held, "find") == ("found 2 of n1, told n1 n2 n3 n4", ["n1 lab"], [])
+
+
+def test_another_record_is_asked_of_one_who_holds_it(tmp_path: Path) -> None:
+    held = {"n1": [NEW], "n2": [OLD], "n3": [OLD], "n4": [NEW]}
+    assert asked(tmp_path, held, "find") == ("found 2 of n1, told n1 n2 n3 n4", ["n1 lab"], ["n2"])
+
+
+def test_a_limited_run_has_the_newer_one_of_those_whom_it_asks_besides(tmp_path: Path) -> None:
+    held = {"n1": [NEW], "n2": [OLD], "n3": [OLD], "n4": [NEW]}
+    found, sent, later = asked(tmp_path, held, "find", hosts="n2,n3")
+    assert (found, sent, later) == ("found 2 of n1, told n1 n2 n3 n4", [], ["n2", "n1"])
+
+
+def test_what_was_sent_in_this_run_is_not_sent_again(tmp_path: Path) -> None:
+    held = {"n1": [NEW], "n2": [NEW], "n3": [OLD]}
+    assert asked(tmp_path, held, "find", "find") == ("found 2 of n1, told n1 n2 n3", [], ["n3"])
