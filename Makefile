@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help venv dev lab lab-down test lint unit integration security molecule build check publication docs sanity matrix
+.PHONY: help venv dev lab lab-down test lint unit integration security molecule build check publication docs sanity matrix chaos
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ security: ## Run the attacks that need no hosts (SCENARIO=security make molecule
 molecule: ## Run the scenarios on real hosts (SCENARIO=name for one)
 	@lab/bootstrap dev engine
 	@tests/run molecule
+
+chaos: ## Kill operations everywhere and run them again (hours; CHAOS="--count 20 --seed 7" for less)
+	@lab/bootstrap dev engine
+	@.venv/bin/python tests/chaos/chaos.py $(or $(CHAOS),--all)
 
 check: ## Run all gates that need no hosts: what to run before each commit
 	@lab/bootstrap dev

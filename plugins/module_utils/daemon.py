@@ -223,10 +223,13 @@ def plan_supervisord(
     if after != before or not status:
         # `restart` would start it with its old settings.
         return Plan(path, before, after, [[*control, "reread"], [*control, "update", daemon.name]], running)
+    # A run that was cut off may have left new settings that supervisord has not read: it would start the program with
+    # the old ones.
+    unread_settings = [[*control, "reread"], [*control, "update", daemon.name]] if late or not running else []
     if not running:
-        return Plan(path, before, after, [[*control, "start", daemon.name]], False)
+        return Plan(path, before, after, [*unread_settings, [*control, "start", daemon.name]], False)
     if late or daemon.state == "restarted":
-        return Plan(path, before, after, [[*control, "restart", daemon.name]], True)
+        return Plan(path, before, after, [*unread_settings, [*control, "restart", daemon.name]], True)
     return Plan(path, before, after, [], False)
 
 
@@ -243,12 +246,12 @@ def make_plan(run: Runner, manager: str, daemon: Daemon, places: Places) -> Plan
     if manager == SYSTEMD:
         properties = "--property=LoadState,ActiveState,UnitFileState,NeedDaemonReload,MainPID"
         unit = parse_unit(run(["systemctl", "show", "--no-pager", properties, f"{daemon.name}.service"]).stdout)
-        late = unread(started_at(int(unit.get("MainPID", 0))), daemon.reads)
+        late = unread(started_at(int(unit.get("MainPID", 0))), [places.drop_in(daemon.name), *daemon.reads])
         return plan_systemd(daemon, places, unit, read_text(places.drop_in(daemon.name)), late)
     control = ["supervisorctl", "--configuration", places.supervisor_config]
     up = run([*control, "pid"], check=False).rc == 0
     said = run([*control, "status", daemon.name], check=False).stdout if up else ""
-    late = unread(started_at(parse_pid(said)), daemon.reads)
+    late = unread(started_at(parse_pid(said)), [places.program(daemon.name), *daemon.reads])
     return plan_supervisord(daemon, places, up, parse_status(said), read_text(places.program(daemon.name)), late)
 
 
@@ -277,7 +280,8 @@ def apply(run: Runner, manager: str, daemon: Daemon, places: Places, plan: Plan)
             raise HostStateError(
                 f"{daemon.name} does not start: {failure.message} {words}".strip(), f"See {_log(manager, daemon.name)}."
             ) from failure
-        if manager == SUPERVISORD and "ERROR" in done.stdout:
+        # With new settings it was started by them.
+        if manager == SUPERVISORD and "ERROR" in done.stdout and "already started" not in done.stdout:
             raise HostStateError(
                 f"{daemon.name} does not start: {done.stdout.strip()}.", f"See {_log(manager, daemon.name)}."
             )

@@ -18,8 +18,9 @@ _PATH = "/etc/hosts"
 def files(params: Mapping[str, Any], node: str) -> List[Dict[str, Any]]:
     """What is wanted of /etc/hosts, for host_files. ``params``: the module's; ``node``: what the host calls itself.
 
-    Debian maps that name to 127.0.1.1, where no other member can follow. The resolver merges all lines of a name, so
-    being first is not enough: that line is hidden, and shown again when the names go.
+    Debian maps that name to 127.0.1.1, where no other member can follow, and a container engine to an address outside of
+    the mesh. The resolver merges all lines of a name, so being first is not enough: those lines are hidden, and shown
+    again when the names go. An engine writes its line with a tab, which the lines of other clusters do not have.
     """
     block: Dict[str, Any] = {"path": _PATH, "marker": host_files.marker(params["cluster"])}
     if params["state"] == "absent":
@@ -27,7 +28,8 @@ def files(params: Mapping[str, Any], node: str) -> List[Dict[str, Any]]:
     label = node.split(".", 1)[0]
     content = "\n".join(lines(params["members"], params["address"], label))
     loopback = rf"127\.0\.1\.1\s(?:.*\s)?{re.escape(label)}(?:\s.*)?"
-    wanted = {"state": "block", "content": content, "at_start": True, "hide": loopback}
+    engines = rf"(?!{re.escape(params['address'])}\t)[0-9A-Fa-f.:]+\t{re.escape(label)}(?:[ \t].*)?"
+    wanted = {"state": "block", "content": content, "at_start": True, "hide": f"{loopback}|{engines}"}
     return [{**block, **wanted, "mode": "0644", "owner": "root"}]
 
 

@@ -22,6 +22,8 @@ PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 PLACES = daemon.Places("/etc/systemd/system", "/etc/supervisor/supervisord.conf", "/etc/supervisor/conf.d")
 CONTROL = ["supervisorctl", "--configuration", "/etc/supervisor/supervisord.conf"]
 RUNS = {"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled", "NeedDaemonReload": "no"}
+UPDATES = [["reread"], ["update", "slurmd"]]
+UPDATE = [[*CONTROL, *words] for words in UPDATES]
 RESTART = ["systemctl", "restart", "slurmd.service"]
 
 
@@ -104,11 +106,12 @@ def of_supervisord(up: bool, status: str, program: str | None, **changes: object
 def test_a_program_is_started_only_where_it_has_to_be() -> None:
     text = daemon.program_text(wanted())
     assert not of_supervisord(True, "RUNNING", text).changed
-    assert of_supervisord(True, "EXITED", text).commands == [[*CONTROL, "start", "slurmd"]]
+    # It may have been given other settings that supervisord has not read, and starts by itself when it has.
+    assert of_supervisord(True, "EXITED", text).commands == [*UPDATE, [*CONTROL, "start", "slurmd"]]
     assert of_supervisord(True, "RUNNING", text, state="restarted").commands == [[*CONTROL, "restart", "slurmd"]]
     # A restart would go on with the old settings.
     renewed = of_supervisord(True, "RUNNING", "old", state="restarted")
-    assert (renewed.commands, renewed.restarts) == ([[*CONTROL, "reread"], [*CONTROL, "update", "slurmd"]], True)
+    assert (renewed.commands, renewed.restarts) == (UPDATE, True)
     assert of_supervisord(False, "", None).commands == [["supervisord", *CONTROL[1:]]]
 
 
@@ -203,7 +206,30 @@ def test_a_daemon_that_is_older_than_what_it_reads_is_restarted(tmp_path: Path) 
     Path(places.program("slurmd")).write_text(daemon.program_text(reader))
     status = Completed(0, f"slurmd   RUNNING   pid {os.getpid()}, uptime 0:00:12\n", "")
     plan = daemon.make_plan(Host(supervisorctl=status), daemon.SUPERVISORD, reader, places)
-    assert plan.commands == [[*CONTROL, "restart", "slurmd"]]
+    assert plan.commands == [*UPDATE, [*CONTROL, "restart", "slurmd"]]
+
+
+def test_a_daemon_that_is_older_than_its_own_settings_is_restarted(tmp_path: Path) -> None:
+    """A run that was cut off has written them, and has got no further."""
+    places = daemon.Places(str(tmp_path), "", str(tmp_path))
+    pid = os.getpid()
+    drop_in = Path(places.drop_in("slurmd"))
+    drop_in.parent.mkdir()
+    drop_in.touch()
+    unit = "".join(f"{name}={value}\n" for name, value in {**RUNS, "MainPID": pid}.items())
+    plan = daemon.make_plan(Host(systemctl=Completed(0, unit, "")), daemon.SYSTEMD, wanted(), places)
+    assert plan.commands == [RESTART]
+    Path(places.program("slurmd")).write_text(daemon.program_text(wanted()))
+    status = Completed(0, f"slurmd   RUNNING   pid {pid}, uptime 0:00:12\n", "")
+    plan = daemon.make_plan(Host(supervisorctl=status), daemon.SUPERVISORD, wanted(), places)
+    assert plan.commands[:2] == [["supervisorctl", "--configuration", "", *words] for words in UPDATES]
+
+
+def test_a_program_that_its_new_settings_have_started_is_no_error() -> None:
+    plan = of_supervisord(True, "EXITED", daemon.program_text(wanted()))
+    host = Host(supervisorctl=Completed(0, "slurmd: ERROR (already started)\n", ""))
+    daemon.apply(host, daemon.SUPERVISORD, wanted(), PLACES, plan)
+    assert host.asked == plan.commands
 
 
 def test_a_reload_comes_first_and_may_be_enough(tmp_path: Path) -> None:

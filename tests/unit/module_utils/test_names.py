@@ -32,7 +32,17 @@ def test_the_names_go_before_the_loopback_address_that_they_replace() -> None:
     assert after(named, {"cluster": "lab", "state": "absent"}) == DEBIANS
 
 
-@pytest.mark.parametrize("line", ["127.0.1.1 gpu10\n", "127.0.1.1 other\n", "10.127.0.1 gpu1\n"])
+@pytest.mark.parametrize("line", ["172.17.0.4\tgpu1\n", "fd00::4\tgpu1 3f2c\n"])
+def test_an_engine_s_line_for_its_container_is_hidden_too(line: str) -> None:
+    """With it the own name stands for an address outside of the mesh as well."""
+    assert after(line, PARAMS) == f"{OURS}# gpumesh: {line}"
+    # Without a mesh, that is where the member is.
+    assert after("10.99.0.1\tgpu1\n", PARAMS).endswith("\n10.99.0.1\tgpu1\n")
+
+
+@pytest.mark.parametrize(
+    "line", ["127.0.1.1 gpu10\n", "127.0.1.1 other\n", "10.127.0.1 gpu1\n", "10.1.0.1\tgpu10\n", "10.1.0.1\tx gpu1\n"]
+)
 def test_what_names_another_is_left_alone(line: str) -> None:
     assert after(line, PARAMS) == OURS + line
 

@@ -1,0 +1,30 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The layers are taken away in one order, whatever else is on the machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
+
+ROLE = ROOT / "roles" / "cluster"
+
+
+def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROLE / "tasks" / "clean_up.yml").read_text(encoding="utf-8"))
+    (loop,) = (task["loop"] for task in tasks if task["name"] == "Take the layers away")
+    facts = {"__cluster_owner": {"others": ["storage", "ssh_trust"]}}
+    said = [
+        {"ansible.builtin.include_vars": {"file": str(ROLE / "vars" / "main.yml")}},
+        {"ansible.builtin.debug": {"msg": "in this order: {{ " + loop.strip("{} ") + " | join(' ') }}."}},
+    ]
+    run = run_tasks(tmp_path, {"n1": {}}, facts, said)
+    found = re.search(r"in this order: ([a-z_ ]+)\.", run.output)
+    assert found, run.output
+    assert found[1].split() == ["slurm", "job_environment", "munge", "firewall", "names", "mesh"]
