@@ -13,7 +13,8 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Keeps one block of lines in C(/etc/hosts), with the cluster address and the names of each member.
-  - The name that the host gives itself is put on its own line, and lines of Debian and of container engines that map it elsewhere become comments.
+  - The name that the host gives itself is put on its own line, and lines of Debian and of container engines that map it
+    elsewhere become comments.
   - Give O(record). What the other options need is derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
