@@ -1,0 +1,58 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = r"""
+name: chaos_steps
+type: aggregate
+short_description: Say in a file which task runs, and die when one starts
+description:
+  - For C(make chaos). A line of JSON in E(CHAOS_STEPS) for each task that starts, and for each host that it changed.
+  - When the task of the number E(CHAOS_DIE_AT) starts, the process group of the playbook is killed.
+"""
+
+
+class CallbackModule(CallbackBase):
+    """Counts the tasks from 1."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "chaos_steps"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._number = 0
+        self._dies_at = int(os.environ.get("CHAOS_DIE_AT", "0"))
+        self._path = Path(os.environ["CHAOS_STEPS"])
+
+    def _say(self, **words: object) -> None:
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(words) + "\n")
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        """Write it down before anything of it runs."""
+        self._number += 1
+        self._say(task=self._number, name=task.get_name(), at=time.monotonic())
+        if self._number == self._dies_at:
+            os.killpg(0, signal.SIGKILL)
+
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        """Handlers are tasks."""
+        self.v2_playbook_on_task_start(task, False)
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """A host has ended the task."""
+        if result.is_changed():
+            self._say(changed=self._number)

@@ -1,0 +1,220 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Operations on a cluster are killed, and the same command again has to finish them.
+
+    make chaos                                                  # all boundaries and 60 random moments: takes hours
+    python tests/chaos/chaos.py --count 20 --seed 7             # 20 random ones
+    python tests/chaos/chaos.py --operation join:c3 --kill controller:40+0.80
+
+On three hosts of its own (c3 has no service manager), each experiment is one operation and one kill:
+
+    boundary:TASK               SIGKILL of the playbook's process group when the task of this number starts
+    controller:TASK+SECONDS     the same so many seconds later
+    module:TASK+SECONDS@HOST    SIGKILL of the first module that runs on the host from then on
+    host:TASK+SECONDS@HOST      the host's power is cut, and comes back at once
+
+Then the same command again: it has to end well, with the record on all members and nobody else, srun on all nodes, and
+each user's job still running whose node lived. Once more, it has to change nothing (a change of keys without the option
+that asks for one). Who is not a member has to be as bare as before. Boundaries are only tried after tasks that changed
+something in a recorded run: others leave the hosts as they were.
+
+The seed is printed first. With the same seed and the same tasks the experiments are the same; --only N repeats one.
+Logs and what the hosts said are in .lab/NAME-logs/. Exits 1 when an experiment failed. With --stop the lab is left as
+the first failure left it; else it is built anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import experiments
+from cluster import Cluster, ProofError
+from experiments import KILLS, OPERATIONS, VARIANTS, Experiment, Kill, Operation, Task
+from lab_hosts import ROOT
+from runs import Chaos, Result
+
+
+def listed(text: str) -> list[str]:
+    """A list with commas."""
+    return [word for word in text.split(",") if word]
+
+
+def read_arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--count", type=int, default=0, help="random experiments (60)")
+    parser.add_argument("--all", action="store_true", help="a kill at each boundary, too")
+    parser.add_argument("--operations", type=listed, default=list(OPERATIONS), help="of " + ",".join(OPERATIONS))
+    parser.add_argument("--kills", type=listed, default=list(KILLS), help="of " + ",".join(KILLS))
+    parser.add_argument("--sample", action="store_true", help="six cheap ones, with nothing recorded")
+    parser.add_argument("--only", type=int, help="the experiment of this number alone")
+    parser.add_argument("--operation", type=Operation.parse, nargs="+", default=[], help="with --kill: these alone")
+    parser.add_argument("--kill", type=Kill.parse, nargs="+", default=[])
+    parser.add_argument("--recorded", action="store_true", help="go by the tasks that the call before has recorded")
+    parser.add_argument("--running", action="store_true", help="the lab's hosts run: go on with them")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure, and leave the lab")
+    parser.add_argument("--keep", action="store_true", help="leave the lab in any case")
+    parser.add_argument("--lab", default="chaos", help="its name")
+    parser.add_argument("--network", default="10.79.81", help="its network's first three numbers")
+    return parser.parse_args()
+
+
+class Session:
+    """All that one call does."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.cluster = Cluster(options.lab, options.network)
+        self.logs = ROOT / ".lab" / f"{options.lab}-logs"
+        self.chaos = Chaos(self.cluster, self.logs)
+        self.recorded: dict[Operation, list[Task]] = {}
+        self.results: list[Result] = []
+        self.failures: list[str] = []
+
+    def record(self) -> None:
+        """Do each operation once, and keep what its tasks were."""
+        kept = self.logs / "recorded.json"
+        if self.options.recorded and kept.exists():
+            found = json.loads(kept.read_text(encoding="utf-8"))
+            self.recorded = {Operation.parse(name): [Task(*task) for task in tasks] for name, tasks in found.items()}
+        wanted = [variant for variant in VARIANTS if variant.name in self.options.operations]
+        for operation in wanted:
+            if operation not in self.recorded:
+                self.reach(operation)
+                self.recorded[operation] = self.step(operation)
+                said = {str(name): tasks for name, tasks in self.recorded.items()}
+                kept.write_text(json.dumps(said), encoding="utf-8")
+
+    def step(self, operation: Operation) -> list[Task]:
+        """One operation that nobody disturbs."""
+        started = time.monotonic()
+        tasks = self.chaos.undisturbed(operation, f"undisturbed-{operation}")
+        changed = len(experiments.boundaries(tasks))
+        print(
+            f"      {operation}: {time.monotonic() - started:.0f} s, {len(tasks)} tasks, {changed} boundaries",
+            flush=True,
+        )
+        return tasks
+
+    def reach(self, operation: Operation) -> None:
+        """Bring the cluster where the operation begins."""
+        for step in experiments.way(self.cluster.state, operation.before(self.cluster.state)):
+            self.step(step)
+
+    def plan(self) -> list[Experiment]:
+        """All experiments, in the order of their numbers."""
+        options = self.options
+        if options.operation:
+            return [Experiment(*pair) for pair in zip(options.operation, options.kill, strict=True)]
+        chance = random.Random(options.seed)
+        if options.sample:
+            return experiments.sample(chance)
+        found = experiments.all_boundaries(options.operations, self.recorded) if options.all else []
+        found += experiments.draw(chance, options.count or 60, options.operations, options.kills, self.recorded)
+        return found
+
+    def run(self) -> int:
+        """Do them; the exit status."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        print(f"seed {self.options.seed}", flush=True)
+        try:
+            if self.options.running:
+                self.cluster.take_over()
+            else:
+                self.cluster.up()
+            if self.options.all:
+                self.record()
+        except (ProofError, AssertionError) as error:
+            print(f"FAILED before anything was killed: {error}")
+            return 1
+        left = dict(enumerate(self.plan(), 1))
+        if self.options.only:
+            left = {self.options.only: left[self.options.only]}
+        total, began = len(left), time.monotonic()
+        while left and not (self.failures and self.options.stop):
+            chosen = experiments.choose(list(left.values()), self.cluster.state)
+            number = next(number for number, experiment in left.items() if experiment == chosen)
+            self.one(number, left.pop(number))
+            each = (time.monotonic() - began) / (total - len(left))
+            print(f"      {len(left)} left, about {each * len(left) / 60:.0f} minutes", flush=True)
+        self.table()
+        if not (self.options.keep or (self.failures and self.options.stop)):
+            self.cluster.down()
+        return 1 if self.failures else 0
+
+    def one(self, number: int, experiment: Experiment) -> None:
+        """One experiment with the way to it."""
+        started = time.monotonic()
+        folder = f"{number:03}-{experiment.operation}-{experiment.kill}"
+        hit, failure = False, ""
+        try:
+            self.reach(experiment.operation)
+            hit = self.chaos.experiment(experiment, folder)
+        except (ProofError, AssertionError) as error:
+            failure = str(error)
+        result = Result(experiment, time.monotonic() - started, hit, failure)
+        self.results.append(result)
+        word = "FAILED" if failure else "converged" if hit else "was over before"
+        print(
+            f"{number:4}  {experiment.operation}, killed at {experiment.kill}: {word} ({result.seconds:.0f} s)",
+            flush=True,
+        )
+        if failure:
+            self.failed(number, experiment, failure, folder)
+
+    def failed(self, number: int, experiment: Experiment, failure: str, folder: str) -> None:
+        """Say all that helps, and go on from bare hosts."""
+        self.failures.append(f"{number}: {experiment}")
+        logs = self.logs / folder
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / "failure").write_text(failure, encoding="utf-8")
+        self.cluster.diagnose(logs)
+        print(
+            f"{failure}\n\nseed {self.options.seed}, experiment {number}; logs in {logs}\n"
+            f"repeat it: python tests/chaos/chaos.py --stop {experiment}\n",
+            flush=True,
+        )
+        if not self.options.stop:
+            self.cluster.up()
+
+    def table(self) -> None:
+        """How many converged, by operation and kind of kill."""
+        counts = Counter((result.experiment.operation.name, result.experiment.kill.kind) for result in self.results)
+        well = Counter(
+            (result.experiment.operation.name, result.experiment.kill.kind)
+            for result in self.results
+            if not result.failure
+        )
+        print("\n" + "operation".ljust(12) + "".join(kind.rjust(12) for kind in KILLS))
+        for name in OPERATIONS:
+            cells = [f"{well[name, kind]}/{counts[name, kind]}" if counts[name, kind] else "-" for kind in KILLS]
+            print(name.ljust(12) + "".join(cell.rjust(12) for cell in cells))
+        missed = sum(not result.hit and not result.failure for result in self.results)
+        print(
+            f"\n{len(self.results)} experiments, {len(self.failures)} failed, {missed} were over before their moment; "
+            f"seed {self.options.seed}"
+        )
+        for line in self.failures:
+            print(f"FAILED {line}")
+
+
+def main() -> None:
+    """Run what was asked for."""
+    options = read_arguments()
+    if len(options.operation) != len(options.kill):
+        sys.exit("chaos: as many of --operation as of --kill")
+    sys.exit(Session(options).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cluster that chaos works on: its lab, jobs that have to go on, and proofs that all of it is well."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import host_state
+from experiments import MACHINES, VOLUMES, Operation, State
+from lab_hosts import ROOT, Lab, ansible
+
+DESCRIPTION = ROOT / "extensions" / "molecule" / "chaos" / "lab.yml"
+RECORD = "/var/lib/gpumesh/clusters/chaos.json"
+SUPERVISORD = "/etc/supervisor/supervisord.conf"
+#: It stays when the cluster goes, with what its programs have said, as a journal does. The folders are mount's and slurmd's.
+SUPERVISORD_LEAVES = re.compile(r"/var/log/gpumesh-|supervis|^volatile: [+-] (mount|slurm)$")
+#: What a user's job runs, so that it is found among all processes.
+JOB = "sleep 864001"
+USER = ["runuser", "-u", "nobody", "--"]
+#: Seconds until nodes have to be ready. The machine is busy with three hosts and a controller.
+PATIENCE = 90.0
+
+
+class ProofError(Exception):
+    """Something is not as it has to be after a rerun."""
+
+
+class Job(NamedTuple):
+    """A job of a user on one node."""
+
+    number: str
+    node: str
+    pid: str
+
+
+class Cluster:
+    """Three hosts, of which some are members."""
+
+    def __init__(self, name: str, network: str) -> None:
+        self.lab = Lab(name)
+        self.network = network
+        self.state = State()
+        self.folder = ROOT / ".lab" / name
+        self.bare: dict[str, Any] = {}
+        self.jobs: list[Job] = []
+
+    # The lab
+
+    def up(self) -> None:
+        """Hosts that never had a cluster."""
+        self._playbook("down")
+        self._playbook("up")
+        self.state, self.jobs = State(), []
+        self._remember()
+
+    def take_over(self) -> None:
+        """Go on with the hosts as they are: bare, or with the cluster that an earlier call has left whole."""
+        if not self._kept.exists():
+            self._remember()
+        self.bare = json.loads(self._kept.read_text(encoding="utf-8"))
+        for host in MACHINES:
+            text = self.lab.run(host, "cat", RECORD, check=False)
+            if text:
+                record = json.loads(text)
+                volumes = "two" if len(record["storage"]["volumes"]) == len(VOLUMES["two"]) else "one"
+                members = frozenset(member["machine"] for member in record["members"])
+                self.state = State(members, record["manager"], volumes)
+
+    def _remember(self) -> None:
+        self.bare = {host: host_state.read(self.lab, host) for host in MACHINES}
+        self._kept.write_text(json.dumps(self.bare), encoding="utf-8")
+
+    @property
+    def _kept(self) -> Path:
+        return self.folder / "bare.json"
+
+    def down(self) -> None:
+        self._playbook("down")
+
+    def _playbook(self, name: str) -> None:
+        os.environ["LAB"] = str(DESCRIPTION)
+        settings = {"lab_name": self.lab.name, "chaos_network": self.network}
+        run = ansible("ansible-playbook", "-i", "localhost,", f"lab/{name}.yml", "-e", json.dumps(settings))
+        if run.code != 0:
+            raise ProofError(f"lab/{name}.yml ended with {run.code}:\n{run.output[-3000:]}")
+
+    # What an operation is in words of Ansible
+
+    def command(self, operation: Operation, steady: bool = False) -> list[str]:
+        """The command line; ``steady`` without what changes something each time, as new keys do."""
+        name, variables = self._what(operation, steady)
+        return ["-i", str(self.lab.inventory), f"gpumesh.cluster.{name}", "-e", json.dumps(variables)]
+
+    def _what(self, operation: Operation, steady: bool) -> tuple[str, dict[str, Any]]:
+        if operation.name == "create":
+            return "site", {"cluster_manager": operation.manager, "storage_volumes": VOLUMES["one"]}
+        if operation.name == "join":
+            return "join", {"cluster_machines": operation.machine}
+        if operation.name == "remove":
+            return "remove", {"cluster_machine": operation.machine}
+        if operation.name == "hand-over":
+            return "remove", {"cluster_machine": operation.manager, "cluster_new_manager": operation.machine}
+        if operation.name == "mesh-keys":
+            return "mesh", {} if steady else {"mesh_rotate_keys": True}
+        if operation.name == "munge-key":
+            return "slurm", {} if steady else {"munge_rotate_key": True}
+        if operation.name == "storage":
+            return "storage", {"storage_volumes": VOLUMES[operation.after(self.state).volumes]}
+        return "delete", {}
+
+    # Hosts that die
+
+    def strike(self, host: str) -> None:
+        """The host loses its power, and gets it back."""
+        container = f"gpumesh-{self.lab.name}-{host}"
+        subprocess.run(["docker", "kill", container], check=True, capture_output=True, timeout=120)
+        subprocess.run(["docker", "start", container], check=True, capture_output=True, timeout=120)
+
+    def await_host(self, host: str) -> None:
+        """Wait until it has booted. Where nobody else does, start supervisord, as the guide on containers says."""
+        if host != "c3":
+            words = {"running", "degraded"}
+            self._wait(
+                f"{host} has booted",
+                lambda: self.lab.run(host, "systemctl", "is-system-running", check=False).strip() in words,
+            )
+            return
+        self._wait(f"{host} answers", lambda: bool(self.lab.run(host, "pgrep", "-x", "sshd", check=False)))
+        started = "test ! -e $1 || pgrep -x supervisord || exec supervisord -c $1"
+        self.lab.run(host, "sh", "-c", started, "-", SUPERVISORD)
+
+    def kill_module(self, host: str, seconds: float = 20) -> bool:
+        """Kill the first module of Ansible that runs on the host in that time. False: none did."""
+        # With pipelining a module comes by stdin, and its process is the bare interpreter.
+        loop = "until pkill -9 -f -x /usr/bin/python3; do sleep 0.02; done"
+        argv = ["docker", "exec", f"gpumesh-{self.lab.name}-{host}", "timeout", str(seconds), "sh", "-c", loop]
+        return subprocess.run(argv, check=False, capture_output=True, timeout=seconds + 60).returncode == 0
+
+    # Jobs
+
+    def start_jobs(self, operation: Operation) -> None:
+        """Have one on each member that lives through the operation. A machine with jobs does not leave."""
+        if not self.state.members:
+            self.jobs = []
+            return
+        ending = set(MACHINES) if operation.name == "delete" else {operation.leaving}
+        stay = [job for job in self.jobs if job.node not in ending and self._alive(job)]
+        manager = self.state.manager
+        running = self.lab.run(manager, "squeue", "--noheader", "--format=%i").split()
+        unknown = sorted(set(running) - {job.number for job in stay})
+        if unknown:
+            self.lab.run(manager, "scancel", *unknown)
+            self._wait("jobs have ended", lambda: not set(self._running()) & set(unknown))
+        nodes = sorted(self.state.members - ending - {job.node for job in stay})
+        self.jobs = stay + [self._start_job(node) for node in nodes]
+
+    def _running(self) -> list[str]:
+        return self.lab.run(self.state.manager, "squeue", "--noheader", "--format=%i", check=False).split()
+
+    def _start_job(self, node: str) -> Job:
+        options = ["--parsable", f"--nodelist={node}", "--mem=16", "--output=/dev/null", "--chdir=/", f"--wrap={JOB}"]
+        number = self.lab.run(self.state.manager, *USER, "sbatch", *options).strip()
+        self._wait(f"job {number} runs on {node}", lambda: bool(self._pid(node)))
+        return Job(number, node, self._pid(node))
+
+    def _pid(self, node: str) -> str:
+        return self.lab.run(node, "pgrep", "-f", "-x", JOB, check=False).strip()
+
+    def _alive(self, job: Job) -> bool:
+        if not job.pid or self._pid(job.node) != job.pid:
+            return False
+        shown = self.lab.run(
+            self.state.manager, "scontrol", "--oneliner", "show", "job", job.number, check=False
+        ).split()
+        return "JobState=RUNNING" in shown and "Restarts=0" in shown
+
+    # Proofs
+
+    def prove(self, died: str) -> None:
+        """The record, the nodes, the jobs, and what is left on machines that are not members. ``died``: a host."""
+        state = self.state
+        self._prove_record(state)
+        if state.members:
+            self._prove_nodes(state)
+        for job in self.jobs:
+            if job.node != died and job.node in state.members and not self._alive(job):
+                shown = self.lab.run(state.manager, "scontrol", "show", "job", job.number, check=False)
+                raise ProofError(f"job {job.number} on {job.node} (process {job.pid}) did not live: {shown}")
+        for host in sorted(set(MACHINES) - state.members):
+            left = [
+                line
+                for line in host_state.differences(self.bare[host], host_state.read(self.lab, host))
+                if not SUPERVISORD_LEAVES.search(line)
+            ]
+            if left:
+                raise ProofError(f"{host} is not a member, but is not as it was: {left}")
+
+    def _prove_record(self, state: State) -> None:
+        texts = {host: self.lab.run(host, "cat", RECORD, check=False) for host in MACHINES}
+        held = {host for host, text in texts.items() if text}
+        if held != state.members:
+            raise ProofError(f"the record is on {sorted(held)}, and {sorted(state.members)} should be members")
+        if not held:
+            return
+        records = {host: json.loads(text) for host, text in texts.items() if text}
+        first = records[state.manager]
+        if any(record != first for record in records.values()):
+            raise ProofError(f"the copies of the record differ: {texts}")
+        members = {member["machine"] for member in first["members"]}
+        if members != state.members or first["manager"] != state.manager:
+            raise ProofError(f"the record has {sorted(members)} under {first['manager']}, not {state}")
+        volumes = [volume["name"] for volume in first["storage"]["volumes"]]
+        if volumes != [volume["name"] for volume in VOLUMES[state.volumes]]:
+            raise ProofError(f"the record has the volumes {volumes}, not {state.volumes}")
+        keys = {self.lab.run(host, "sha256sum", "/etc/munge/munge.key", check=False) for host in state.members}
+        if len(keys) != 1:
+            raise ProofError(f"munge's keys differ: {keys}")
+
+    def _prove_nodes(self, state: State) -> None:
+        manager, wanted = state.manager, set(state.members)
+
+        def nodes() -> dict[str, str]:
+            shown = self.lab.run(manager, "sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
+            return dict(line.split() for line in shown.splitlines())
+
+        def ready() -> bool:
+            found = nodes()
+            return set(found) == wanted and set(found.values()) <= {"idle", "mixed", "allocated"}
+
+        try:
+            self._wait("all nodes are ready", ready)
+        except ProofError as error:
+            raise ProofError(f"{error}; sinfo says {nodes()}") from error
+        count = str(len(wanted))
+        # From a member that is not the manager, if there is one.
+        caller = max(wanted, key=lambda machine: (machine != manager, machine))
+        argv = [*USER, "timeout", "60", "srun", "--chdir=/", "-N", count, "-n", count, "--mem=16", "hostname"]
+        said = self.lab.run(caller, *argv, check=False)
+        if sorted(said.split()) != sorted(wanted):
+            queue = self.lab.run(manager, "squeue", check=False)
+            raise ProofError(f"srun on all nodes, from {caller}, said {said.split()}; queue: {queue}")
+
+    def _wait(self, what: str, holds: Any, seconds: float = PATIENCE) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > deadline:
+                raise ProofError(f"not within {seconds:.0f} s: {what}")
+            time.sleep(0.5)
+
+    # When something is wrong
+
+    def diagnose(self, folder: Path) -> None:
+        """Keep what tells why."""
+        asked = {
+            "processes": "ps -eo pid,ppid,lstart,etimes,user,args --sort=start_time",
+            "sockets": "ss -tlnp",
+            "journal": "journalctl -b --no-pager -n 400 || true",
+            "slurm": "sinfo -NR; sinfo -N; squeue; tail -n 200 /var/log/slurm/*.log",
+            "supervisor": "supervisorctl status; tail -n 50 /var/log/supervisor/*",
+            "files": "ls -laR /etc/slurm /etc/gpumesh /etc/munge /var/lib/gpumesh /var/lib/slurm /run/gpumesh",
+            "record": f"cat {RECORD}",
+            "wireguard": "wg show; ip address; ip route; cat /etc/hosts",
+        }
+        for host in MACHINES:
+            for topic, command in asked.items():
+                said = self.lab.run(host, "sh", "-c", f"({command}) 2>&1", check=False)
+                (folder / f"{host}.{topic}").write_text(said, encoding="utf-8")

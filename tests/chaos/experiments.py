@@ -1,0 +1,263 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What chaos does to a cluster, as data: operations, the moments at which they are killed, and an order for them.
+
+Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+MACHINES = ("c1", "c2", "c3")
+OPERATIONS = ("create", "join", "remove", "hand-over", "delete", "mesh-keys", "munge-key", "storage")
+KILLS = ("boundary", "controller", "module", "host")
+VOLUMES = {
+    "one": ({"name": "shared", "mount_point": "/mnt/shared"},),
+    "two": (
+        {"name": "shared", "mount_point": "/mnt/shared"},
+        {"name": "scratch", "mount_point": "/mnt/scratch"},
+    ),
+}
+
+#: About where among its tasks an operation begins to change hosts, and where it ends to. Where none was recorded, moments
+#: are drawn from these.
+TASKS = {
+    "create": range(34, 180),
+    "join": range(34, 180),
+    "remove": range(22, 145),
+    "hand-over": range(22, 230),
+    "delete": range(20, 110),
+    "mesh-keys": range(27, 40),
+    "munge-key": range(28, 50),
+    "storage": range(23, 30),
+}
+
+
+class State(NamedTuple):
+    """What the cluster is between two operations. Without members there is none."""
+
+    members: frozenset[str] = frozenset()
+    manager: str = "c1"
+    volumes: str = "one"
+
+    @property
+    def whole(self) -> bool:
+        return len(self.members) == len(MACHINES)
+
+
+class Operation(NamedTuple):
+    """One command. ``machine`` joins or leaves, or is the new manager; ``manager`` is who manages before."""
+
+    name: str
+    machine: str = ""
+    manager: str = "c1"
+
+    def __str__(self) -> str:
+        words = self.name + (f":{self.machine}" if self.machine else "")
+        return words + (f"@{self.manager}" if self.manager != "c1" else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Operation:
+        words, _, manager = text.partition("@")
+        name, _, machine = words.partition(":")
+        if name not in OPERATIONS:
+            raise ValueError(f"unknown operation '{name}'. Choose from {', '.join(OPERATIONS)}.")
+        manager = manager or "c1"
+        if name in {"join", "remove", "hand-over"} and not machine:
+            machine = next(other for other in reversed(MACHINES) if other != manager)
+        return cls(name, machine, manager)
+
+    @property
+    def leaving(self) -> str:
+        """The machine that leaves, if one does."""
+        return {"remove": self.machine, "hand-over": self.manager}.get(self.name, "")
+
+    def before(self, state: State) -> State:
+        """The state from which it can be done, as near to this one as there is."""
+        if self.name == "create":
+            return State(frozenset(), self.manager, "one")
+        members = frozenset(MACHINES) - ({self.machine} if self.name == "join" else set())
+        return State(members, self.manager, state.volumes)
+
+    def after(self, state: State) -> State:
+        """What it makes of the state."""
+        everybody = frozenset(MACHINES)
+        if self.name in {"create", "join"}:
+            return state._replace(members=everybody)
+        if self.name == "delete":
+            return State()
+        if self.name in {"remove", "hand-over"}:
+            successor = self.machine if self.name == "hand-over" else state.manager
+            return state._replace(members=everybody - {self.leaving}, manager=successor)
+        if self.name == "storage":
+            return state._replace(volumes="two" if state.volumes == "one" else "one")
+        return state
+
+
+#: Those that are tried, in an order in which each begins where the one before ends. c3 has no service manager.
+VARIANTS = tuple(
+    Operation.parse(text)
+    for text in (
+        "create",
+        "munge-key",
+        "mesh-keys",
+        "storage",
+        "remove:c3",
+        "join:c3",
+        "remove:c2",
+        "join:c2",
+        "hand-over:c2",
+        "join:c1@c2",
+        "hand-over:c3@c2",
+        "join:c2@c3",
+        "hand-over:c1@c3",
+        "join:c3",
+        "delete",
+    )
+)
+
+
+class Kill(NamedTuple):
+    """One moment: the start of the task ``task``, and so many seconds later; ``host`` where it hits one."""
+
+    kind: str
+    task: int
+    delay: float = 0.0
+    host: str = ""
+
+    def __str__(self) -> str:
+        words = f"{self.kind}:{self.task}" + (f"+{self.delay:.2f}" if self.delay else "")
+        return words + (f"@{self.host}" if self.host else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Kill:
+        words, _, host = text.partition("@")
+        kind, _, moment = words.partition(":")
+        task, _, delay = moment.partition("+")
+        if kind not in KILLS or not task.isdigit() or (kind in {"module", "host"} and host not in MACHINES):
+            raise ValueError(
+                f"unknown kill '{text}'. Give boundary:TASK, controller:TASK+SECONDS, "
+                "module:TASK+SECONDS@HOST or host:TASK+SECONDS@HOST."
+            )
+        return cls(kind, int(task), float(delay or 0), host)
+
+
+class Experiment(NamedTuple):
+    operation: Operation
+    kill: Kill
+
+    def __str__(self) -> str:
+        return f"--operation {self.operation} --kill {self.kill}"
+
+
+class Task(NamedTuple):
+    """A task of a recorded run: its name, when it started in seconds after the first, and whether it changed a host."""
+
+    name: str
+    at: float
+    changed: bool
+
+
+def boundaries(tasks: Sequence[Task]) -> list[int]:
+    """The numbers of the tasks at whose start the hosts are as they were at the start of none before.
+
+    A task that changed nothing left them so: to be killed after it is to be killed before it.
+    """
+    return [number + 1 for number, task in enumerate(tasks, 1) if task.changed and number < len(tasks)]
+
+
+def draw_moment(chance: random.Random, tasks: Sequence[Task], name: str) -> tuple[int, float]:
+    """A moment of the run as a task and the seconds since its start, which a slower machine shifts least."""
+    if not tasks:
+        return chance.choice(TASKS[name]), round(chance.uniform(0, 1.0), 2)
+    moment = chance.uniform(0, tasks[-1].at)
+    number = max(index for index, task in enumerate(tasks) if task.at <= moment)
+    return number + 1, round(moment - tasks[number].at, 2)
+
+
+def draw_kill(chance: random.Random, kind: str, operation: Operation, tasks: Sequence[Task]) -> Kill:
+    """One of the kind."""
+    if kind == "boundary":
+        # Where nothing was recorded, any task will do.
+        return Kill("boundary", chance.choice(boundaries(tasks) or TASKS[operation.name]))
+    task, delay = draw_moment(chance, tasks, operation.name)
+    return Kill(kind, task, delay, "" if kind == "controller" else chance.choice(MACHINES))
+
+
+def draw(
+    chance: random.Random,
+    count: int,
+    operations: Sequence[str],
+    kills: Sequence[str],
+    recorded: Mapping[Operation, Sequence[Task]],
+) -> list[Experiment]:
+    """Experiments by chance, each of the operations as often as the others, and so the kinds of kills."""
+    found = []
+    for number in range(count):
+        name = operations[number % len(operations)]
+        operation = chance.choice([variant for variant in VARIANTS if variant.name == name])
+        kind = kills[number // len(operations) % len(kills)] if count > len(kills) else chance.choice(kills)
+        found.append(Experiment(operation, draw_kill(chance, kind, operation, recorded.get(operation, ()))))
+    return found
+
+
+def sample(chance: random.Random) -> list[Experiment]:
+    """Six in an order in which each begins where the one before ends."""
+    machine = chance.choice(["c2", "c3"])
+    leaves, joins, deleted = chance.choice(
+        [
+            (f"remove:{machine}", f"join:{machine}", "delete"),
+            (f"hand-over:{machine}", f"join:c1@{machine}", f"delete@{machine}"),
+        ]
+    )
+    texts = ["create", *chance.sample(["mesh-keys", "munge-key", "storage"], 2), leaves, joins, deleted]
+    operations = [Operation.parse(text) for text in texts]
+    return [
+        Experiment(operation, draw_kill(chance, kind, operation, ()))
+        for operation, kind in zip(operations, chance.sample([*KILLS, *KILLS], len(operations)), strict=True)
+    ]
+
+
+def all_boundaries(operations: Sequence[str], recorded: Mapping[Operation, Sequence[Task]]) -> list[Experiment]:
+    """One at each boundary of the operations that were recorded."""
+    return [
+        Experiment(operation, Kill("boundary", task))
+        for operation, tasks in recorded.items()
+        if operation.name in operations
+        for task in boundaries(tasks)
+    ]
+
+
+def way(state: State, wanted: State) -> Iterator[Operation]:
+    """The operations that lead from one state to the other."""
+    if not wanted.members:
+        if state.members:
+            yield from way(state, state._replace(members=frozenset(MACHINES)))
+            yield Operation("delete", "", state.manager)
+        return
+    while state != wanted:
+        operation = _step(state, wanted)
+        yield operation
+        state = operation.after(state)
+
+
+def _step(state: State, wanted: State) -> Operation:
+    missing = sorted(set(MACHINES) - state.members)
+    if not state.members:
+        return Operation("create")
+    if missing:
+        return Operation("join", missing[0], state.manager)
+    if state.volumes != wanted.volumes:
+        return Operation("storage", "", state.manager)
+    if state.manager != wanted.manager:
+        return Operation("hand-over", wanted.manager, state.manager)
+    return Operation("remove", min(state.members - wanted.members), state.manager)
+
+
+def choose(left: Sequence[Experiment], state: State) -> Experiment:
+    """The next one: the first that begins where the cluster is, else the first that takes the least to get there."""
+    return min(left, key=lambda experiment: len(list(way(state, experiment.operation.before(state)))))

@@ -1,0 +1,195 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A playbook that is killed, run again until its end, and once more to see that nothing is left to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster import Cluster, ProofError
+from experiments import Experiment, Kill, Operation, Task
+from lab_hosts import BIN, RECAP, ROOT
+
+CALLBACKS = Path(__file__).resolve().parent / "callback"
+#: What a run may take at most, in seconds, before it counts as one that hangs.
+LONGEST = 900
+
+
+class Result(NamedTuple):
+    """What came of an experiment."""
+
+    experiment: Experiment
+    seconds: float
+    hit: bool
+    failure: str = ""
+
+
+class Steps:
+    """The file in which a playbook says which task runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.unlink(missing_ok=True)
+
+    def lines(self) -> list[dict[str, object]]:
+        if not self.path.exists():
+            return []
+        # A line may be half there.
+        whole = self.path.read_text(encoding="utf-8").rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
+    @property
+    def started(self) -> int:
+        return sum("task" in line for line in self.lines())
+
+    def tasks(self) -> list[Task]:
+        lines = self.lines()
+        changed = {line["changed"] for line in lines if "changed" in line}
+        starts = [line for line in lines if "task" in line]
+        return [
+            Task(
+                str(line["name"]),
+                round(float(str(line["at"])) - float(str(starts[0]["at"])), 3),
+                line["task"] in changed,
+            )
+            for line in starts
+        ]
+
+    def changed(self) -> list[str]:
+        return [task.name for task in self.tasks() if task.changed]
+
+
+class Play:
+    """An ansible-playbook in a process group of its own."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, die_at: int = 0) -> None:
+        self.log = log
+        self.steps = Steps(log.with_suffix(".steps"))
+        environment = {
+            **os.environ,
+            "ANSIBLE_FORCE_COLOR": "0",
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_CALLBACK_PLUGINS": str(CALLBACKS),
+            "ANSIBLE_CALLBACKS_ENABLED": "chaos_steps",
+            "CHAOS_STEPS": str(self.steps.path),
+            "CHAOS_DIE_AT": str(die_at),
+        }
+        with log.open("w", encoding="utf-8") as stream:
+            self.process = subprocess.Popen(
+                [str(BIN / "ansible-playbook"), *arguments],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def wait(self) -> int:
+        """Its exit status. One that hangs is killed, and has failed."""
+        try:
+            return self.process.wait(timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return 124
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def await_moment(self, kill: Kill) -> bool:
+        """Wait for the moment; False when the run was over before it."""
+        deadline = time.monotonic() + LONGEST
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if self.steps.started >= kill.task:
+                time.sleep(kill.delay)
+                return self.process.poll() is None
+            time.sleep(0.02)
+        return False
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    @property
+    def changes(self) -> int:
+        return sum(int(match[3]) for match in RECAP.finditer(self.output))
+
+
+class Chaos:
+    """Experiments on a cluster, one after the other, with a folder of logs for each."""
+
+    def __init__(self, cluster: Cluster, logs: Path) -> None:
+        self.cluster = cluster
+        self.logs = logs
+
+    def undisturbed(self, operation: Operation, folder: str) -> list[Task]:
+        """Do it to its end, as a way to a state; its tasks."""
+        logs = self._folder(folder)
+        self.cluster.start_jobs(operation)
+        play = self._through(operation, logs / "undisturbed")
+        self.cluster.state = operation.after(self.cluster.state)
+        self.cluster.prove(died="")
+        return play.steps.tasks()
+
+    def experiment(self, experiment: Experiment, folder: str) -> bool:
+        """Kill it, run it again, prove it, run it once more. False when it was over before it could be killed."""
+        logs = self._folder(folder)
+        operation, kill = experiment
+        self.cluster.start_jobs(operation)
+        hit = self._killed(operation, kill, logs / "killed")
+        died = kill.host if hit and kill.kind == "host" else ""
+        if died:
+            self.cluster.await_host(died)
+        self._through(operation, logs / "rerun")
+        command = self.cluster.command(operation, steady=True)
+        self.cluster.state = operation.after(self.cluster.state)
+        self.cluster.prove(died)
+        again = Play(command, logs / "again.log")
+        code = again.wait()
+        if code != 0:
+            raise ProofError(f"the third run ended with {code}:\n{again.output[-4000:]}")
+        if again.changes:
+            raise ProofError(f"the third run changed something: {again.steps.changed()}:\n{again.output[-2500:]}")
+        return hit
+
+    def _killed(self, operation: Operation, kill: Kill, log: Path) -> bool:
+        command = self.cluster.command(operation)
+        if kill.kind == "boundary":
+            return Play(command, log.with_suffix(".log"), die_at=kill.task).wait() < 0
+        play = Play(command, log.with_suffix(".log"))
+        hit = play.await_moment(kill)
+        if hit and kill.kind == "controller":
+            play.kill()
+        elif hit and kill.kind == "host":
+            self.cluster.strike(kill.host)
+        elif hit:
+            hit = self._kill_module(play, kill.host)
+        play.wait()
+        return hit
+
+    def _kill_module(self, play: Play, host: str) -> bool:
+        while play.process.poll() is None:
+            if self.cluster.kill_module(host):
+                return True
+        return False
+
+    def _through(self, operation: Operation, log: Path) -> Play:
+        play = Play(self.cluster.command(operation), log.with_suffix(".log"))
+        code = play.wait()
+        if code != 0:
+            raise ProofError(f"{log.name}: ended with {code}:\n{play.output[-6000:]}")
+        return play
+
+    def _folder(self, name: str) -> Path:
+        folder = self.logs / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
