@@ -126,8 +126,8 @@ def refuse_newer(held: Sequence[Record], generation: int) -> None:
 def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]:
     """Why ``machine``, which holds the records ``held``, cannot be in ``wanted``, each in a sentence.
 
-    A host may be in several clusters, but in one a subnet, and each mesh needs an interface, a port and a range of
-    its own. There is one daemon of Tailscale, and one group of an inventory for names that differ by ``-`` and ``_``.
+    A host may be in several clusters, but in one a subnet, each mesh needs an interface, a port and a range of its own,
+    and each volume a mount point. There is one daemon of Tailscale, and one group of an inventory for names that differ by ``-`` and ``_``.
     """
     reasons = []
     for record in held:
@@ -147,7 +147,17 @@ def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]
             reasons += [f"{cluster}, whose mesh has the same {key} {dict(ours)[key]}." for key in same]
             if ipaddress.ip_network(ours["subnet"]).overlaps(ipaddress.ip_network(theirs["subnet"])):
                 reasons.append(f"{cluster}, whose mesh has the subnet {theirs['subnet']}, in part that of this one.")
+        reasons += [f"{cluster}, which has a volume at {point} too." for point in _contested(record, wanted, machine)]
     return reasons
+
+
+def _contested(one: Record, other: Record, machine: str) -> List[str]:
+    """Mount points that two clusters have on ``machine``. What others look after may be a volume of both."""
+    points = []
+    for record in (one, other):
+        mounted = [volume for volume in record["storage"]["volumes"] if volume.get("server") != machine]
+        points.append({volume["mount_point"]: "server" in volume for volume in mounted})
+    return sorted(point for point in points[0].keys() & points[1].keys() if points[0][point] or points[1][point])
 
 
 def group(name: str) -> str:
@@ -165,7 +175,7 @@ def refuse_conflicts(held: Sequence[Record], machine: str, before: Optional[Reco
     if reasons:
         raise InputError(
             f"Cluster '{wanted['name']}' cannot be on this host as its record has it: {' '.join(reasons)}",
-            "Take the machine out of one of them (playbook remove), or choose another mesh_interface, mesh_port and "
-            "mesh_subnet.",
+            "Take the machine out of one of them (playbook remove), or choose another mesh_interface, mesh_port, "
+            "mesh_subnet and mount_point.",
             machine=machine,
         )

@@ -120,6 +120,21 @@ def test_a_host_is_in_one_tailnet() -> None:
     ]
 
 
+def test_a_mount_point_is_of_one_cluster_unless_others_look_after_it() -> None:
+    def with_volume(record: model.Record, **volume: str) -> model.Record:
+        volumes = [{"name": "data", "mount_point": "/data", **volume}]
+        return plan.commit(plan.set_storage(record, volumes), STAMP)
+
+    other = made("two", subnet="10.78.0.0/24", backend="none")
+    served, external = {"server": "n1", "path": "/srv/data"}, {"filesystem": "lustre"}
+    said = ["n2 is in cluster 'two', which has a volume at /data too."]
+    wanted = with_volume(made(), **served)
+    assert derive.conflicts([with_volume(other, **served)], "n2", wanted) == said
+    assert derive.conflicts([with_volume(other, **external)], "n2", wanted) == said
+    assert derive.conflicts([with_volume(other, **served)], "n1", wanted) == [], "it mounts neither"
+    assert derive.conflicts([with_volume(other, **external)], "n2", with_volume(made(), **external)) == []
+
+
 def test_only_what_is_new_is_refused() -> None:
     other, wanted = made("two", subnet="10.78.0.0/24", port=1), made()
     derive.refuse_conflicts([other], "n1", made(mtu=1400), wanted)
