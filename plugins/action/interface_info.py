@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs the module interface_info, as Ansible would by itself; its documentation is there.
+"""Runs the module interface_info, and says of a silent host why it is silent; the documentation is in the module.
 
 Ansible looks an action up in the process that forks its workers, and plays begin with this one: so it has the filters
 loaded there.
@@ -9,12 +9,11 @@ loaded there.
 
 from __future__ import annotations
 
-from ansible.plugins.action.normal import ActionModule as RunModule
-
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ready import load_filters
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.examined import ExaminedModule
 
 load_filters()
 
 
-class ActionModule(RunModule):
+class ActionModule(ExaminedModule):
     """Runs the module."""

@@ -117,6 +117,7 @@ except ImportError:
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.silence import Question, why_silent, worded
 
 #: Prints every record of a folder as one JSON list. One call of Python, so that nothing has to be installed there.
 _READER = (
@@ -124,6 +125,16 @@ _READER = (
     "print(json.dumps([[path, open(path, encoding='utf-8').read()]"
     " for path in sorted(glob.glob(os.path.join(sys.argv[1], '*.json')))]))"
 )
+
+#: The exit status of ssh itself; any other one is that of the far side's command.
+_SSH_FAILED = 255
+#: What says here what the variables say of a host.
+_OPTIONS = {
+    "ansible_host": "host",
+    "ansible_port": "port",
+    "ansible_ssh_private_key_file": "private_key_file",
+    "ansible_ssh_common_args": "ssh_common_args",
+}
 
 
 class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
@@ -165,33 +176,39 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         host = self.get_option("host")
         if host is None:
             folder = os.path.join(os.path.dirname(os.path.abspath(source)), self.get_option("path"))
-            argv = ["python3", "-c", _READER, folder]
             if not os.path.isdir(folder):
                 raise AnsibleParserError(f"{source}: {folder} is no folder of cluster records. Give path, or host.")
-        else:
-            # The far side's shell reads this line, so every word of it is quoted.
-            remote = ["python3", "-c", _READER, self.get_option("path")]
-            if self.get_option("become"):
-                remote = ["sudo", "-n", *remote]
-            argv = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.get_option('timeout')}"]
-            argv += ["-p", str(self.get_option("port"))]
-            key = self.get_option("private_key_file")
-            argv += ["-i", key] if key else []
-            argv += [*shlex.split(self.get_option("ssh_common_args")), "--", host, shlex.join(remote)]
+            return self._run(source, ["python3", "-c", _READER, folder])
+        # The far side's shell reads this line, so every word of it is quoted.
+        remote = ["python3", "-c", _READER, self.get_option("path")]
+        if self.get_option("become"):
+            remote = ["sudo", "-n", *remote]
+        key = self.get_option("private_key_file") or ""
+        arguments = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.get_option('timeout')}"]
+        arguments += ["-p", str(self.get_option("port")), *(["-i", key] if key else [])]
+        arguments += shlex.split(self.get_option("ssh_common_args"))
+        # By ssh itself, which knows jump hosts, agents, tokens and certificates as the runs that follow do.
+        return self._run(
+            source, ["ssh", *arguments, "--", host, shlex.join(remote)], Question(host, tuple(arguments), key)
+        )
+
+    def _run(self, source: str, argv: list[str], question: Question | None = None) -> list[list[str]]:
+        """What the reader prints. ``question``: how the manager is reached, in case that it is silent."""
+        told = f"{source}: the records of {question.host if question else 'this machine'} cannot be read"
         try:
             done = subprocess.run(
                 argv, capture_output=True, encoding="utf-8", timeout=self.get_option("timeout") + 10, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as failure:
-            raise AnsibleParserError(
-                f"{source}: the records of {host or 'this machine'} cannot be read: {failure}"
-            ) from failure
+            raise AnsibleParserError(f"{told}: {failure}") from failure
+        said = done.stderr.strip()[-400:]
+        if question is not None and done.returncode == _SSH_FAILED:
+            why = worded(why_silent(question))
+            for variable, option in _OPTIONS.items():
+                why = why.replace(variable, option)
+            raise AnsibleParserError(f"{told}: {why} ssh said: {said}")
         if done.returncode != 0:
-            raise AnsibleParserError(
-                f"{source}: the records of {host or 'this machine'} cannot be read: {done.stderr.strip()[-400:]}. "
-                "Look whether 'ssh' reaches it without a question, and whether the account may read the folder "
-                "(become: true)."
-            )
+            raise AnsibleParserError(f"{told}: {said}. See whether the account may read the folder (become: true).")
         files: list[list[str]] = json.loads(done.stdout)
         return files
 

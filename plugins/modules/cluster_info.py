@@ -17,6 +17,7 @@ description:
     them for the whole.
 author:
   - The gpumesh authors (@gpumesh)
+  - Of a host on which it cannot run it says why. That takes C(paramiko) where Ansible runs, and time only then.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -90,6 +91,28 @@ damaged:
     - path: /var/lib/gpumesh/clusters/lab.json
       reason: it is empty
       last_good: /var/lib/gpumesh/clusters/lab.json.good
+error:
+  description: Why it could not run on the host. The guide on troubleshooting has the causes.
+  returned: failure
+  type: dict
+  contains:
+    cause:
+      description: The cause as one word, where the host is silent.
+      type: str
+      sample: key_refused
+    message:
+      description: What is the matter.
+      type: str
+      sample: 192.168.1.12 answers, but nothing listens on port 22.
+    remedy:
+      description: What to do.
+      type: str
+      sample: Start its SSH server (systemctl start ssh, or sshd), or give its port in ansible_port.
+said:
+  description: What Ansible says of a silent host by itself.
+  returned: when the host is silent
+  type: str
+  sample: "Failed to connect to the host via ssh: Connection refused"
 """
 
 from typing import Any, Dict, Mapping, Optional, Sequence

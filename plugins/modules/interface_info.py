@@ -16,6 +16,7 @@ description:
     port behind them), its default routes, what its own name resolves to, and the GPUs that jobs can open.
   - Reads C(ip -j) and files of the kernel; it needs nothing but Python and iproute2 4.13 or later, and no privilege.
   - It takes a fraction of the time of M(ansible.builtin.setup), since it starts three short processes.
+  - Of a host on which it cannot run it says why. That takes C(paramiko) where Ansible runs, and time only then.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -205,6 +206,28 @@ host:
     may_lock_memory:
       description: Whether the account of the task may lift the limit of locked memory, as RDMA needs.
       type: bool
+error:
+  description: Why it could not run on the host. The guide on troubleshooting has the causes.
+  returned: failure
+  type: dict
+  contains:
+    cause:
+      description: The cause as one word, where the host is silent.
+      type: str
+      sample: key_refused
+    message:
+      description: What is the matter.
+      type: str
+      sample: 192.168.1.12 answers, but nothing listens on port 22.
+    remedy:
+      description: What to do.
+      type: str
+      sample: Start its SSH server (systemctl start ssh, or sshd), or give its port in ansible_port.
+said:
+  description: What Ansible says of a silent host by itself.
+  returned: when the host is silent
+  type: str
+  sample: "Failed to connect to the host via ssh: Connection refused"
 """
 
 import socket

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.path_mtu import is_black_hole
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import PeerResult, PortResult
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import Evidence, Target, targets
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.vendors import maker
 
 #: Every verdict, from the one that explains the most. The last ones are no faults.
 VERDICTS = (
@@ -171,10 +172,11 @@ def _duplicate_of(evidence: Evidence, machine: str) -> Finding | None:
         return None
     address = evidence.members[machine].address
     if machine in evidence.probes:
-        names = [f"{evidence.owner(mac)} ({mac})" if evidence.owner(mac) else mac for mac in macs]
+        names = [f"{evidence.owner(mac)} ({mac})" if evidence.owner(mac) else f"{mac} ({maker(mac)})" for mac in macs]
         message = f"{address} is {machine}'s address, but {', '.join(names)} answers for it too."
     else:
-        message = f"{len(macs)} hardware addresses answer for {machine}'s address {address}: {', '.join(macs)}. It is "
+        names = [f"{mac} ({maker(mac)})" for mac in macs]
+        message = f"{len(macs)} hardware addresses answer for {machine}'s address {address}: {', '.join(names)}. It is "
         message += "on two hosts, or on two interfaces of one."
     return Finding(
         "fail",

@@ -222,10 +222,13 @@ def _refuse_silent(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, A
             f"{machine} ({hosts[machine].dialled}) does not answer: {_reason(result)}."
             for machine, result in silent.items()
         )
+        unexplained = any("error" not in result for result in silent.values())
         raise InputError(
             f"Nothing has been changed. {told}",
             "Look with 'ansible -m ping' whether the machine is up, and whether ansible_host, ansible_port, "
-            "ansible_user and its key are right; or leave it out with --limit.",
+            "ansible_user and its key are right; or leave it out with --limit."
+            if unexplained
+            else "To go on without it, leave it out with --limit.",
             machines=list(silent),
         )
 

@@ -88,6 +88,7 @@ def test_an_execution_environment_gets_what_the_collection_needs(installed: Inst
     found = installed.run("ansible-builder", "introspect", str(installed.folder / "collections"))
     assert found.returncode == 0, found.stderr
     assert "openssh-clients [platform:rpm]" in found.stdout
+    assert "paramiko" in found.stdout and "netaddr" in found.stdout
     assert yaml.safe_load((installed.folder / "context" / "_build" / "requirements.yml").read_text())[
         "collections"
     ] == [{"name": "gpumesh.cluster", "version": ">=1.0.0"}]

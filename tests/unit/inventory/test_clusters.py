@@ -132,7 +132,7 @@ def test_over_ssh_nothing_is_expanded_by_the_far_shell(tmp_path: Path, monkeypat
         (lambda records: None, {}, "is no folder of cluster records. Give path, or host."),
         (lambda records: (records.mkdir(), (records / "lab.json").write_text("{")), {}, "lab.json is refused"),
         (lambda records: (records.mkdir(), (records / "lab.json").write_text("{}")), {}, "schema_version"),
-        (lambda records: None, {"host": "127.0.0.1", "port": 1}, "the records of 127.0.0.1 cannot be read"),
+        (lambda records: None, {"host": "127.0.0.1", "port": 1}, "nothing listens on port 1. Start its SSH server"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, prepare: Any, options: dict[str, Any], said: str) -> None:

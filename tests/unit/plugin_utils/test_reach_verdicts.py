@@ -208,6 +208,7 @@ def test_a_silent_member_at_two_hardware_addresses() -> None:
     found = judge(results, members(3))
     assert pair(found, "n1", "n3")["verdict"] == "duplicate_address"
     assert "two interfaces of one" in pair(found, "n1", "n3")["message"]
+    assert "02:00:00:00:00:99 (locally administered" in pair(found, "n1", "n3")["message"]
 
 
 def test_an_address_that_the_sender_has_itself() -> None:

@@ -248,6 +248,11 @@ def test_the_mesh_itself_is_no_network_of_a_site() -> None:
             {"addresses": {"n1": "", "n2": "192.0.2.2", "n3": ""}},
             "Nothing has been changed. n2 (192.0.2.2) does not answer: no route to host. Look with",
         ),
+        (
+            {**LAN, "n2": {"unreachable": True, "msg": "Port 22 is closed. Open it.", "error": {}}},
+            {},
+            "Nothing has been changed. n2 (n2) does not answer: Port 22 is closed. Open it. To go on without it",
+        ),
         (LAN, {"manager": "n9"}, "The manager 'n9' is not among the machines of the new cluster 'lab' (n1, n2, n3)"),
         (LAN, {"machines": ["n2"]}, "The manager 'n1' is not among the machines of the new cluster 'lab' (n2)"),
         (LAN, {"machines": ["n1", "n8"]}, "n8 is not among the hosts of this run (n1, n2, n3)"),

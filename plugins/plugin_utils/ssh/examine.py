@@ -1,0 +1,441 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Goes the way of an SSH connection step by step and says at which one it ends, and why.
+
+A program of its own: the process that runs Ansible's task neither loads paramiko while all hosts answer, nor hangs nor
+fails with it. Reads a Question as JSON on the standard input and writes the error as JSON.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import select
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh import keys, known_hosts, settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.causes import SHELL_REMEDY, SilentHostError, quoted
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.silence import LIMIT, Question
+
+try:
+    import paramiko
+except ImportError:
+    _PARAMIKO = False
+else:
+    _PARAMIKO = True
+
+#: Seconds for a step, of LIMIT for all of them. Ansible's ssh has waited before, and in vain.
+_LOOKUP, _CONNECT, _GREETING, _ANSWER = 4.0, 4.0, 5.0, 4.0
+_MARK = "gpumesh-answers"
+_HTTPS_ALERT = b"\x15\x03"
+
+
+class _Heard:
+    """A socket that remembers what came first: paramiko says that a greeting is wrong, not what it was."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.first = b""
+        #: Whether the other end has closed it.
+        self.closed = False
+
+    def recv(self, size: int) -> bytes:
+        try:
+            data = self._connection.recv(size)
+        except ConnectionError:
+            self.closed = True
+            raise
+        self.closed = not data
+        self.first += data[: 256 - len(self.first)]
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class Examination:
+    """One host. Each step raises SilentHostError where the connection ends there."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._end = time.monotonic() + LIMIT
+        self._settings = settings.ask(question.arguments, question.host)
+        self._place = f"{self._settings.host} port {self._settings.port}"
+        self._proxy: subprocess.Popen[bytes] | None = None
+
+    def _left(self, most: float) -> float:
+        return max(0.2, min(most, self._end - time.monotonic()))
+
+    def run(self) -> SilentHostError:
+        """All steps; that all succeed is an answer too."""
+        connection = self._through_proxy() if self._settings.proxy else self._connect()
+        heard = _Heard(connection)
+        # paramiko takes whatever behaves like a socket.
+        with connection, self._transport(heard) as transport:
+            self._greet(transport, heard)
+            self._compare_host_key(transport)
+            key = self._log_in(transport)
+            self._command(transport)
+        return SilentHostError(
+            "answers",
+            f"{self._place} answers now: {self._settings.user} logs in with {key}, and a command runs.",
+            "Run it again. If it fails again, look at what ssh said, at the connections that Ansible keeps open "
+            "(~/.ansible/cp), and whether the account's home folder has room and can be written to.",
+        )
+
+    # The way to it
+
+    def _connect(self) -> socket.socket:
+        failures = []
+        for family, address in self._lookup():
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            connection.settimeout(self._left(_CONNECT))
+            try:
+                connection.connect(address)
+            except OSError as failure:
+                connection.close()
+                failures.append((str(address[0]), failure))
+            else:
+                return connection
+        # Somebody who refuses tells more than nobody.
+        told = min(failures, key=lambda one: one[1].errno != errno.ECONNREFUSED)
+        raise self._no_connection(*told)
+
+    def _lookup(self) -> list[tuple[socket.AddressFamily, Any]]:
+        found: list[Any] = []
+        failed: list[Exception] = []
+        wanted = (self._settings.host, self._settings.port)
+
+        def look() -> None:
+            try:
+                found.extend(socket.getaddrinfo(*wanted, type=socket.SOCK_STREAM))
+            except (OSError, UnicodeError) as failure:
+                failed.append(failure)
+
+        # The resolver has no time limit of its own that one could set.
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        thread.join(self._left(_LOOKUP))
+        if not found:
+            why = f"{failed[0].args[-1]}" if failed else "the name service does not answer"
+            raise SilentHostError(
+                "name",
+                f"The name '{self._settings.host}' has no address where Ansible runs: {why}.",
+                "Give ansible_host=ADDRESS in the inventory, or write the name into DNS or /etc/hosts there.",
+            )
+        return [(family, address) for family, _type, _protocol, _name, address in found]
+
+    def _no_connection(self, address: str, failure: OSError) -> SilentHostError:
+        place = f"{address} port {self._settings.port}"
+        if failure.errno == errno.ECONNREFUSED:
+            return SilentHostError(
+                "refused",
+                f"{address} answers, but nothing listens on port {self._settings.port}.",
+                "Start its SSH server (systemctl start ssh, or sshd), or give its port in ansible_port.",
+            )
+        if isinstance(failure, TimeoutError) and failure.errno is None:
+            return SilentHostError(
+                "no_answer",
+                f"Nothing comes back from {place} within {_CONNECT:.0f} s.",
+                "See whether the machine is on and has this address, and let firewalls and the cloud's security group "
+                f"pass TCP port {self._settings.port} from where Ansible runs.",
+            )
+        return SilentHostError(
+            "no_route",
+            f"There is no way to {place}: {failure.strerror or failure}.",
+            "See whether the machine is on, whether ansible_host is right, and whether a VPN has to be up "
+            f"(ip route get {address}).",
+        )
+
+    def _through_proxy(self) -> socket.socket:
+        """Our end of a pair of sockets; the other one is the command's input and output, which paramiko's own
+        ProxyCommand reads without end once it is closed."""
+        ours, its = socket.socketpair()
+        # As ssh does it: the command is a line for the shell.
+        argv = ["/bin/sh", "-c", f"exec {self._settings.proxy}"]
+        with its:
+            self._proxy = subprocess.Popen(argv, stdin=its.fileno(), stdout=its.fileno(), stderr=subprocess.PIPE)
+        return ours
+
+    def _proxy_words(self) -> str:
+        """What the command said when it ended; empty where there is none, or it still runs."""
+        if self._proxy is None or self._proxy.stderr is None:
+            return ""
+        try:
+            self._proxy.wait(1)
+        except subprocess.TimeoutExpired:
+            return ""
+        ready = select.select([self._proxy.stderr], [], [], 0)[0]
+        return self._proxy.stderr.read().decode("utf-8", "replace").strip() if ready else "it ended without a word"
+
+    # The server
+
+    @contextmanager
+    def _transport(self, heard: _Heard) -> Iterator[paramiko.Transport]:
+        transport = paramiko.Transport(heard)  # type: ignore[arg-type]
+        try:
+            yield transport
+        finally:
+            transport.close()
+            if self._proxy is not None:
+                self._proxy.kill()
+
+    def _greet(self, transport: paramiko.Transport, heard: _Heard) -> None:
+        options = transport.get_security_options()
+        known = {one.type for one in self._known()}
+        # The server shows the key of a type that we know, as it does to ssh.
+        options.key_types = sorted(options.key_types, key=lambda one: _family(one) not in known)
+        transport.banner_timeout = self._left(_GREETING)
+        try:
+            # When its time is over it returns all the same; then there is no key.
+            transport.start_client(timeout=self._left(_GREETING))
+            transport.get_remote_server_key()
+        except (paramiko.SSHException, EOFError, OSError) as failure:
+            raise self._no_greeting(heard, failure) from failure
+
+    def _no_greeting(self, heard: _Heard, failure: Exception) -> SilentHostError:
+        first = heard.first
+        proxy = self._proxy_words()
+        if proxy and b"SSH-" not in first:
+            way = f"the jump host {self._settings.jump}" if self._settings.jump else "the ProxyCommand"
+            return SilentHostError(
+                "jump_host",
+                f"{self._place} is not reached through {way}: {quoted(proxy, 300)}.",
+                f"Try it by hand: {self._settings.proxy} </dev/null",
+            )
+        if first.startswith((b"SSH-2", b"SSH-1.99")):
+            return SilentHostError(
+                "not_checked",
+                f"{self._place} is an SSH server, but paramiko and it do not come to terms: {failure}.",
+                f"Try 'ssh -v {self._settings.user}@{self._settings.host}'.",
+            )
+        if first:
+            return self._other_greeting(first)
+        if heard.closed:
+            return SilentHostError(
+                "turned_away",
+                f"{self._place} takes the connection and closes it without a word.",
+                "If it is an SSH server, it turns this machine away: wait for minutes, then look there at MaxStartups, "
+                "PerSourcePenalties, fail2ban and /etc/hosts.deny. If it is a balancer, nobody is behind it.",
+            )
+        return SilentHostError(
+            "no_banner",
+            f"{self._place} takes the connection and says nothing for {_GREETING:.0f} s.",
+            "Look at its console: a machine that hangs or is overloaded does so. Or something else than an SSH server "
+            "listens there: then give ansible_port.",
+        )
+
+    def _other_greeting(self, first: bytes) -> SilentHostError:
+        said = quoted(first.decode("utf-8", "replace").strip())
+        if first.startswith((b"Exceeded MaxStartups", b"Not allowed at this time")):
+            return SilentHostError(
+                "turned_away",
+                f"The SSH server at {self._place} turns this machine away: {said}.",
+                "Wait for some minutes, and run with fewer forks; or raise MaxStartups or PerSourcePenalties in its "
+                "sshd_config.",
+            )
+        if first.startswith(_HTTPS_ALERT):
+            said = "the alert of a TLS server"
+        return SilentHostError(
+            "not_ssh",
+            f"What listens at {self._place} is not an SSH server: it says {said}.",
+            "Give the SSH server's port in ansible_port, or its address in ansible_host.",
+        )
+
+    def _known(self) -> list[known_hosts.Known]:
+        return known_hosts.find(self._settings.known_as, self._settings.known_hosts)
+
+    def _compare_host_key(self, transport: paramiko.Transport) -> None:
+        key = transport.get_remote_server_key()
+        known = self._known()
+        verdict = known_hosts.judge(known, key.get_name(), key.get_base64())
+        name = key.get_name()
+        kind = name.removeprefix("ssh-").split("-")[0]
+        fingerprint = f"{name} {key.fingerprint}"
+        compare = f"compare it at its console (ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub)"
+        if verdict == "revoked":
+            raise SilentHostError(
+                "host_key_revoked",
+                f"{self._place} shows a key that known_hosts has as revoked ({fingerprint}).",
+                "Give the machine new host keys; whoever has the old one can pretend to be it.",
+            )
+        if verdict == "changed" and self._settings.strict != "no":
+            old = next(one for one in known if one.type == name)
+            raise SilentHostError(
+                "host_key_changed",
+                f"{self._place} shows another host key ({fingerprint}) than line {old.line} of {old.file} has.",
+                f"If it was installed anew, {compare} and take the old one out: ssh-keygen -R "
+                f"{shlex.quote(self._settings.known_as)} -f {shlex.quote(old.file)}. If not, another machine answers "
+                "at its address.",
+                fingerprint=key.fingerprint,
+            )
+        if verdict == "unknown" and self._settings.strict not in ("no", "accept-new"):
+            raise SilentHostError(
+                "host_key_unknown",
+                f"The host key of {self._place} is not known where Ansible runs ({fingerprint}).",
+                f"Log in once by hand and {compare}: ssh -p {self._settings.port} "
+                f"{self._settings.user}@{self._question.host}. Or take each first key unseen: "
+                "ansible_ssh_common_args='-o StrictHostKeyChecking=accept-new'.",
+                fingerprint=key.fingerprint,
+            )
+
+    # The login
+
+    def _log_in(self, transport: paramiko.Transport) -> str:
+        """The words for the key that is taken."""
+        user = self._settings.user
+        transport.auth_timeout = self._left(_ANSWER)
+        try:
+            transport.auth_none(user)
+        except paramiko.BadAuthenticationType as refusal:
+            methods = list(refusal.allowed_types)
+        else:
+            return "no key at all"
+        if "publickey" not in methods:
+            raise self._no_login(methods, keys.Keys([], []))
+        with keys.of_agent(self._settings.agent) as in_agent:
+            held = keys.gather(self._settings, self._question.key, in_agent)
+            taken = self._try_keys(transport, held)
+        if taken is None:
+            raise self._no_login(methods, held)
+        return taken
+
+    def _try_keys(self, transport: paramiko.Transport, held: keys.Keys) -> str | None:
+        user = self._settings.user
+        for number, offer in enumerate(held.offers, 1):
+            transport.auth_timeout = self._left(_ANSWER)
+            try:
+                more = transport.auth_publickey(user, offer.key)
+            except paramiko.SSHException:
+                if not transport.is_active():
+                    raise SilentHostError(
+                        "too_many_keys",
+                        f"The SSH server at {self._place} ends the connection after {number} of {len(held.offers)} keys, "
+                        "none of which it takes.",
+                        "Offer the right one alone: give it in ansible_ssh_private_key_file, and "
+                        "ansible_ssh_common_args='-o IdentitiesOnly=yes'.",
+                        keys=[one.words for one in held.offers],
+                        user=user,
+                    ) from None
+                continue
+            if more:
+                raise SilentHostError(
+                    "second_factor",
+                    f"{self._place} takes {offer.words} for {user}, and wants more: {', '.join(more)}.",
+                    "Exempt Ansible's account or address from the second factor (AuthenticationMethods in sshd_config).",
+                )
+            return offer.words
+        return None
+
+    def _no_login(self, methods: list[str], held: keys.Keys) -> SilentHostError:
+        user, place = self._settings.user, self._place
+        details = {"user": user, "keys": [offer.words for offer in held.offers], "methods": methods}
+        asks = any(method in methods for method in ("password", "keyboard-interactive"))
+        if self._question.password and asks:
+            return SilentHostError(
+                "password_refused",
+                f"{place} does not take the password for {user}.",
+                "Correct ansible_user and ansible_password" + (", or log in with a key." if held.offers else "."),
+                **details,
+            )
+        if "publickey" not in methods:
+            return SilentHostError(
+                "password_wanted",
+                f"{place} takes no key from {user}, only {' or '.join(methods) or 'nothing'}.",
+                "Give the password in ansible_password or with --ask-pass, or allow PubkeyAuthentication in its "
+                "sshd_config.",
+                **details,
+            )
+        unusable = " ".join(one.message for one in held.unusable)
+        if not held.offers:
+            first = held.unusable[0] if held.unusable else None
+            return SilentHostError(
+                first.cause if first else "no_key",
+                f"{place} wants a key from {user}, and ssh has none. {unusable}".rstrip(),
+                first.remedy
+                if first
+                else "Make one (ssh-keygen) and give the machine its public half (ssh-copy-id), or name it in "
+                "ansible_ssh_private_key_file.",
+                **details,
+            )
+        root = " Or its sshd_config forbids root (PermitRootLogin): then log in as another user with become." * (
+            user == "root"
+        )
+        return SilentHostError(
+            "key_refused",
+            f"{place} takes none of the keys for {user}: {', '.join(offer.words for offer in held.offers)}. "
+            f"{unusable}".rstrip(),
+            f"Write one's public half into {user}'s authorized_keys there, which only {user} may write to; or give "
+            "another one in ansible_ssh_private_key_file, or another account in ansible_user."
+            + (root or (" It would take a password too (--ask-pass)." if asks else "")),
+            **details,
+        )
+
+    def _command(self, transport: paramiko.Transport) -> None:
+        """An account may let one in and still run nothing."""
+        said = b""
+        try:
+            channel = transport.open_session(timeout=self._left(_ANSWER))
+            channel.settimeout(self._left(_ANSWER))
+            channel.set_combine_stderr(True)
+            channel.exec_command(f"echo {_MARK}")
+            while data := channel.recv(4096):
+                said += data
+        except (paramiko.SSHException, EOFError, OSError) as failure:
+            said += str(failure).encode()
+        text = said.decode("utf-8", "replace")
+        if _MARK not in text:
+            raise SilentHostError(
+                "shell",
+                f"{self._settings.user} logs in at {self._place}, but no command runs: "
+                f"{quoted(text or 'nothing was said', 200)}.",
+                SHELL_REMEDY,
+            )
+
+
+def _family(algorithm: str) -> str:
+    """The type of key that a signature algorithm is for, as known_hosts has it."""
+    return "ssh-rsa" if algorithm.startswith("rsa-") else algorithm
+
+
+def examine(question: Question) -> SilentHostError:
+    """Why a host is silent."""
+    if not _PARAMIKO:
+        return SilentHostError(
+            "not_checked",
+            "Why it is silent was not examined: the Python that runs Ansible has no paramiko.",
+            f"Install it: {sys.executable} -m pip install paramiko",
+        )
+    # Its threads log what it raises too.
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())
+    try:
+        return Examination(question).run()
+    except SilentHostError as why:
+        return why
+    except (paramiko.SSHException, EOFError, OSError, subprocess.TimeoutExpired) as failure:
+        return SilentHostError(
+            "not_checked",
+            f"Why it is silent was not found out: {type(failure).__name__}: {failure}.",
+            f"Try 'ssh -v {question.host}' where Ansible runs.",
+        )
+
+
+def main() -> None:
+    """One question in, one error out."""
+    why: GpumeshError = examine(Question(**json.load(sys.stdin)))
+    json.dump(why.as_result(), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

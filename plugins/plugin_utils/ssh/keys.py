@@ -1,0 +1,125 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The keys that ssh would offer a host: those of the agent and those in files, and why others are left out.
+
+Runs in a process of its own, as examine.py says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.causes import SilentHostError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.settings import Settings
+
+try:
+    import paramiko
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from paramiko.pkey import UnknownKeyType
+except ImportError:
+    # examine.py has said so before anything here is called.
+    pass
+
+
+class Offer(NamedTuple):
+    """A key, and what people know it by."""
+
+    words: str
+    key: paramiko.PKey
+
+
+class Keys(NamedTuple):
+    """In the order in which ssh offers them; and for each key that it cannot use, the reason."""
+
+    offers: list[Offer]
+    unusable: list[SilentHostError]
+
+
+@contextmanager
+def of_agent(socket: str) -> Iterator[list[paramiko.AgentKey]]:
+    """Those that sign without somebody at hand, as long as this lasts: a key on a token waits for a touch."""
+    if not os.path.exists(socket):
+        yield []
+        return
+    os.environ["SSH_AUTH_SOCK"] = socket
+    agent = paramiko.Agent()
+    try:
+        yield [key for key in agent.get_keys() if not key.get_name().startswith("sk-")]
+    finally:
+        agent.close()
+
+
+def gather(settings: Settings, given: str, in_agent: Sequence[paramiko.AgentKey]) -> Keys:
+    """``given``: the file that the inventory names, which has to be there."""
+    keys = Keys([], [])
+    wanted = {}
+    for file in settings.keys:
+        public = _public(file)
+        if public:
+            wanted[public] = file
+    for key in in_agent:
+        file = wanted.pop(key.get_base64(), "")
+        if file or not settings.only_these_keys:
+            keys.offers.append(Offer(f"{file or key.comment or key.get_name()} (agent)", key))
+    # As ssh does: keys of the agent that files name come before its others.
+    keys.offers.sort(key=lambda offer: offer.words not in [f"{file} (agent)" for file in settings.keys])
+    held = {offer.words for offer in keys.offers}
+    for file in settings.keys:
+        if f"{file} (agent)" not in held:
+            _load(file, file == given, keys)
+    return keys
+
+
+def _public(file: str) -> str:
+    """The public half of a key file in base64, where it lies beside it."""
+    try:
+        with open(f"{file}.pub", encoding="utf-8") as opened:
+            return opened.read().split()[1]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return ""
+
+
+def _load(file: str, given: bool, keys: Keys) -> None:
+    if not os.path.exists(file):
+        if given:
+            keys.unusable.append(
+                SilentHostError(
+                    "key_missing",
+                    f"The private key {file}, which the inventory names, does not exist.",
+                    "Give the file's path in ansible_ssh_private_key_file.",
+                )
+            )
+        return
+    status = os.stat(file)
+    if status.st_uid == os.getuid() and status.st_mode & 0o077:
+        keys.unusable.append(
+            SilentHostError(
+                "key_ignored",
+                f"The private key {file} is ignored by ssh, since others may read it (mode {status.st_mode & 0o777:04o}).",
+                f"chmod 600 {file}",
+            )
+        )
+        return
+    try:
+        keys.offers.append(Offer(file, paramiko.PKey.from_path(file)))
+    except (TypeError, paramiko.PasswordRequiredException):
+        # cryptography's word for a key that needs a passphrase.
+        keys.unusable.append(
+            SilentHostError(
+                "key_encrypted",
+                f"The private key {file} has a passphrase, and no agent holds it.",
+                f"Start an agent and add it before Ansible runs: eval $(ssh-agent); ssh-add {file}",
+            )
+        )
+    except (OSError, ValueError, UnsupportedAlgorithm, paramiko.SSHException, UnknownKeyType) as failure:
+        keys.unusable.append(
+            SilentHostError(
+                "key_ignored",
+                f"The private key {file} cannot be used: {failure}.",
+                "Give another file in ansible_ssh_private_key_file.",
+            )
+        )

@@ -1,0 +1,35 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who made the card with a hardware address, as a hint at a machine that nobody knows."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+#: The bit of the first byte that says that no maker has given the address.
+_LOCAL = 0x02
+#: Whose addresses they are by custom.
+_SOFTWARE = {
+    "02:42:": "a Docker container",
+    "0a:58:": "a Kubernetes pod",
+    "52:54:00:": "a virtual machine of QEMU or KVM",
+    "fe:54:00:": "the host's end of a virtual machine of libvirt",
+}
+
+
+def maker(mac: str) -> str:
+    """The maker, or what software makes such addresses."""
+    if int(mac[:2], 16) & _LOCAL:
+        custom = next((words for prefix, words in _SOFTWARE.items() if mac.lower().startswith(prefix)), None)
+        return custom or "locally administered: a virtual machine, a container or a random address"
+    try:
+        # Where it is needed: to load it takes longer than most of our tasks, and duplicates are rare.
+        netaddr = import_module("netaddr")
+    except ImportError:
+        return f"for its maker: {sys.executable} -m pip install netaddr"
+    try:
+        return str(netaddr.EUI(mac).oui.registration().org)
+    except netaddr.NotRegisteredError:
+        return "of no registered maker"

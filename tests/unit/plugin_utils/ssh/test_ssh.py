@@ -1,0 +1,159 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What ssh and ssh-keygen say of a connection, and the keys that come of it. Real servers are in tests/integration/ssh."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh import examine, keys, known_hosts, settings, silence
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.causes import CAUSES, SilentHostError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.silence import Question, why_silent
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def asked(*arguments: str, host: str = "gpu1") -> settings.Settings:
+    return settings.ask(["-F", "none", *arguments], host)
+
+
+def test_the_arguments_count_in_the_order_of_ssh() -> None:
+    found = asked("-oUser=me", "-oPort=77", "-oUser=other", '-oIdentityFile="/a b/key"', host="you@gpu1")
+    assert (found.host, found.port, found.user, found.known_as) == ("gpu1", 77, "me", "[gpu1]:77")
+    assert (found.keys, found.proxy, found.jump) == (("/a b/key",), None, "")
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("HostKeyAlias=front", {"known_as": "front"}),
+        ("StrictHostKeyChecking=off", {"strict": "no"}),
+        ("StrictHostKeyChecking=yes", {"strict": "yes"}),
+        ("StrictHostKeyChecking=accept-new", {"strict": "accept-new"}),
+        ("IdentitiesOnly=yes", {"only_these_keys": True}),
+        ("IdentityAgent=none", {"agent": ""}),
+        ("IdentityAgent=/run/agent", {"agent": "/run/agent"}),
+        ("UserKnownHostsFile=/dev/null", {"known_hosts": ("/dev/null", "/k")}),
+        ("ProxyCommand=nc -X 5 %h %p 100%%", {"proxy": "nc -X 5 gpu1 22 100%"}),
+        ("ProxyCommand=none", {"proxy": None}),
+    ],
+)
+def test_options(option: str, expected: dict[str, Any]) -> None:
+    found = asked("-o", option, "-oGlobalKnownHostsFile=/k")._asdict()
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_the_last_of_several_jump_hosts_forwards() -> None:
+    found = settings.ask(["-F", "/dev/null", "-J", "a@j1,b@j2:2222"], "gpu1")
+    assert found.jump == "a@j1,b@j2:2222"
+    assert found.proxy is not None and found.proxy.endswith("-F /dev/null -J a@j1 -W '[gpu1]:22' -- ssh://b@j2:2222")
+
+
+def test_what_ssh_refuses_is_said() -> None:
+    with pytest.raises(SilentHostError, match="nosuch") as refused:
+        asked("-oNoSuch=1")
+    assert refused.value.cause == "configuration"
+
+
+def make_key(path: Path, passphrase: str = "") -> str:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", str(path)], check=True)
+    return path.with_suffix(".pub").read_text().split()[1]
+
+
+def test_known_hosts_are_read_as_ssh_does(tmp_path: Path) -> None:
+    one, other = make_key(tmp_path / "one"), make_key(tmp_path / "other")
+    file = tmp_path / "known"
+    file.write_text(f"# a comment\n*.example.com,!b.example.com ssh-ed25519 {one}\n@revoked * ssh-ed25519 {other}\n")
+
+    def verdict(name: str, key: str) -> str:
+        return known_hosts.judge(known_hosts.find(name, [str(file), "/nowhere"]), "ssh-ed25519", key)
+
+    assert [verdict("a.example.com", key) for key in (one, other, "else")] == ["known", "revoked", "changed"]
+    assert [verdict("b.example.com", key) for key in (one, other)] == ["unknown", "revoked"]
+    assert known_hosts.find("a.example.com", [str(file)])[0].line == 2
+    subprocess.run(["ssh-keygen", "-H", "-f", str(file)], check=False, capture_output=True)
+    assert verdict("b.example.com", other) == "revoked"
+    # Whoever has one key of another type is not proven to be somebody else.
+    assert known_hosts.judge([known_hosts.Known("f", 1, "", "ssh-rsa", "x")], "ssh-ed25519", one) == "unknown"
+    # Whether the host has a certificate of this authority is not seen.
+    authority = known_hosts.Known("f", 1, "@cert-authority", "ssh-ed25519", "x")
+    assert known_hosts.judge([authority], "ssh-ed25519", one) == "known"
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[str]:
+    socket = tmp_path / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as running:
+        while not socket.exists():
+            time.sleep(0.02)
+        yield str(socket)
+        running.kill()
+
+
+def test_keys_are_offered_as_ssh_does(tmp_path: Path, agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", agent)
+    for name in ("plain", "held", "stray", "readable"):
+        make_key(tmp_path / name)
+    make_key(tmp_path / "locked", "a passphrase")
+    (tmp_path / "readable").chmod(0o644)
+    (tmp_path / "damaged").write_text("no key")
+    (tmp_path / "damaged").chmod(0o600)
+    for name in ("stray", "held"):
+        subprocess.run(["ssh-add", "-q", str(tmp_path / name)], check=True)
+    files = [str(tmp_path / name) for name in ("plain", "held", "readable", "locked", "damaged", "missing", "default")]
+    wanted = asked(*(f"-oIdentityFile={file}" for file in files))
+    with keys.of_agent(wanted.agent) as in_agent:
+        found = keys.gather(wanted, files[5], in_agent)
+        alone = keys.gather(wanted._replace(only_these_keys=True), "", in_agent)
+    names = [re.sub(r".*/", "", offer.words) for offer in found.offers]
+    assert names[0] == "held (agent)" and names[-1] == "plain" and len(names) == 3
+    causes = [why.cause for why in found.unusable]
+    assert causes == ["key_ignored", "key_encrypted", "key_ignored", "key_missing"]
+    assert [re.sub(r".*/", "", offer.words) for offer in alone.offers] == ["held (agent)", "plain"]
+
+
+def test_without_an_agent_there_are_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere")
+    for socket in ("", "/nowhere"):
+        with keys.of_agent(socket) as in_agent:
+            assert in_agent == []
+
+
+def test_without_paramiko_the_remedy_is_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "_PARAMIKO", False)
+    why = examine.examine(Question("127.0.0.1"))
+    assert why.cause == "not_checked" and "-m pip install paramiko" in why.remedy
+
+
+def test_an_examination_that_breaks_is_only_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "_PROGRAM", "no_such_program")
+    why = why_silent(Question("127.0.0.1"))
+    assert why["cause"] == "not_checked" and "no_such_program" in why["message"]
+
+
+def test_one_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "_PROGRAM", "timeit")
+    monkeypatch.setattr(silence, "LIMIT", -4.9)
+    assert why_silent(Question("127.0.0.1"))["cause"] == "not_checked"
+
+
+def test_in_a_process_of_its_own() -> None:
+    why = why_silent(Question("127.0.0.1", ("-F", "none", "-p", "1")))
+    assert (why["cause"], why["kind"]) == ("refused", "silent_host")
+
+
+def test_the_guide_explains_each_cause() -> None:
+    guide = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8")
+    part = guide[guide.index("### A host is unreachable") : guide.index("### No network is shared")]
+    assert re.findall(r"^\| `([a-z_]+)`", part, re.MULTILINE) == list(CAUSES)
+    folder = ROOT / "plugins" / "plugin_utils" / "ssh"
+    sources = "".join(path.read_text() for path in folder.glob("*.py") if path.stem != "causes")
+    assert [cause for cause in CAUSES if f'"{cause}"' not in sources] == []
