@@ -57,11 +57,11 @@ class Run(NamedTuple):
         return len(re.findall(r"^PLAY \[", self.output, re.MULTILINE))
 
 
-def ansible(program: str, *arguments: str, cwd: Path = ROOT) -> Run:
-    """Run a program of Ansible beside this Python, whether it succeeds or not."""
+def ansible(program: str, *arguments: str, cwd: Path = ROOT, prefix: Sequence[str] = ()) -> Run:
+    """Run a program of Ansible beside this Python, whether it succeeds or not. ``prefix`` begins the command."""
     started = time.monotonic()
     done = subprocess.run(
-        [str(BIN / program), *arguments],
+        [*prefix, str(BIN / program), *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -31,13 +31,16 @@ def run_plays(
     plays: Sequence[Mapping[str, Any]],
     groups: Mapping[str, Sequence[str]] | None = None,
     *options: str,
+    prefix: Sequence[str] = (),
 ) -> Run:
-    """These plays, as run_tasks does one. ``groups``: names of hosts, by group of the inventory."""
+    """These plays, as run_tasks does one. ``groups``: names of hosts, by group of the inventory; ``prefix``: what begins
+    the command."""
     here = {"ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}"}
     inventory: dict[str, Any] = {"all": {"vars": here, "hosts": hosts}}
     for group, names in (groups or {}).items():
         inventory[group] = {"hosts": dict.fromkeys(names)}
     playbook = [{"gather_facts": False, **play} for play in plays]
-    (folder / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
-    (folder / "play.yml").write_text(json.dumps(playbook), encoding="utf-8")
-    return ansible("ansible-playbook", "-i", "inventory.json", *options, "play.yml", cwd=folder)
+    hosts_file, play_file = folder / "inventory.json", folder / "play.yml"
+    hosts_file.write_text(json.dumps(inventory), encoding="utf-8")
+    play_file.write_text(json.dumps(playbook), encoding="utf-8")
+    return ansible("ansible-playbook", "-i", str(hosts_file), *options, str(play_file), cwd=folder, prefix=prefix)

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health import prog
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.package import build
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
+from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
 
 pytestmark = pytest.mark.skipif(
     not all(os.path.exists(path) for path in ("/dev/loop-control", "/dev/fuse")), reason="needs loop devices and FUSE"
@@ -74,21 +74,6 @@ with open(os.path.join(folder, ".lock"), "w") as lock:
                 comment = " Comment=" + node["comment"] if node.get("comment") else ""
                 print("NodeName=" + name + " CPUTot=2 State=IDLE" + drained + " Version=24.11.5" + reason + comment)
 """
-
-
-@contextmanager
-def namespace(*command: str) -> Iterator[list[str]]:
-    """What begins a command among the mounts that ``command`` has made."""
-    with subprocess.Popen(
-        ["unshare", "--mount", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as maker:
-        try:
-            assert maker.stdout is not None
-            assert maker.stdout.readline() == "ready\n"
-            yield ["nsenter", f"--mount=/proc/{maker.pid}/ns/mnt", "--"]
-        finally:
-            assert maker.stdin is not None
-            maker.stdin.close()
 
 
 @pytest.fixture(name="slow")

@@ -1,0 +1,25 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Mounts that nobody else sees, and that are gone with the test. Needs root."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def namespace(*command: str) -> Iterator[list[str]]:
+    """What begins a command among the mounts that ``command`` makes, which says ``ready`` and ends with its input."""
+    with subprocess.Popen(
+        ["unshare", "--mount", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as maker:
+        try:
+            assert maker.stdout is not None
+            assert maker.stdout.readline() == "ready\n"
+            yield ["nsenter", f"--mount=/proc/{maker.pid}/ns/mnt", "--"]
+        finally:
+            assert maker.stdin is not None
+            maker.stdin.close()
