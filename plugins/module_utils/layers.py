@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import started_at, unread
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import block_in
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files as ssh_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import automounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 
@@ -23,7 +24,10 @@ _RUNNING = ("active", "activating", "reloading")
 _AT_BOOT = ("enabled", "enabled-runtime", "static", "generated", "alias", "linked")
 
 #: The layers that compare a host with the parameters of their modules by themselves.
-LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Differences]] = {"names": names.differences}
+LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Differences]] = {
+    "names": names.differences,
+    "ssh": ssh_files.differences,
+}
 
 
 def digest(text: str) -> str:

@@ -39,6 +39,12 @@ options:
   machine:
     description: A single machine, in place of O(members), to take out or to prove that it is a member.
     type: str
+  registered:
+    description:
+      - The name of a variable that a task before has registered on the hosts of the play. The members are what each of
+        them has as C(registration) in it, and where none has any, nothing is done.
+      - The hosts are asked on the controller. Give it in place of O(members), with C(run_once).
+    type: str
   new_manager:
     description:
       - The member that manages the cluster from now on. Needed when the manager leaves.
@@ -153,6 +159,7 @@ def main() -> None:
             "machine": {"type": "str"},
             "members": interface.MEMBERS_OPTION,
             "joining": interface.JOINING_OPTION,
+            "registered": {"type": "str"},
             "new_manager": {"type": "str"},
             "untrusted": {"type": "bool", "default": False},
             **interface.CHANGE_OPTIONS,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import marker
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, canonical, digest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import names, ssh_trust, storage
@@ -48,31 +47,16 @@ def questions(
     volumes = _storage(record, machine, volume_server) if serves_volumes else []
     return {
         "files": [
-            *_ssh(record, ssh_users, ssh_port),
             *_slurm(controller, manages),
             *_jobs(record),
             *volumes,
         ],
-        "modules": {"names": names.desired(record, machine)},
+        "modules": {
+            "names": names.desired(record, machine),
+            "ssh": ssh_trust.desired(record, machine, ssh_users, ssh_port),
+        },
         "services": [{"layer": layer, "unit": f"{name}.service", "reads": _READS[name]} for layer, name in units],
     }
-
-
-def _ssh(record: model.Record, users: Sequence[str], port: int) -> list[dict[str, Any]]:
-    folder = ssh_trust.folder(record)
-    texts = {
-        f"{folder}/known_hosts": ssh_trust.known_hosts(record, port),
-        f"/etc/ssh/ssh_config.d/gpumesh-{record['name']}.conf": ssh_trust.client_config(record, users, port),
-    }
-    keys = digest(ssh_trust.authorized_keys(record))
-    return [
-        *({"layer": "ssh", "path": path, "digest": digest(text)} for path, text in texts.items()),
-        *({"layer": "ssh", "path": f"{folder}/{user}-cert.pub"} for user in users),
-        *(
-            {"layer": "ssh", "path": f"~{user}/.ssh/authorized_keys", "marker": marker(record["name"]), "digest": keys}
-            for user in users
-        ),
-    ]
 
 
 def _slurm(controller: str, manages: bool) -> list[dict[str, Any]]:

@@ -15,18 +15,31 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.host import folder_of
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import named_members
 
 STANDARD_PORT = 22
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
 
-def folder(record: model.Record) -> str:
-    """Where a member keeps its keys and known hosts of this cluster."""
-    return f"/etc/gpumesh/ssh/{record['name']}"
+def desired(
+    record: model.Record, machine: str, users: Sequence[str], port: int = STANDARD_PORT, state: str = "present"
+) -> dict[str, Any]:
+    """The parameters of the module ssh_trust on one machine. Raises InputError for an invalid name of a user."""
+    cluster = record["name"]
+    if state == "absent":
+        return {"cluster": cluster, "state": state}
+    return {
+        "cluster": cluster,
+        "state": state,
+        "machine": machine,
+        "users": list(users),
+        "known_hosts": known_hosts(record, port),
+        "client_config": client_config(record, users, port),
+        "authorized_keys": authorized_keys(record),
+    }
 
 
 def known_hosts(record: model.Record, port: int = STANDARD_PORT) -> str:
@@ -57,14 +70,14 @@ def authorized_keys(record: model.Record) -> str:
 def client_config(record: model.Record, users: Sequence[str], port: int = STANDARD_PORT) -> str:
     """A file for /etc/ssh/ssh_config.d: verified host keys for everyone, our key for ``users``.
 
-    Naming one key keeps ssh from trying the usual ones, so these are named too. Raises InputError for a user's name
-    that is none.
+    Naming one key keeps ssh from trying the usual ones, so these are named too. Raises InputError for an invalid name
+    of a user.
     """
     for user in users:
         if not _USER.fullmatch(user):
-            raise InputError(f"ssh_trust_users: '{user}' is no name of a user.")
+            raise InputError(f"ssh_trust_users: '{user}' is not a valid user name.")
     hosts = [host for named in named_members(record) for host in (*named.names, *named.addresses)]
-    base = folder(record)
+    base = folder_of(record["name"])
     lines = [
         f"# Cluster {record['name']}, written by gpumesh.cluster.",
         f"Host {' '.join(hosts)}",
@@ -85,82 +98,22 @@ def client_config(record: model.Record, users: Sequence[str], port: int = STANDA
     return "".join(f"{line}\n" for line in lines)
 
 
-def registrations(record: model.Record, found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What cluster_member has to be told: the members whose keys differ from the record's.
+def registration(record: model.Record, machine: str, host: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What cluster_member has to be told of a machine, None where the record has it.
 
-    ``found``: what module ssh_trust_info gave by machine, read over a connection that is verified already. Members
-    that are not in it, and what they have no key for yet, stay as they are.
+    ``host``: what the module ssh_trust returned, read over a connection that is verified already. What the machine has
+    no key for yet stays as it is.
     """
-    changed = []
-    for member in record["members"]:
-        host = found.get(member["machine"]) or {}
-        entry: dict[str, Any] = {}
-        key, host_keys = host.get("signing_key"), host.get("host_keys")
-        if key and values.ssh_key(key) != member["ssh_public_key"]:
-            entry["ssh_public_key"] = values.ssh_key(key)
-        if host_keys and host_keys != member["ssh_host_keys"]:
-            entry["ssh_host_keys"] = host_keys
-        if entry:
-            changed.append({"machine": member["machine"], **entry})
-    return changed
-
-
-def refusals(users: Sequence[str], found: Mapping[str, Any]) -> list[str]:
-    """Why the users could not log in to a host, of which module ssh_trust_info gave ``found``; empty when they can."""
-    reasons = []
-    unknown = [user for user in users if not found["accounts"].get(user)]
-    server = found["server"]
-    if unknown:
-        reasons.append(
-            f"there is no user {', '.join(unknown)}. Create the account on every member, or take the name out of "
-            "ssh_trust_users."
-        )
-    if not server["public_key_login"]:
-        reasons.append("the SSH server has PubkeyAuthentication no. Set it to yes.")
-    if "root" in users and server["root_login"] == "no":
-        reasons.append(
-            "the SSH server has PermitRootLogin no, and root is in ssh_trust_users. Name other users there, or set "
-            "PermitRootLogin to prohibit-password."
-        )
-    if not any(path.endswith(".ssh/authorized_keys") for path in server["authorized_keys"]):
-        reasons.append("the SSH server does not read ~/.ssh/authorized_keys. Add it to AuthorizedKeysFile.")
-    return reasons
-
-
-def trust_files(
-    record: model.Record, users: Sequence[str], found: Mapping[str, Any], port: int = STANDARD_PORT
-) -> list[dict[str, Any]]:
-    """What module file_set is to see to on a host, of which module ssh_trust_info gave ``found``.
-
-    Without ``users``, the trust ends: nothing of it stays, whoever had it.
-    """
-    base, marker = folder(record), host_files.marker(record["name"])
-    stale = {user: account for user, account in found["trusted"].items() if user not in users}
-    files: list[dict[str, Any]] = []
-    if users:
-        files += [
-            {"path": f"{base}/known_hosts", "content": known_hosts(record, port)},
-            {"path": client_config_path(record), "content": client_config(record, users, port)},
-        ]
-    else:
-        files += [{"path": path, "state": "absent"} for path in (client_config_path(record), base)]
-    for user in users:
-        home = found["accounts"][user]["home"]
-        entry = {"path": f"{home}/.ssh", "state": "directory", "owner": user, "mode": "0700"}
-        block = {"state": "block", "marker": marker, "content": authorized_keys(record), "owner": user, "mode": "0600"}
-        files += [entry, {"path": f"{home}/.ssh/authorized_keys", **block}]
-    for user, account in stale.items():
-        # An account that is gone has no lines of ours either.
-        if account is not None:
-            files.append({"path": f"{account['home']}/.ssh/authorized_keys", "state": "absent", "marker": marker})
-        if users:
-            files += [{"path": f"{base}/{user}{suffix}", "state": "absent"} for suffix in ("", ".pub", "-cert.pub")]
-    return files
-
-
-def client_config_path(record: model.Record) -> str:
-    """Where ssh reads of the members."""
-    return f"/etc/ssh/ssh_config.d/gpumesh-{record['name']}.conf"
+    member = next((each for each in record["members"] if each["machine"] == machine), None)
+    if member is None:
+        return None
+    key, host_keys = host.get("signing_key"), host.get("host_keys")
+    entry: dict[str, Any] = {}
+    if key and values.ssh_key(key) != member["ssh_public_key"]:
+        entry["ssh_public_key"] = values.ssh_key(key)
+    if host_keys and host_keys != member["ssh_host_keys"]:
+        entry["ssh_host_keys"] = host_keys
+    return {"machine": machine, **entry} if entry else None
 
 
 def _with_port(host: str, port: int) -> str:

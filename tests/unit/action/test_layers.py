@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.action import layer_info, names
+from ansible_collections.gpumesh.cluster.plugins.action import cluster_member, layer_info, names, ssh_trust
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 
@@ -58,5 +58,31 @@ def test_the_host_is_compared_with_what_the_roles_are_told() -> None:
         given = sent(layer_info, {"record": RECORD}, **variables)
         return {entry.get("path") or entry["unit"] for entry in (*given["files"], *given["services"])}
 
-    assert sent(layer_info, {"record": RECORD})["modules"]["names"] == sent(names, {"record": RECORD})
+    modules = sent(layer_info, {"record": RECORD}, ssh_trust_users=["root", "alice"])["modules"]
+    assert modules["names"] == sent(names, {"record": RECORD})
+    assert modules["ssh"] == sent(ssh_trust, {"record": RECORD, "users": ["root", "alice"]})
     assert asked() - asked(slurm_accounting="false") == {"slurmdbd.service"}
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
+
+
+def test_a_key_that_the_record_has_not_is_handed_on() -> None:
+    found = {"changed": True, "signing_key": KEY + " root@n1", "host_keys": [KEY]}
+    played = on_host(ssh_trust, {"record": RECORD, "users": ["root"]}, found)
+    assert played.result["registration"] == {"machine": "n1", "ssh_public_key": KEY, "ssh_host_keys": [KEY]}
+    unknown = {"changed": False, "signing_key": None, "host_keys": []}
+    assert "registration" not in on_host(ssh_trust, {"record": RECORD}, unknown).result
+
+
+def test_what_all_hosts_have_registered_is_one_change_of_the_record() -> None:
+    entries = {"n1": {"machine": "n1", "ssh_public_key": KEY}, "n3": {"machine": "n3", "ssh_public_key": KEY}}
+    results = {machine: {"keys": {"registration": entry}} for machine, entry in entries.items()}
+    hostvars = {**results, "n2": {"keys": {"changed": False}}, "n4": {}, "failed": results["n1"]}
+    variables = {"hostvars": hostvars, "ansible_play_batch": ["n1", "n2", "n3", "n4"]}
+    given = {"cluster": "lab", "registered": "keys", "joining": []}
+    expected = {"cluster": "lab", "joining": [], "members": [entries["n1"], entries["n3"]]}
+    assert sent(cluster_member, given, **variables) == expected
+    nothing = play(cluster_member.ActionModule, given, {}, {**variables, "ansible_play_batch": ["n2"]})
+    assert (nothing.result, nothing.ran) == ({"changed": False}, [])
+    assert sent(cluster_member, expected) == expected

@@ -39,11 +39,6 @@ def test_the_manager_has_the_controller_besides() -> None:
     assert "slurmdbd.service" not in by_layer(drift.questions(made(), "n1", accounting=False))["slurm"]
 
 
-def test_each_user_has_a_key_and_lets_the_members_in() -> None:
-    paths = by_layer(drift.questions(made(), "n1", ["root", "alice"]))["ssh"]
-    assert {"/etc/gpumesh/ssh/lab/alice-cert.pub", "~alice/.ssh/authorized_keys"} <= paths
-
-
 def test_volumes_are_expected_where_they_are_served() -> None:
     volume = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
     record = made(storage={"volumes": [volume]})

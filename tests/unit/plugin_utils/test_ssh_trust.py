@@ -88,58 +88,22 @@ def test_ssh_leaves_other_hosts_and_other_users_alone(tmp_path: Path) -> None:
     assert not [line for line in ssh_settings(tmp_path, "n1", ["alice"]) if line.startswith("certificatefile")]
 
 
-def host(*users: str, **changes: Any) -> dict[str, Any]:
-    """What module ssh_trust_info gives for a host that has what it needs."""
-    accounts = {user: {"uid": 1000, "gid": 1000, "home": f"/home/{user}"} for user in users}
-    server = {"public_key_login": True, "root_login": "no", "authorized_keys": [".ssh/authorized_keys"]}
-    return {
-        "accounts": accounts,
-        "server": {**server, **changes},
-        "host_keys": [KEY.format(1)],
-        "signing_key": KEY.format(4) + " comment",
-        "uncertified": [],
-        "trusted": accounts,
-    }
+HOST = {"signing_key": KEY.format(4) + " comment", "host_keys": [KEY.format(1)]}
 
 
 def test_only_what_differs_is_registered() -> None:
-    assert ssh_trust.registrations(record(), {"n1": host()}) == []
-    assert ssh_trust.registrations(record(), {"n1": {**host(), "signing_key": KEY.format(9)}}) == [
-        {"machine": "n1", "ssh_public_key": KEY.format(9)}
-    ]
-    assert ssh_trust.registrations(record(), {"n1": {**host(), "host_keys": [KEY.format(8)]}}) == [
-        {"machine": "n1", "ssh_host_keys": [KEY.format(8)]}
-    ]
+    assert ssh_trust.registration(record(), "n1", HOST) is None
+    changed = {"ssh_public_key": KEY.format(9)}, {"ssh_host_keys": [KEY.format(8)]}
+    assert [
+        ssh_trust.registration(record(), "n1", {**HOST, "signing_key": KEY.format(9)}),
+        ssh_trust.registration(record(), "n1", {**HOST, "host_keys": [KEY.format(8)]}),
+    ] == [{"machine": "n1", **entry} for entry in changed]
 
 
-def test_a_member_that_is_not_in_the_play_or_has_no_key_yet_is_left_as_it_is() -> None:
-    found = {"n1": {"signing_key": None, "host_keys": []}, "stranger": host()}
-    assert ssh_trust.registrations(record(), found) == []
+def test_a_machine_that_is_not_a_member_or_has_no_key_yet_is_left_as_it_is() -> None:
+    assert ssh_trust.registration(record(), "n1", {"signing_key": None, "host_keys": []}) is None
+    assert ssh_trust.registration(record(), "stranger", HOST) is None
 
 
-def test_a_host_that_would_let_nobody_in_is_refused_with_every_reason() -> None:
-    assert ssh_trust.refusals(["alice"], host("alice")) == []
-    closed = {"public_key_login": False, "root_login": "no", "authorized_keys": ["/etc/keys/%u"]}
-    reasons = " ".join(ssh_trust.refusals(["root", "bob"], host("root", **closed)))
-    for words in ("no user bob", "PubkeyAuthentication no", "PermitRootLogin no", "does not read ~/.ssh"):
-        assert words in reasons
-
-
-def test_a_user_who_is_not_named_any_more_loses_keys_and_lines() -> None:
-    files = {entry["path"]: entry for entry in ssh_trust.trust_files(record(), ["alice"], host("alice", "bob"))}
-    assert files["/home/alice/.ssh/authorized_keys"]["state"] == "block"
-    assert files["/home/bob/.ssh/authorized_keys"]["state"] == "absent"
-    assert files["/home/bob/.ssh/authorized_keys"]["marker"]
-    assert files["/etc/gpumesh/ssh/lab/bob"]["state"] == "absent"
-    assert "/etc/gpumesh/ssh/lab" not in files
-
-
-def test_without_users_nothing_of_the_trust_stays() -> None:
-    found = host("alice")
-    found["trusted"]["gone"] = None
-    files = {entry["path"]: entry["state"] for entry in ssh_trust.trust_files(record(), [], found)}
-    assert files == {
-        "/etc/ssh/ssh_config.d/gpumesh-lab.conf": "absent",
-        "/etc/gpumesh/ssh/lab": "absent",
-        "/home/alice/.ssh/authorized_keys": "absent",
-    }
+def test_who_leaves_needs_the_name_of_the_cluster_alone() -> None:
+    assert ssh_trust.desired(record(), "n1", ["root"], state="absent") == {"cluster": "lab", "state": "absent"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh import trust
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host
 
 IDENTIFIER = "{user}@n1 gpumesh lab"
 
@@ -29,11 +29,11 @@ def sshd(folder: Path) -> str:
     return f"pubkeyauthentication yes\npermitrootlogin no\nauthorizedkeysfile .ssh/a .ssh/b\nhostkey {folder}.server\n"
 
 
-def look(folder: Path, *users: str) -> dict[str, Any]:
+def look(folder: Path, *users: str) -> host.Host:
     def runner(argv: list[str], **options: Any) -> Completed:
         return Completed(0, sshd(folder), "") if argv[0] == "sshd" else run(argv, **options)
 
-    return trust.look(runner, str(folder), users, IDENTIFIER)
+    return host.look(runner, str(folder), users, IDENTIFIER)
 
 
 @pytest.fixture(name="folder")
@@ -53,25 +53,21 @@ def certify(folder: Path, user: str = "root", principal: str = "root", **other: 
 
 
 def test_a_user_with_a_certified_key_needs_nothing(folder: Path) -> None:
-    assert look(folder, "root")["uncertified"] == ["root"]
+    assert look(folder, "root").uncertified == ["root"]
     certify(folder)
     found = look(folder, "root")
-    assert found["uncertified"] == []
-    assert found["accounts"]["root"] == {"uid": 0, "gid": 0, "home": "/root"}
-    assert found["signing_key"] == (folder / "SIGNING.pub").read_text().strip()
-    assert found["host_keys"] == [Path(f"{folder}.server.pub").read_text().strip()]
-    assert found["server"] == {
-        "public_key_login": True,
-        "root_login": "no",
-        "authorized_keys": [".ssh/a", ".ssh/b"],
-    }
-    assert list(found["trusted"]) == ["root"]
+    assert found.uncertified == []
+    assert found.accounts["root"] == host.Account(0, "/root")
+    assert found.signing_key == (folder / "SIGNING.pub").read_text().strip()
+    assert found.host_keys == [Path(f"{folder}.server.pub").read_text().strip()]
+    assert found.server == host.Server(True, "no", [".ssh/a", ".ssh/b"], [f"{folder}.server"])
+    assert list(found.trusted) == ["root"]
 
 
 @pytest.mark.parametrize("other", [{"validity": "+1h"}, {"identity": "root@n2"}, {"principal": "root,alice"}])
 def test_a_certificate_that_says_something_else_does_not_count(folder: Path, other: dict[str, str]) -> None:
     certify(folder, **other)
-    assert look(folder, "root")["uncertified"] == ["root"]
+    assert look(folder, "root").uncertified == ["root"]
 
 
 def test_a_certificate_of_another_key_or_signer_does_not_count(folder: Path) -> None:
@@ -80,24 +76,36 @@ def test_a_certificate_of_another_key_or_signer_does_not_count(folder: Path) -> 
         kept = {suffix: (folder / f"{name}{suffix}").read_bytes() for suffix in ("", ".pub")}
         for suffix in kept:
             (folder / f"{name}{suffix}").unlink()
-        assert look(folder, "root")["uncertified"] == ["root"]
+        assert look(folder, "root").uncertified == ["root"]
         keygen("-t", "ed25519", "-N", "", "-f", str(folder / name))
-        assert look(folder, "root")["uncertified"] == ["root"]
+        assert look(folder, "root").uncertified == ["root"]
         for suffix, content in kept.items():
             (folder / f"{name}{suffix}").write_bytes(content)
-    assert look(folder, "root")["uncertified"] == []
+    assert look(folder, "root").uncertified == []
 
 
 def test_a_fresh_host_has_nothing_and_an_unknown_account_is_null(tmp_path: Path) -> None:
     found = look(tmp_path / "none", "root", "no-such-account")
-    assert found["uncertified"] == ["root", "no-such-account"]
-    assert (found["signing_key"], found["trusted"], found["host_keys"]) == (None, {}, [])
-    assert found["accounts"]["no-such-account"] is None
+    assert found.uncertified == ["root", "no-such-account"]
+    assert (found.signing_key, found.trusted, found.host_keys) == (None, {}, [])
+    assert found.accounts["no-such-account"] is None
 
 
 @given(st.text(max_size=200))
 def test_what_sshd_and_ssh_keygen_print_never_gives_a_traceback(text: str) -> None:
-    trust.parse_certificate(text)
-    trust.fingerprint(text)
+    host.parse_certificate(text)
+    host.fingerprint(text)
     with suppress(ParseError):
-        trust.parse_server(text)
+        host.parse_server(text)
+
+
+def test_a_host_that_would_let_nobody_in_is_refused_with_every_reason() -> None:
+    right = host.Server(True, "no", [".ssh/authorized_keys"], [])
+    there = host.Host({"alice": host.Account(1000, "/home/alice")}, right, [], None, [], {})
+    assert host.refusals(["alice"], there) == []
+    closed = there._replace(
+        accounts={"root": host.Account(0, "/root"), "bob": None}, server=host.Server(False, "no", ["/etc/keys/%u"], [])
+    )
+    reasons = " ".join(host.refusals(["root", "bob"], closed))
+    for words in ("no user bob", "PubkeyAuthentication no", "PermitRootLogin no", "does not read ~/.ssh"):
+        assert words in reasons

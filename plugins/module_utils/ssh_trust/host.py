@@ -10,7 +10,7 @@ import hashlib
 import os
 import pwd
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
@@ -32,6 +32,13 @@ class Certificate(NamedTuple):
     identifier: str
     principals: Sequence[str]
     forever: bool
+
+
+class Account(NamedTuple):
+    """A user of the host."""
+
+    gid: int
+    home: str
 
 
 class Server(NamedTuple):
@@ -83,24 +90,60 @@ def fingerprint(public_key: Optional[str]) -> Optional[str]:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode("ascii").rstrip("=")
 
 
-def look(run: Runner, folder: str, users: Sequence[str], identifier: str) -> Dict[str, Any]:
-    """The return values of the module. ``identifier`` has ``{user}`` where the user's name goes."""
+class Host(NamedTuple):
+    """What there is."""
+
+    #: Those whom the trust is for; None where there is no such account.
+    accounts: Mapping[str, Optional[Account]]
+    server: Server
+    #: The public keys of the SSH server.
+    host_keys: Sequence[str]
+    #: The public half of the key with which this host certifies its users.
+    signing_key: Optional[str]
+    #: Those without a key, or with one that is not certified as it should be.
+    uncertified: Sequence[str]
+    #: Everybody who has a key in the folder.
+    trusted: Mapping[str, Optional[Account]]
+
+
+def folder_of(cluster: str) -> str:
+    """Where a host keeps its keys and known hosts of a cluster."""
+    return f"/etc/gpumesh/ssh/{cluster}"
+
+
+def look(run: Runner, folder: str, users: Sequence[str], identifier: str) -> Host:
+    """Read it. ``identifier`` is what certificates have to carry, with ``{user}`` where the user's name goes."""
     server = parse_server(run(["sshd", "-T", "-C", "user=root,host=localhost,addr=127.0.0.1"]).stdout)
     signing_key = _public_key(os.path.join(folder, SIGNING))
-    return {
-        "accounts": {user: _account(user) for user in users},
-        "server": {
-            "public_key_login": server.public_key_login,
-            "root_login": server.root_login,
-            "authorized_keys": list(server.authorized_keys),
-        },
-        "host_keys": host_keys(server.host_key_files),
-        "signing_key": signing_key,
-        "uncertified": [
-            user for user in users if not _is_certified(run, folder, user, signing_key, identifier.format(user=user))
-        ],
-        "trusted": {user: _account(user) for user in trusted_users(folder)},
-    }
+    return Host(
+        {user: _account(user) for user in users},
+        server,
+        host_keys(server.host_key_files),
+        signing_key,
+        [user for user in users if not _is_certified(run, folder, user, signing_key, identifier.format(user=user))],
+        {user: _account(user) for user in trusted_users(folder)},
+    )
+
+
+def refusals(users: Sequence[str], host: Host) -> List[str]:
+    """Why the users could not log in to this host; empty when they can."""
+    reasons = []
+    unknown = [user for user in users if host.accounts[user] is None]
+    if unknown:
+        reasons.append(
+            f"there is no user {', '.join(unknown)}. Create the account on every member, or take the name out of "
+            "ssh_trust_users."
+        )
+    if not host.server.public_key_login:
+        reasons.append("the SSH server has PubkeyAuthentication no. Set it to yes.")
+    if "root" in users and host.server.root_login == "no":
+        reasons.append(
+            "the SSH server has PermitRootLogin no, and root is in ssh_trust_users. Name other users there, or set "
+            "PermitRootLogin to prohibit-password."
+        )
+    if not any(path.endswith(".ssh/authorized_keys") for path in host.server.authorized_keys):
+        reasons.append("the SSH server does not read ~/.ssh/authorized_keys. Add it to AuthorizedKeysFile.")
+    return reasons
 
 
 def host_keys(files: Sequence[str]) -> List[str]:
@@ -120,12 +163,12 @@ def trusted_users(folder: str) -> List[str]:
     return sorted(bases - {SIGNING})
 
 
-def _account(user: str) -> Optional[Dict[str, Any]]:
+def _account(user: str) -> Optional[Account]:
     try:
         found = pwd.getpwnam(user)
     except KeyError:
         return None
-    return {"uid": found.pw_uid, "gid": found.pw_gid, "home": found.pw_dir}
+    return Account(found.pw_gid, found.pw_dir)
 
 
 def _public_key(path: str) -> Optional[str]:

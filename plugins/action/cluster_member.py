@@ -1,0 +1,33 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of cluster_member. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+
+
+class ActionModule(HostAction):
+    """Runs the module, with the members that tasks before have returned on the hosts of the play."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = dict(self._task.args)
+        registered = given.pop("registered", None)
+        if registered is None:
+            return self.module("gpumesh.cluster.cluster_member", given)
+        members = self._returned(str(registered))
+        return (
+            self.module("gpumesh.cluster.cluster_member", {**given, "members": members})
+            if members
+            else {"changed": False}
+        )
+
+    def _returned(self, name: str) -> list[Any]:
+        """What ``registration`` is in the variable of this name, for each host that is still in the play."""
+        variables = self.variables["hostvars"]
+        results = (variables[machine].get(name) or {} for machine in self.variables["ansible_play_batch"])
+        return [result["registration"] for result in results if result.get("registration")]

@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The keys of a host's users, and the key that certifies them. The private halves never leave the host."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pwd
+import shutil
+import tempfile
+from contextlib import contextmanager
+from typing import Iterator, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.host import SIGNING
+
+_WORK = ".new-"
+
+
+def certify(run: Runner, folder: str, users: Sequence[str], identifier: str) -> None:
+    """Have a certified key for each of the users, and the signing key. Keys that are there stay.
+
+    ``identifier`` as for look(). Raises GpumeshError.
+    """
+    with _work_in(folder) as work:
+        signing_key = os.path.join(folder, SIGNING)
+        _have_pair(run, work, signing_key, "root")
+        for user in users:
+            path, copy = os.path.join(folder, user), os.path.join(work, user)
+            _have_pair(run, work, path, user)
+            shutil.copyfile(f"{path}.pub", f"{copy}.pub")
+            sign = ["ssh-keygen", "-q", "-s", signing_key, "-I", identifier.format(user=user), "-n", user]
+            run([*sign, "-V", "always:forever", f"{copy}.pub"])
+            write_atomic(f"{path}-cert.pub", read_text(f"{copy}-cert.pub") or "", 0o644)
+
+
+@contextmanager
+def _work_in(folder: str) -> Iterator[str]:
+    """A folder for what is not finished, on the same file system. Nobody else may look into it."""
+    for left in glob.glob(os.path.join(folder, f"{_WORK}*")):
+        # Of a run that was cut off.
+        shutil.rmtree(left)
+    work = tempfile.mkdtemp(prefix=_WORK, dir=folder)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work)
+
+
+def _have_pair(run: Runner, work: str, path: str, owner: str) -> None:
+    """A pair of keys whose private half belongs to its owner alone."""
+    if not os.path.exists(path):
+        made = os.path.join(work, "key")
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", made])
+        os.replace(made, path)
+    account = pwd.getpwnam(owner)
+    os.chown(path, account.pw_uid, account.pw_gid)
+    os.chmod(path, 0o600)
+    try:
+        public_key = run(["ssh-keygen", "-y", "-P", "", "-f", path]).stdout.strip()
+    except CommandError as failure:
+        raise HostStateError(
+            f"The key {path} cannot be used: {failure.message}", f"Remove {path}, and run again.", path=path
+        ) from failure
+    if (read_text(f"{path}.pub") or "").strip() != public_key:
+        write_atomic(f"{path}.pub", public_key + "\n", 0o644)

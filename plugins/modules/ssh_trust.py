@@ -1,0 +1,176 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ssh_trust
+short_description: Let users log in between the members of a cluster without a prompt
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Makes a key for each of the users, certified by a signing key of this host, and lets in those whom the other members
+    have certified. The private keys stay on the host.
+  - Keeps the verified host keys of all members, and what C(ssh) has to know about them.
+  - A host whose SSH server would not let the users in is refused before anything changes.
+  - Give O(record). What the other options need is derived from it on the controller.
+  - What the record does not know yet of this host is returned as RV(registration), for M(gpumesh.cluster.cluster_member).
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+options:
+  state:
+    description: V(absent) removes the keys, the known hosts, the client configuration and our lines in the users'
+      authorized keys.
+    type: str
+    choices: [present, absent]
+    default: present
+  users:
+    description: The users who may log in, each to the account of the same name. Without any, as O(state=absent).
+    type: list
+    elements: str
+    default: []
+  port:
+    description: The port on which the members' SSH servers listen. It becomes part of the derived options.
+    type: int
+    default: 22
+  cluster:
+    description: The name of the cluster.
+    type: str
+  machine:
+    description: The name of this host in the record, which its certificates carry.
+    type: str
+  known_hosts:
+    description: The host keys of the members, as in C(known_hosts).
+    type: str
+  client_config:
+    description: What C(ssh) has to know about the members, as in C(ssh_config).
+    type: str
+  authorized_keys:
+    description: The signing keys of the members, as in C(authorized_keys).
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Let two users log in between the members
+  gpumesh.cluster.ssh_trust:
+    record: "{{ cluster_record }}"
+    users: [root, alice]
+  register: ssh_trust
+
+- name: Register the keys that the members have made
+  gpumesh.cluster.cluster_member:
+    cluster: lab
+    registered: ssh_trust
+  run_once: true
+  delegate_to: "{{ cluster_record.manager }}"
+"""
+
+RETURN = r"""
+certified:
+  description: The users who were given a certified key, or would be in check mode.
+  type: list
+  elements: str
+  returned: success
+  sample: [root]
+paths:
+  description: The other files that were changed, or would be in check mode.
+  type: list
+  elements: str
+  returned: success
+host_keys:
+  description: The public keys of the SSH server, without comments.
+  type: list
+  elements: str
+  returned: with O(state=present)
+signing_key:
+  description: The public half of the key with which this host certifies its users. Null where there is none yet.
+  type: str
+  returned: with O(state=present)
+registration:
+  description: What the record does not know yet of this host, as one of the members of M(gpumesh.cluster.cluster_member).
+  type: dict
+  returned: when there is any
+  sample:
+    machine: n1
+    ssh_public_key: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGK5
+"""
+
+from typing import Any, Dict, List, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files, host, keys
+
+
+def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
+    """Look, make the keys that are missing, then write the files."""
+    params = {**given, "users": given["users"] if given["state"] == "present" else []}
+    cluster, users = params["cluster"], params["users"]
+    folder, identifier = host.folder_of(cluster), files.identifier(params)
+    found = host.look(run, folder, users, identifier)
+    steps: List[host_files.Step] = []
+    if users:
+        _refuse(params["machine"], host.refusals(users, found))
+        steps += host_files.see_to(files.folders(cluster), check_mode)
+    certified, stale = list(found.uncertified), files.stale_keys(params, found) if users else []
+    if certified and not check_mode:
+        keys.certify(run, folder, certified, identifier)
+    steps += host_files.see_to(files.entries(params, found), check_mode)
+    # Last, since they say whose lines have to go.
+    for path in stale if not check_mode else []:
+        remove_file(path)
+    values: Dict[str, Any] = {"certified": certified, "paths": [*(step.path for step in steps), *stale]}
+    if users:
+        now = host.look(run, folder, users, identifier) if certified and not check_mode else found
+        values.update(host_keys=now.host_keys, signing_key=now.signing_key)
+    before, after = host_files.as_diff(steps)
+    made, gone = _as_diff(folder, certified, stale)
+    return Outcome(bool(certified or values["paths"]), values, before + gone[0] + made[0], after + gone[1] + made[1])
+
+
+def _refuse(machine: str, reasons: List[str]) -> None:
+    if reasons:
+        raise HostStateError(" ".join(f"{machine}: {reason}" for reason in reasons))
+
+
+def _as_diff(folder: str, certified: List[str], stale: List[str]) -> Tuple[Tuple[str, str], Tuple[str, str]]:
+    """Of keys, only that they come and go."""
+    made = [f"{folder}/{user}-cert.pub" for user in certified]
+    return (
+        ("".join(f"{path}: absent\n" for path in made), "".join(f"{path}: file\n" for path in made)),
+        ("".join(f"{path}: file\n" for path in stale), "".join(f"{path}: absent\n" for path in stale)),
+    )
+
+
+def main() -> None:
+    """The module's entry point."""
+    text = {"type": "str"}
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "dict"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "users": {"type": "list", "elements": "str", "default": []},
+            "port": {"type": "int", "default": 22},
+            "cluster": text,
+            "machine": text,
+            "known_hosts": text,
+            "client_config": text,
+            "authorized_keys": {"type": "str", "no_log": False},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module.params, module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

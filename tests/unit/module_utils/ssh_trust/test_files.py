@@ -1,0 +1,71 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the trust consists of on a host, and what goes with a user who is no longer named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files, host
+
+ALICE, BOB = host.Account(1000, "/home/alice"), host.Account(1001, "/home/bob")
+SERVER = host.Server(True, "no", [".ssh/authorized_keys"], [])
+
+
+def params(*users: str) -> dict[str, Any]:
+    texts = {"known_hosts": "n1 key\n", "client_config": "Host n1\n", "authorized_keys": "cert-authority key"}
+    return {"cluster": "lab", "machine": "n1", "users": list(users), **texts}
+
+
+def found(*users: str, **trusted: host.Account | None) -> host.Host:
+    accounts = {"alice": ALICE, "bob": BOB}
+    return host.Host({user: accounts[user] for user in users}, SERVER, [], "key", [], trusted)
+
+
+def test_a_user_who_is_no_longer_named_loses_keys_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "folder_of", lambda cluster: str(tmp_path / cluster))
+    (tmp_path / "lab").mkdir()
+    for name in ("alice", "bob", "bob.pub", "bob-cert.pub"):
+        (tmp_path / "lab" / name).touch()
+    here = found("alice", alice=ALICE, bob=BOB)
+    wanted = {entry["path"]: entry for entry in files.entries(params("alice"), here)}
+    assert wanted["/home/alice/.ssh/authorized_keys"]["state"] == "block"
+    assert wanted["/home/bob/.ssh/authorized_keys"]["state"] == "absent"
+    assert wanted["/home/bob/.ssh/authorized_keys"]["marker"]
+    assert str(tmp_path / "lab") not in wanted
+    stale = files.stale_keys(params("alice"), here)
+    assert stale == [f"{tmp_path}/lab/{name}" for name in ("bob", "bob.pub", "bob-cert.pub")]
+    assert not set(stale) & set(wanted), "a diff would show the private key"
+
+
+def test_without_users_nothing_of_the_trust_stays() -> None:
+    wanted = files.entries(params(), found(alice=ALICE, gone=None))
+    assert {entry["state"] for entry in wanted} == {"absent"}
+    # The folder last: cut off before, the next run still sees whose lines have to go.
+    assert [entry["path"] for entry in wanted] == [
+        "/home/alice/.ssh/authorized_keys",
+        "/etc/ssh/ssh_config.d/gpumesh-lab.conf",
+        "/etc/gpumesh/ssh/lab",
+    ]
+
+
+def test_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "folder_of", lambda cluster: str(tmp_path / cluster))
+    here = found("alice")._replace(uncertified=["alice"], accounts={"alice": host.Account(0, str(tmp_path))})
+    monkeypatch.setattr(host, "look", lambda *_: here)
+    certificate = f"{tmp_path}/lab/alice-cert.pub"
+    told = params("alice")
+    monkeypatch.setattr(files, "entries", lambda *_: [{"path": f"{tmp_path}/lab/known_hosts", "content": "n1 key\n"}])
+    assert files.differences(None, told) == (
+        [f"{tmp_path}/lab/known_hosts is missing", f"{certificate} is missing"],
+        True,
+    )
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "known_hosts").write_text("n1 key\n")
+    assert files.differences(None, told) == ([f"{certificate} is missing"], False)
+    here = here._replace(uncertified=[], accounts={"alice": None})
+    assert files.differences(None, told).words[0].startswith("there is no user alice")
