@@ -17,17 +17,22 @@ description:
   - No rule outside of this table is read or changed. A port that the host's own rules close stays closed.
   - A service of systemd loads it at boot, and again when C(nftables.service) does so with the host's own rules. Without
     systemd it is loaded now, and again at the next run.
-  - Where C(nft) is not installed nothing is done, and RV(tools) says so.
+  - Where C(nft) is not installed nothing is done, and RV(tools) says so. With O(record), nftables is installed then.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
 options:
+  record:
+    description:
+      - The cluster record, as the role P(gpumesh.cluster.cluster#role) sets it. O(cluster), O(members), O(mesh_members) and
+        O(mesh_interface) are derived from it on the controller, and the port of its mesh is one of O(open_udp_ports).
+      - A host that is not one of its members is left as it is.
+    type: dict
   cluster:
-    description: The name of the cluster, after which the table is called.
+    description: The name of the cluster, after which the table is called. Required without O(record).
     type: str
-    required: true
   state:
-    description: V(absent) takes the table away, now and at boot.
+    description: V(absent) removes the table, now and at boot.
     type: str
     choices: [present, absent]
     default: present
@@ -82,6 +87,11 @@ options:
 """
 
 EXAMPLES = r"""
+- name: Close the ports of the cluster in the record
+  gpumesh.cluster.firewall:
+    record: "{{ cluster_record }}"
+    tcp_ports: ["2049", 6817-6819]
+
 - name: Close Slurm and NFS to others
   gpumesh.cluster.firewall:
     cluster: lab
@@ -91,7 +101,7 @@ EXAMPLES = r"""
     tcp_ports: ["2049", 6817-6819]
     open_udp_ports: ["51820"]
 
-- name: Take it away
+- name: Remove it
   gpumesh.cluster.firewall:
     cluster: lab
     state: absent
@@ -147,7 +157,8 @@ def main() -> None:
     texts = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
-            "cluster": {"type": "str", "required": True},
+            "record": {"type": "dict"},
+            "cluster": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "members": texts,
             "mesh_members": texts,
@@ -160,6 +171,7 @@ def main() -> None:
             "ssh_port": {"type": "int", "default": 22},
             "ssh_from": texts,
         },
+        required_one_of=[("cluster", "record")],
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module))

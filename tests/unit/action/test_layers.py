@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.action import cluster_member, layer_info, names, ssh_trust
+from ansible_collections.gpumesh.cluster.plugins.action import cluster_member, firewall, layer_info, names, ssh_trust
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 
@@ -27,7 +27,7 @@ def on_host(action: Any, arguments: dict[str, Any], result: dict[str, Any], **va
 
 def sent(action: Any, arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
     """The parameters of its module."""
-    played = on_host(action, arguments, {"changed": False}, **variables)
+    played = on_host(action, arguments, {"changed": False, "tools": True}, **variables)
     ((_module, parameters),) = played.ran
     return parameters
 
@@ -86,3 +86,54 @@ def test_what_all_hosts_have_registered_is_one_change_of_the_record() -> None:
     nothing = play(cluster_member.ActionModule, given, {}, {**variables, "ansible_play_batch": ["n2"]})
     assert (nothing.result, nothing.ran) == ({"changed": False}, [])
     assert sent(cluster_member, expected) == expected
+
+
+MESHED = {
+    **RECORD,
+    "mesh": {**RECORD["mesh"], "backend": "wireguard"},
+    "members": [
+        {**member, "mesh": {"address": f"10.99.0.{number}", "public_key": None}}
+        for number, member in enumerate(RECORD["members"], 1)
+    ],
+}
+RULES = {"tcp_ports": ["2049"], "open_udp_ports": ["53"]}
+
+
+def test_the_firewall_lets_the_members_in() -> None:
+    network = {"cluster": "lab", "members": ["10.0.0.1", "10.0.0.2"], "mesh_interface": "gpumesh0", **RULES}
+    assert sent(firewall, {"record": RECORD, **RULES}) == {**network, "mesh_members": []}
+    tunnels = {"mesh_members": ["10.99.0.1", "10.99.0.2"], "open_udp_ports": ["53", str(MESHED["mesh"]["port"])]}
+    assert sent(firewall, {"record": MESHED, **RULES}) == {**network, **tunnels}
+    # Machines that share only the mesh have no other address.
+    tailnet = [{**member, "address": member["mesh"]["address"]} for member in MESHED["members"]]
+    shared = {**MESHED, "members": tailnet, "subnet": MESHED["mesh"]["subnet"]}
+    assert sent(firewall, {"record": shared, **RULES})["members"] == []
+    assert sent(firewall, {"record": RECORD, "state": "absent", **RULES}) == {"cluster": "lab", "state": "absent"}
+    assert sent(firewall, {"cluster": "lab", "members": ["10.0.0.1"]}) == {"cluster": "lab", "members": ["10.0.0.1"]}
+
+
+def test_a_stranger_gets_no_firewall_and_is_rid_of_one() -> None:
+    stranger = {"inventory_hostname": "n9"}
+    played = play(firewall.ActionModule, {"record": RECORD}, {}, stranger)
+    assert (played.result, played.ran) == ({"changed": False}, [])
+    assert sent(firewall, {"record": RECORD, "state": "absent"}, **stranger)["state"] == "absent"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "check_mode", "runs"),
+    [
+        ({"record": RECORD}, False, ["firewall", "apt", "firewall"]),
+        ({"record": RECORD}, True, ["firewall"]),
+        ({"record": RECORD, "state": "absent"}, False, ["firewall"]),
+        ({"cluster": "lab", "members": ["10.0.0.1"]}, False, ["firewall"]),
+    ],
+)
+def test_nftables_is_installed_for_a_firewall_alone(
+    arguments: dict[str, Any], check_mode: bool, runs: list[str]
+) -> None:
+    missing, loaded = {"changed": check_mode, "tools": False}, {"changed": True, "tools": True}
+    results = {"gpumesh.cluster.firewall": [missing, loaded], "ansible.builtin.apt": [{"changed": True}]}
+    here = {"inventory_hostname": "n1", "ansible_facts": {"pkg_mgr": "apt"}}
+    played = play(firewall.ActionModule, arguments, results, here, check_mode)
+    assert [module.rpartition(".")[2] for module, _given in played.ran] == runs
+    assert played.result == (loaded if len(runs) > 1 else missing)

@@ -1,0 +1,32 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whom the firewall of a member lets in, from the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+
+
+def desired(record: model.Record, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the module firewall, of which ``options`` are those that the record does not say."""
+    if options.get("state") == "absent":
+        return {"cluster": record["name"], "state": "absent"}
+    mesh = record["mesh"]
+    meshed = mesh["backend"] != "none"
+    ends = [member["mesh"]["address"] for member in record["members"] if meshed and member["mesh"]]
+    # Machines that share only the mesh have no other address.
+    members = [member["address"] for member in record["members"] if member["address"] not in ends]
+    # Both sides of a tunnel may be the first to speak.
+    tunnels = [str(mesh["port"])] if meshed else []
+    return {
+        **options,
+        "cluster": record["name"],
+        "members": members,
+        "mesh_members": ends,
+        "mesh_interface": mesh["interface"],
+        "open_udp_ports": [*(options.get("open_udp_ports") or []), *tunnels],
+    }
