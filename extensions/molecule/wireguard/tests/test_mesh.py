@@ -316,6 +316,15 @@ def test_a_change_of_keys_without_all_members_is_refused() -> None:
     assert set(changed(output).values()) == {0}
 
 
+def test_a_change_of_keys_that_was_cut_off_is_finished_by_the_same_command(hosts: dict[str, Host]) -> None:
+    """A member has a key that is not in the record yet, and sessions with all others."""
+    key = "/etc/wireguard/gpumesh0.key"
+    hosts["w3"].check_output(f"umask 077 && wg genkey >{key} && wg set gpumesh0 private-key {key}")
+    play("-e", "mesh_rotate_keys=true")
+    wait_for_every_pair(hosts)
+    assert set(changed(play()).values()) == {0}
+
+
 def test_others_lose_no_packet_while_a_member_leaves_and_joins(hosts: dict[str, Host]) -> None:
     others = tuple(pair for pair in PAIRS if "w4" not in pair)
     with no_packet_lost(hosts, others):
