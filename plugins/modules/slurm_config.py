@@ -170,6 +170,10 @@ changed_files:
   type: list
   elements: str
   returned: always
+leftover:
+  description: Whether this host, which is not to serve, has the state of a controller, as when it was the manager before.
+  type: bool
+  returned: always
 definition:
   description: What the node declares of itself.
   type: str
@@ -215,6 +219,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outc
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.tenure import is_there
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -254,6 +259,7 @@ def work(module: AnsibleModule) -> Outcome:
             "reload": planned.reload,
             "node_changed": planned.node_changed,
             "redefined": planned.redefined,
+            "leftover": wanted is not None and not given["serve"] and is_there(given["state_folder"]),
             "changed_files": sorted(planned.write),
         },
         planned.before,

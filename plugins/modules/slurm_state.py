@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_state
-short_description: Carry the queue of a Slurm controller from one manager to another
+short_description: The queue of a Slurm controller, whose it is, and how it gets from one manager to another
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -15,6 +15,9 @@ description:
   - Packs the state of a stopped controller, returns it part by part, and puts it in place before the next one starts.
   - The state holds the scripts and the environments of jobs, and so whatever secrets users have put there. Use it only in
     tasks with C(no_log).
+  - A marker in the folder says of which cluster the state is, and in which tenures of which managers it has come about. A
+    tenure is the time in which one machine has managed the cluster, named by the generation of the record with which it
+    began.
   - Works with the rights of O(user), and takes nothing but plain files below O(folder) from the other manager.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -29,9 +32,12 @@ options:
     description:
       - V(packed) makes an archive of the state, in O(folder).
       - V(exported) returns a part of the archive.
-      - V(imported) takes a part, and after the last one puts the state in place, unless this host has a state already.
+      - V(imported) takes a part, and after the last one puts the state in place.
+      - V(inspected) says what is in O(folder), and changes nothing.
+      - V(marked) writes whose state it is.
+      - V(retired) empties O(folder). The controller has to be stopped, as for V(packed) and V(imported).
     type: str
-    choices: [packed, exported, imported]
+    choices: [packed, exported, imported, inspected, marked, retired]
     required: true
   part:
     description: Which part, from 0 on.
@@ -46,6 +52,20 @@ options:
   content:
     description: What V(exported) has returned as RV(content). Required for V(imported).
     type: str
+  cluster_id:
+    description: The id of the cluster that the state is of, as in the record. Required for V(marked).
+    type: str
+  machine:
+    description: The machine that has it. Required for V(marked).
+    type: str
+  tenures:
+    description: The generations with which the tenures began, oldest first. Required for V(marked).
+    type: list
+    elements: int
+  keep:
+    description: Have V(retired) move the state into a folder beside O(folder), named by the time at which it began.
+    type: bool
+    default: true
   folder:
     description: The controller's C(StateSaveLocation).
     type: path
@@ -81,6 +101,13 @@ EXAMPLES = r"""
     checksum: "{{ queue.checksum }}"
     content: "{{ first.content }}"
   no_log: true
+
+- name: Note whose it is
+  gpumesh.cluster.slurm_state:
+    state: marked
+    cluster_id: "{{ cluster_record.id }}"
+    machine: n2
+    tenures: [1, 9]
 """
 
 RETURN = r"""
@@ -97,20 +124,63 @@ content:
   type: str
   returned: O(state=exported)
 files:
-  description: The files that were put in place. Empty where a controller has run here before, and before the last part.
+  description: The files that were put in place. Empty before the last part.
   type: list
   elements: str
   returned: O(state=imported)
+used:
+  description: Whether a controller has written into the folder.
+  type: bool
+  returned: O(state=inspected)
+marker:
+  description: Whose state it is. Null where nothing says so.
+  type: dict
+  returned: O(state=inspected)
+  contains:
+    cluster:
+      description: The id of the cluster.
+      type: str
+    machine:
+      description: The machine that has, or had, the queue.
+      type: str
+    tenures:
+      description: The generations of the record with which the tenures began, oldest first.
+      type: list
+      elements: int
+accounting:
+  description: Whether the accounting of a former manager lies there and is still to be loaded.
+  type: bool
+  returned: O(state=inspected)
+node:
+  description: Whether the host is set up as a node of Slurm.
+  type: bool
+  returned: O(state=inspected)
+kept:
+  description: The folder into which the state was moved. Empty where there was none, or it was deleted.
+  type: str
+  returned: O(state=retired)
 """
+
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state, tenure
+
+_NODE = "/etc/slurm/node/slurmd.env"
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Do what the parameters say."""
+    wanted = module.params["state"]
+    if wanted in ("inspected", "marked", "retired"):
+        return settle(module)
+    return carry(module)
+
+
+def carry(module: AnsibleModule) -> Outcome:
+    """Pack the state, or give or take a part of it."""
     given = module.params
     folder, part, user = given["folder"], given["part"], given["user"]
     if given["state"] == "packed":
@@ -118,8 +188,6 @@ def work(module: AnsibleModule) -> Outcome:
         return Outcome(True, {"parts": packed.parts, "checksum": packed.checksum})
     if given["state"] == "exported":
         return Outcome(False, {"content": state.read_part(folder, part, user)})
-    if state.in_use(folder):
-        return Outcome(False, {"files": []})
     files = []
     if not module.check_mode:
         state.write_part(folder, part, given["content"], user)
@@ -128,19 +196,53 @@ def work(module: AnsibleModule) -> Outcome:
     return Outcome(True, {"files": files})
 
 
+def settle(module: AnsibleModule) -> Outcome:
+    """Say whose the state is, note it, or end it."""
+    given = module.params
+    folder, user = given["folder"], given["user"]
+    if given["state"] == "retired":
+        there = tenure.is_there(folder)
+        kept = tenure.retire(folder, given["keep"], user) if there and not module.check_mode else ""
+        return Outcome(there, {"kept": kept})
+    found = tenure.read(folder)
+    if given["state"] == "inspected":
+        values = {
+            "used": found.used,
+            "marker": found.marker._asdict() if found.marker else None,
+            "accounting": found.accounting,
+            "node": os.path.exists(_NODE),
+        }
+        return Outcome(False, values)
+    marker = tenure.Marker(given["cluster_id"], given["machine"], tuple(given["tenures"]))
+    if marker != found.marker and not module.check_mode:
+        tenure.mark(folder, marker, user)
+    return Outcome(marker != found.marker, {})
+
+
 def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["packed", "exported", "imported"], "required": True},
+            "state": {
+                "type": "str",
+                "choices": ["packed", "exported", "imported", "inspected", "marked", "retired"],
+                "required": True,
+            },
             "part": {"type": "int", "default": 0},
             "parts": {"type": "int"},
             "checksum": {"type": "str"},
             "content": {"type": "str", "no_log": True},
+            "cluster_id": {"type": "str"},
+            "machine": {"type": "str"},
+            "tenures": {"type": "list", "elements": "int"},
+            "keep": {"type": "bool", "default": True},
             "folder": {"type": "path", "default": "/var/lib/slurm/slurmctld"},
             "user": {"type": "str", "default": "slurm"},
         },
-        required_if=[("state", "imported", ("parts", "checksum", "content"))],
+        required_if=[
+            ("state", "imported", ("parts", "checksum", "content")),
+            ("state", "marked", ("cluster_id", "machine", "tenures")),
+        ],
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
 
@@ -66,7 +66,8 @@ def decide_removal(
     # A lost manager has nothing to hand over.
     handing = None
     if new_manager is not None and not manager_lost:
-        handing = manager if manager != new_manager else plan.former_manager(record)
+        former = derive.tenures(record)[:-1]
+        handing = manager if manager != new_manager else former[-1].machine if former else None
     return {"authority": manager, "former_manager": handing if handing in known else ""}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import re
 from typing import Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
@@ -25,6 +26,17 @@ class Seat(TypedDict):
     endpoint: Optional[str]
     gpus: int
     manager: bool
+
+
+class Tenure(NamedTuple):
+    """A time in which one machine has managed the cluster: from this generation of the record on."""
+
+    generation: int
+    machine: str
+
+
+#: What plan.hand_over writes into the history; other changes of the same generation may follow.
+_HANDED_OVER = re.compile(r"the manager is ([^\s;]+), it was ([^\s;]+)(?:;|$)")
 
 
 def cluster_address(record: Record, member: Member) -> str:
@@ -74,6 +86,19 @@ def digest(record: Record) -> str:
     """What stands for a record where the whole of it need not be sent: equal records have equal ones, and no others."""
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def tenures(record: Record) -> List[Tenure]:
+    """Who has managed the cluster and since when, by the history, oldest first: the last one manages it now."""
+    found: List[Tenure] = []
+    for entry in record["history"]:
+        match = _HANDED_OVER.match(entry["detail"]) if entry["change"] == "hand_over" else None
+        if match:
+            found = found or [Tenure(1, match.group(2))]
+            found.append(Tenure(entry["generation"], match.group(1)))
+    if found and found[-1].machine == record["manager"]:
+        return found
+    return [Tenure(1, record["manager"])]
 
 
 class Relation(NamedTuple):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import ipaddress
-import re
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -254,15 +253,6 @@ def hand_over(record: Record, new_manager: str) -> Draft:
     new["manager"] = new_manager
     detail = f"the manager is {new_manager}, it was {record['manager']}"
     return Draft(new, [Change("hand_over", detail, [record["manager"], new_manager])])
-
-
-def former_manager(record: Record) -> Optional[str]:
-    """Who handed the cluster over to the present manager, by the history; None where nobody did."""
-    for entry in reversed(record["history"]):
-        if entry["change"] == "hand_over":
-            match = re.match(r"the manager is ([^\s;]+), it was ([^\s;]+)(?:;|$)", entry["detail"])
-            return match.group(2) if match and match.group(1) == record["manager"] else None
-    return None
 
 
 def set_mesh(record: Record, mesh: Mapping[str, Any]) -> Draft:

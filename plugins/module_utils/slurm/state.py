@@ -28,7 +28,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import ac
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: Made by every slurmctld, so a folder with it has or had a controller.
-_SIGN = "clustername"
+SIGN = "clustername"
+#: Says whose state it is. Each machine writes its own.
+MARKER = "gpumesh.json"
 #: Lies in the folder itself, and is cleared away with it.
 ARCHIVE = "hand_over.gz"
 #: Bytes of the archive.
@@ -51,7 +53,7 @@ class Packed(NamedTuple):
 
 def in_use(folder: str) -> bool:
     """Whether a controller has written there."""
-    return os.path.lexists(os.path.join(folder, _SIGN))
+    return os.path.lexists(os.path.join(folder, SIGN))
 
 
 def pack(folder: str, user: str) -> Packed:
@@ -79,7 +81,7 @@ def _plain_files(folder: str) -> Iterator[str]:
         for name in sorted(names):
             path = os.path.join(parent, name)
             shown = os.path.relpath(path, folder)
-            if shown != ARCHIVE and stat.S_ISREG(os.lstat(path).st_mode):
+            if shown not in (ARCHIVE, MARKER) and stat.S_ISREG(os.lstat(path).st_mode):
                 yield shown
 
 
@@ -153,16 +155,16 @@ def _extract_all(archive: BinaryIO, folder: str) -> List[str]:
             raise HostStateError(f"{folder} has no room for the state of the former manager.", "Make room there.")
         if len(names) == _MOST_FILES:
             raise InputError(f"The state has more than {_MOST_FILES} files.", _AGAIN)
-        if name == _SIGN:
+        if name == SIGN:
             if size > _LONGEST_HEAD:
-                raise InputError(f"The state's {_SIGN} has {size} bytes.", _AGAIN)
+                raise InputError(f"The state's {SIGN} has {size} bytes.", _AGAIN)
             sign = archive.read(size)
         else:
             _extract(archive, folder, name, size)
         names.append(name)
     # What says that the state is there comes last: a hand-over that was cut off begins anew.
     if sign is not None:
-        with _created(folder, _SIGN) as stream:
+        with _created(folder, SIGN) as stream:
             stream.write(sign)
     return names
 
@@ -182,8 +184,8 @@ def _heads(archive: BinaryIO) -> Iterator[Tuple[str, int]]:
         if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise InputError(f"The state has {line[:60]!r} where a file begins.", _AGAIN)
         parts = name.split("/")
-        if name == ARCHIVE or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
-            raise InputError(f"The state holds {name!r}, which is outside of its folder.", _AGAIN)
+        if name in (ARCHIVE, MARKER) or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
+            raise InputError(f"The state holds {name!r}, which is not a name within it.", _AGAIN)
         yield name, size
 
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Members come, go and die while jobs run.
 
-The tests run in the order of the file; each leaves all nodes idle. In the end s1 has left.
+The tests run in the order of the file; each leaves all nodes idle. In the end s1 has left, and s2 manages.
 """
 
 from __future__ import annotations
@@ -188,11 +188,22 @@ def manages(lab: Lab) -> bool:
     return sorted(shown) == ["s2 idle", "s3 idle", "s4 idle"]
 
 
+HANDING = ("gpumesh.cluster.remove", "-e", "cluster_machine=s1", "-e", "cluster_new_manager=s4")
+
+
 @pytest.mark.once
 def test_a_rented_container_takes_over_as_manager_with_queue_and_accounting(lab: Lab) -> None:
+    """Cut off in between, the queue stays where it is, and nobody begins with an empty one."""
     history = sacct(lab, "s2")
     waiting = submit(lab, "hostname", "--hold")
-    run = lab.play("gpumesh.cluster.remove", "-e", "cluster_machine=s1", "-e", "cluster_new_manager=s4")
+    cut_off = lab.play(*HANDING, "-e", json.dumps({"slurm_conf": {"NoSuchOption": 1}}))
+    assert cut_off.code != 0
+    assert "NoSuchOption" in cut_off.words
+    run = lab.play(SLURM)
+    assert run.code != 0
+    assert "the queue and the accounting are still on s1" in run.words, run.output[-4000:]
+    assert supervised(lab)["slurmctld"] == "0"
+    run = lab.play(*HANDING)
     assert run.code == 0, run.output[-4000:]
     assert "0" not in supervised(lab).values()
     lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
@@ -216,6 +227,20 @@ def test_supervisord_keeps_the_managers_daemons_alive(lab: Lab) -> None:
 
 
 @pytest.mark.once
+def test_supervisord_restarts_daemons_that_are_older_than_what_they_read(lab: Lab) -> None:
+    """As a run leaves them that wrote the files and was cut off before the restarts."""
+    before = supervised(lab)
+    read = "/etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf /etc/slurm/node/slurm.conf"
+    lab.run("s4", "sh", "-c", f"touch {read}")
+    run = lab.play(SLURM, "--limit", "s4")
+    assert run.code == 0, run.output[-4000:]
+    after = supervised(lab)
+    assert "0" not in after.values()
+    assert {name for name in MANAGER if after[name] != before[name]} == {*MANAGER} - {"mariadb"}
+    lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
+
+
+@pytest.mark.once
 def test_a_rented_manager_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
     history = sacct(lab, "s2")
     subprocess.run(
@@ -228,6 +253,54 @@ def test_a_rented_manager_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
     lab.wait("s4 manages the others", lambda: manages(lab), PATIENCE)
     assert sorted(lab.run("s2", "srun", "--nodes=3", "hostname", timeout=PATIENCE).split()) == ["s2", "s3", "s4"]
     assert history <= sacct(lab, "s3")
+
+
+def remains(lab: Lab, machine: str) -> str:
+    """What a machine has of a controller."""
+    files = "/var/lib/slurm/slurmctld/* /var/lib/mysql/slurm_acct_db /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf"
+    return lab.run(machine, "sh", "-c", f"pidof slurmctld slurmdbd mariadbd; ls -d {files}", check=False)
+
+
+def hold(lab: Lab) -> str:
+    """A job that waits; its number."""
+    return lab.run("s3", "sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=hostname").strip()
+
+
+def queue(lab: Lab) -> set[str]:
+    return set(lab.run("s3", "squeue", "--noheader", "--format=%i").split())
+
+
+@pytest.mark.once
+def test_handed_over_and_back_the_queue_is_the_live_one(lab: Lab) -> None:
+    """Both stay members. An old queue that was left on one would come back with it."""
+    history, waiting = sacct(lab, "s3"), {hold(lab)}
+    for former, manager in (("s4", "s2"), ("s2", "s4")):
+        # The machine that is named left long ago.
+        run = lab.play(*HANDING[:3], "-e", f"cluster_new_manager={manager}")
+        assert run.code == 0, run.output[-4000:]
+        assert remains(lab, former) == ""
+        assert queue(lab) == waiting
+        assert history <= sacct(lab, "s3")
+        waiting.add(hold(lab))
+
+
+@pytest.mark.once
+def test_a_lost_manager_that_joins_again_is_an_ordinary_member(lab: Lab) -> None:
+    """Its own controller starts with it, and goes on with a queue that does not count any more."""
+    lab.stop("s4")
+    lost = ("-e", "cluster_machine=s4", "-e", "cluster_new_manager=s2", "-e", "cluster_manager_lost=true")
+    run = lab.play("gpumesh.cluster.remove", *lost, "-e", "ansible_ssh_timeout=5")
+    assert run.code == 0, run.output[-4000:]
+    waiting = {hold(lab)}
+    subprocess.run(["docker", "start", f"gpumesh-{lab.name}-s4"], check=True, capture_output=True, timeout=120)
+    lab.wait("s4 answers", lambda: listens("s4", 22), PATIENCE)
+    back = ("-e", "cluster_machines=s4", "-e", "cluster_trusted_copy=s2", "-e", "cluster_prove_subnet=false")
+    run = lab.play("gpumesh.cluster.join", *back)
+    assert run.code == 0, run.output[-4000:]
+    assert remains(lab, "s4") == ""
+    (kept,) = set(re.findall(r"kept in (/var/lib/slurm/slurmctld\.\w+)", run.words))
+    assert set(lab.run("s4", "ls", kept).split()) >= {"accounting.sql", "clustername", "job_state"}
+    assert queue(lab) == waiting
 
 
 def listens(machine: str, port: int) -> bool:

@@ -109,6 +109,7 @@ def packed(*files: tuple[object, object, bytes]) -> bytes:
         "a\n",
         "\0",
         state.ARCHIVE,
+        state.MARKER,
         7,
         None,
     ],

@@ -1,0 +1,157 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whose queue and accounting the manager's controller goes on with, and what becomes of older ones. Pure.
+
+By the record, the time of each manager is a tenure, which has begun with a generation. By the markers on the hosts, a state
+has come about in some of them. The manager goes on with a state of its own tenure, or takes over the one of the tenure
+before. It never begins with an empty queue while another machine may have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import tenure
+
+#: What the manager has to do before its controller starts, and what a machine does with a state whose time is over.
+GO_ON, MARK, TAKE = "go_on", "mark", "take"
+KEEP, DELETE = "keep", "delete"
+
+
+class Look(NamedTuple):
+    """What a machine has of a controller. ``node``: it is set up as a node of Slurm."""
+
+    used: bool
+    marker: tenure.Marker | None
+    node: bool
+
+
+class Succession(NamedTuple):
+    """What the manager does. ``former``: whom to ask first, else empty. ``tenures``: those of its state from then on.
+
+    ``retire``: what becomes of the state that it has; empty where that is the one to go on with.
+    """
+
+    action: str = GO_ON
+    refusal: str = ""
+    former: str = ""
+    tenures: Collection[int] = ()
+    retire: str = ""
+
+
+def read_look(result: object) -> Look | None:
+    """What the module slurm_state has found. None where it was not asked or did not answer; nothing is believed unread."""
+    if not isinstance(result, Mapping) or not isinstance(result.get("used"), bool):
+        return None
+    document = result.get("marker")
+    try:
+        marker = None if document is None else tenure.parse(document)
+    except ValueError:
+        return None
+    return Look(result["used"], marker, result.get("node") is True)
+
+
+def decide(
+    record: Record, own: Look, former: Look | None = None, handing: str = "", lost: bool = False, silence: str = ""
+) -> Succession:
+    """``own``: of the manager. ``former``: of the machine that managed before, ``silence``: why there is none of it.
+
+    ``handing``: that machine, where it has just ended its controller to hand it over. ``lost``: it is gone for ever.
+    """
+    *before, present = derive.tenures(record)
+    if _counts(record, own.marker):
+        return Succession()
+    stale = own.marker is not None
+    alone = Succession(MARK, tenures=[present.generation], retire=KEEP if stale else "")
+    if not before or lost:
+        return alone
+    asked = handing or before[-1].machine
+    if former is None and not silence:
+        return Succession(former=asked)
+    theirs = former if former is not None and _has(record, asked, former) else None
+    if theirs and handing:
+        return _take(record, own, theirs, asked)
+    # What an earlier version of this collection has left says nothing of itself.
+    unmarked = own.used and not stale
+    if unmarked and not (theirs and theirs.marker):
+        return alone
+    if theirs:
+        return Succession(refusal=_cut_off(record, present, asked))
+    if not own.used and not stale and (not (former.used or former.marker) if former else not own.node):
+        return alone
+    return Succession(refusal=_missing(record, present, asked, silence))
+
+
+def _take(record: Record, own: Look, former: Look, machine: str) -> Succession:
+    *before, present = derive.tenures(record)
+    known = {one.generation for one in before}
+    theirs = former.marker.tenures if former.marker else (_last(record, machine),)
+    # The former manager may say what it likes, but not of times that the record does not know.
+    tenures = [*(one for one in theirs if one in known), present.generation]
+    there = own.used or own.marker is not None
+    return Succession(TAKE, tenures=tenures, retire=_end(record, own, present.machine, tenures) if there else "")
+
+
+def leftover(record: Record, machine: str, own: Look, manager: Look | None) -> str:
+    """What becomes of the state of a machine that does not manage: whether the manager's has grown out of it.
+
+    Empty where the manager's is not known to be the one that counts; then nothing may become of it.
+    """
+    if manager is None:
+        return ""
+    if manager.marker is None:
+        # An earlier version of this collection has handed it over.
+        return DELETE if manager.used and own.marker is None else ""
+    if not _counts(record, manager.marker):
+        return ""
+    return _end(record, own, machine, manager.marker.tenures)
+
+
+def _counts(record: Record, marker: tenure.Marker | None) -> bool:
+    """Whether the manager's state is of its present time."""
+    present = derive.tenures(record)[-1].generation
+    return marker is not None and marker.cluster == record["id"] and present in marker.tenures
+
+
+def _end(record: Record, own: Look, machine: str, tenures: Collection[int]) -> str:
+    if own.marker is not None and own.marker.cluster != record["id"]:
+        return KEEP
+    return DELETE if (own.marker.generation if own.marker else _last(record, machine)) in tenures else KEEP
+
+
+def _last(record: Record, machine: str) -> int:
+    """The last tenure that has ended of this machine; 0 where there was none."""
+    return max((one.generation for one in derive.tenures(record)[:-1] if one.machine == machine), default=0)
+
+
+def _has(record: Record, machine: str, look: Look) -> bool:
+    """Whether it has the state of its last tenure."""
+    if look.marker is None:
+        return look.used
+    return (look.marker.cluster, look.marker.generation) == (record["id"], _last(record, machine))
+
+
+def _again(present: derive.Tenure) -> str:
+    return f"Run the playbook remove again with the variables of the hand-over (cluster_new_manager={present.machine})"
+
+
+def _cut_off(record: Record, present: derive.Tenure, former: str) -> str:
+    return (
+        f"{present.machine} manages cluster '{record['name']}' since generation {present.generation} of its record, and "
+        f"the queue and the accounting are still on {former}: the hand-over was cut off. Its controller is not started "
+        f"with an empty queue. {_again(present)}, which takes them over."
+    )
+
+
+def _missing(record: Record, present: derive.Tenure, former: str, silence: str) -> str:
+    why = f" ({silence})" if silence else ", and has not got them either"
+    return (
+        f"{present.machine} manages cluster '{record['name']}' since generation {present.generation} of its record, and "
+        f"has not got the queue and the accounting, which {former} had before{why}. Its controller is not started with an "
+        f"empty queue. Bring {former} back. {_again(present)}; where they are lost for good, add "
+        "cluster_manager_lost=true, and it begins with empty ones."
+    )
