@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
-from ansible.module_utils.parsing.convert_bool import boolean
-
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import job_environment, names, ssh_trust
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.drift import questions
 
@@ -19,15 +20,32 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         self.arguments(record=RECORD)
-        return self.module(
-            "gpumesh.cluster.layer_info",
-            questions(
-                self.record(),
-                self.machine,
-                ssh_users=self.option("ssh_trust", "users"),
-                ssh_port=int(self.option("ssh_trust", "port")),
-                serves_volumes=self.option("storage", "backend") == "nfs",
-                accounting=boolean(self.option("slurm", "accounting")),
-                volume_server=self.option("storage", "server"),
-            ),
+        record = self.record()
+        parameters: dict[str, Any] = {}
+        refused: dict[str, str] = {}
+        for layer, desired in self._layers(record).items():
+            try:
+                parameters[layer] = desired()
+            except InputError as error:
+                refused[layer] = error.message.rstrip(".")
+        storage = self.options("storage", "backend", "server")
+        asked = questions(
+            record,
+            self.machine,
+            serves_volumes=storage["backend"] == "nfs",
+            accounting=self.options("slurm", "accounting")["accounting"],
+            volume_server=storage["server"],
         )
+        result = self.module("gpumesh.cluster.layer_info", {**asked, "modules": parameters})
+        return {**result, "drift": {**refused, **result["drift"]}}
+
+    def _layers(self, record: model.Record) -> dict[str, Callable[[], dict[str, Any]]]:
+        """What derives the parameters of the modules of the layers, for this host."""
+        jobs = job_environment.OPTIONS
+        return {
+            "names": lambda: names.desired(record, self.machine),
+            "ssh": lambda: ssh_trust.desired(record, self.machine, **self.options("ssh_trust", "users", "port")),
+            "job environment": lambda: job_environment.desired(
+                record, self.machine, self.options("job_environment", *jobs)
+            ),
+        }

@@ -6,25 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-import yaml
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ROLES, HostAction
-
-
-@cache
-def specification(role: str) -> Mapping[str, Any]:
-    """The options of a role's entry point main, less what the play before it sets."""
-    path = ROLES / role / "meta" / "argument_specs.yml"
-    if not path.is_file():
-        raise InputError(f"There is no role gpumesh.cluster.{role}.", "Give the names of roles of this collection.")
-    options = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options") or {}
-    return {name: option for name, option in options.items() if name != "cluster_record"}
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction, specification
 
 
 class ActionModule(HostAction):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
@@ -14,10 +13,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files,
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import started_at, unread
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import block_in
+from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files as job_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files as ssh_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import automounts
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 NOT_SET_UP = "not set up"
 _RUNNING = ("active", "activating", "reloading")
@@ -27,6 +26,7 @@ _AT_BOOT = ("enabled", "enabled-runtime", "static", "generated", "alias", "linke
 LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Differences]] = {
     "names": names.differences,
     "ssh": ssh_files.differences,
+    "job environment": job_files.differences,
 }
 
 
@@ -35,36 +35,16 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.strip().encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def canonical(value: Any) -> str:
-    """JSON that is equal for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
 def difference(expected: Mapping[str, Any], text: Optional[str]) -> str:
     """What is wrong with one file, in words; nothing where it is right. ``text`` is None where there is none."""
     path = expected["path"]
     missing = f"{path} is missing"
     if text is None:
         return missing
-    if expected.get("marker"):
-        part = block_in(text, expected["marker"])
-        if part is None:
-            return f"{path} lacks our lines"
-        text = part
-    if expected.get("key"):
-        text = _value_in(text, expected["key"])
     right = (not expected.get("digest") or digest(text) == expected["digest"]) and (
         not expected.get("contains") or expected["contains"] in text
     )
     return "" if right else f"{path} differs"
-
-
-def _value_in(text: str, key: str) -> str:
-    try:
-        document = from_json(text)
-    except ValueError:
-        return ""
-    return canonical(document.get(key)) if isinstance(document, dict) else ""
 
 
 def parse_units(shown: str) -> Dict[str, Dict[str, str]]:
@@ -93,8 +73,8 @@ def service_differences(unit: str, properties: Mapping[str, str], reads: Sequenc
 
 
 def read_file(path: str) -> Optional[str]:
-    """The text, or None where there is none. A path may begin with ``~user``. Raises HostStateError for what is no file."""
-    current = host_files.read(os.path.expanduser(path))
+    """The text, or None where there is none. Raises HostStateError for what is not a file."""
+    current = host_files.read(path)
     return None if current.kind == host_files.ABSENT else current.text
 
 
@@ -141,5 +121,5 @@ def compare_modules(run: Runner, asked: Mapping[str, Mapping[str, Any]]) -> Dict
 
 
 def _in_words(words: Sequence[str], asked: int) -> str:
-    gone = [word for word in words if word.endswith((" is missing", " lacks our lines", " does not run"))]
+    gone = [word for word in words if word.endswith((" is missing", " does not run"))]
     return NOT_SET_UP if len(gone) == asked else ", ".join(words)

@@ -31,9 +31,7 @@ options:
     default: []
     suboptions:
       layer: {description: The layer that it belongs to., type: str, required: true}
-      path: {description: "Where it is. C(~user) is the home of a user.", type: str, required: true}
-      marker: {description: "Only the lines between this marker with C(BEGIN) and C(END) for C({mark}).", type: str}
-      key: {description: Only the value of this key of a JSON document., type: str}
+      path: {description: Where it is., type: str, required: true}
       digest: {description: SHA-256 of the text without the white space around it., type: str}
       contains: {description: A text that has to be in it., type: str}
       automounted:
@@ -108,8 +106,6 @@ def main() -> None:
     file_options = {
         "layer": name,
         "path": name,
-        "marker": text,
-        "key": {"type": "str", "no_log": False},
         "digest": text,
         "contains": text,
         "automounted": {"type": "bool", "default": False},

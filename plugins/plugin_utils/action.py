@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 
-ROLES = Path(__file__).resolve().parents[2] / "roles"
+_ROLES = Path(__file__).resolve().parents[2] / "roles"
 #: Options that the actions of the layers have in common.
 RECORD = {"type": "dict", "required": True}
 STATE = {"type": "str", "choices": ["present", "absent"], "default": "present"}
@@ -35,8 +36,13 @@ class ModuleFailedError(GpumeshError):
 
 
 @cache
-def _defaults(role: str) -> Mapping[str, Any]:
-    return dict(yaml.safe_load((ROLES / role / "defaults" / "main.yml").read_text(encoding="utf-8")))
+def specification(role: str) -> Mapping[str, Any]:
+    """The options of a role's entry point main, less what the play before it sets. Raises InputError."""
+    path = _ROLES / role / "meta" / "argument_specs.yml"
+    if not path.is_file():
+        raise InputError(f"There is no role gpumesh.cluster.{role}.", "Give the names of roles of this collection.")
+    options = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options") or {}
+    return {name: option for name, option in options.items() if name != "cluster_record"}
 
 
 class HostAction(ActionBase):
@@ -82,10 +88,17 @@ class HostAction(ActionBase):
         """A variable of the host, with its templates resolved."""
         return self._templar.template(self.variables[name]) if name in self.variables else default
 
-    def option(self, role: str, name: str) -> Any:
-        """An option of one of our roles as this host's run of the role sees it, where its default has no template."""
-        name = f"{role}_{name}"
-        return self.variable(name) if name in self.variables else _defaults(role)[name]
+    def options(self, role: str, *names: str) -> dict[str, Any]:
+        """Options of one of our roles, without its name before theirs, as a run of the role on this host has them.
+
+        Their defaults have no templates. Raises InputError for those that are not valid.
+        """
+        wanted = {f"{role}_{name}": specification(role)[f"{role}_{name}"] for name in names}
+        given = {name: self.variable(name) for name in wanted if name in self.variables}
+        result = ArgumentSpecValidator(wanted).validate(given, validate_role_argument_spec=True)
+        if result.error_messages:
+            raise InputError(" ".join(result.error_messages))
+        return {name: result.validated_parameters[f"{role}_{name}"] for name in names}
 
     def module(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Run a module on the host. Raises ModuleFailedError."""

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, canonical, digest
+from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, digest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import names, ssh_trust, storage
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import storage
 
 #: What each daemon reads when it starts. The roles restart one that is older.
 _NODE_FILES = ("slurmd.env", "slurm.conf", "cgroup.conf", "gres.conf")
@@ -32,13 +32,11 @@ _PEER_WORDS = (("added", "add"), ("removed", "remove"), ("updated", "update"))
 def questions(
     record: model.Record,
     machine: str,
-    ssh_users: Sequence[str] = ("root",),
-    ssh_port: int = ssh_trust.STANDARD_PORT,
     serves_volumes: bool = True,
     accounting: bool = True,
     volume_server: str = "kernel",
 ) -> dict[str, Any]:
-    """The parameters of the module layer_info for one member. The mesh is compared by the modules of its own."""
+    """Parameters of the module layer_info for one member: of the layers that do not compare it by themselves."""
     manager = derive.member_of(record, record["manager"])
     controller = derive.cluster_address(record, manager)
     manages = machine == record["manager"]
@@ -48,13 +46,8 @@ def questions(
     return {
         "files": [
             *_slurm(controller, manages),
-            *_jobs(record),
             *volumes,
         ],
-        "modules": {
-            "names": names.desired(record, machine),
-            "ssh": ssh_trust.desired(record, machine, ssh_users, ssh_port),
-        },
         "services": [{"layer": layer, "unit": f"{name}.service", "reads": _READS[name]} for layer, name in units],
     }
 
@@ -63,15 +56,6 @@ def _slurm(controller: str, manages: bool) -> list[dict[str, Any]]:
     own = [{"layer": "slurm", "path": "/etc/slurm/node/slurmd.env", "contains": f"--conf-server {controller}"}]
     served = [{"layer": "slurm", "path": "/etc/slurm/slurm.conf", "contains": f"({controller})"}]
     return own + (served if manages else [])
-
-
-def _jobs(record: model.Record) -> list[dict[str, Any]]:
-    members = {name: seat["address"] for name, seat in derive.seats(record).items()}
-    path = "/etc/gpumesh/job_environment.json"
-    return [
-        {"layer": "job environment", "path": path, "key": "members", "digest": digest(canonical(members))},
-        {"layer": "job environment", "path": "/etc/gpumesh/task_prolog"},
-    ]
 
 
 def _storage(record: model.Record, machine: str, server: str) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import command, job_folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command
+from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import folder as job_folder
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import parse_mountinfo
 
 LIMIT = 128 * 1024 * 1024

@@ -4,7 +4,7 @@
 """The firewall of a cluster's member as text for nft(8): a table of its own, beside whatever rules the host has.
 
 A packet has to get past every table, so this one cannot open what the host's own rules close. It closes the ports of
-the cluster's services to everybody who is no member, and leaves all other ports alone.
+the cluster's services to everybody but the members, and leaves all other ports alone.
 """
 
 from __future__ import annotations

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.action import cluster_member, firewall, layer_info, names, ssh_trust
+from ansible_collections.gpumesh.cluster.plugins.action import (
+    cluster_member,
+    firewall,
+    job_environment,
+    layer_info,
+    names,
+    ssh_trust,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 
@@ -53,15 +60,38 @@ def test_a_machine_that_is_not_a_member_is_refused() -> None:
     assert "'n9' is not a member of cluster 'lab'" in played.result["msg"]
 
 
+def asked(**variables: Any) -> dict[str, Any]:
+    played = on_host(layer_info, {"record": RECORD}, {"changed": False, "drift": {"munge": "x"}}, **variables)
+    assert set(played.result["drift"]) == {"munge"}
+    return played.ran[0][1]
+
+
 def test_the_host_is_compared_with_what_the_roles_are_told() -> None:
-    def asked(**variables: Any) -> set[str]:
-        given = sent(layer_info, {"record": RECORD}, **variables)
+    def paths(**variables: Any) -> set[str]:
+        given = asked(**variables)
         return {entry.get("path") or entry["unit"] for entry in (*given["files"], *given["services"])}
 
-    modules = sent(layer_info, {"record": RECORD}, ssh_trust_users=["root", "alice"])["modules"]
-    assert modules["names"] == sent(names, {"record": RECORD})
+    variables = {"ssh_trust_users": ["root", "alice"], "job_environment_dialects": ["torchrun"]}
+    told = {"dialects": ["torchrun"], "port_range": ["15000", "24999"]}
+    modules = asked(**variables, job_environment_rdma="false")["modules"]
+    assert modules["names"] == {"state": "present", **sent(names, {"record": RECORD})}
     assert modules["ssh"] == sent(ssh_trust, {"record": RECORD, "users": ["root", "alice"]})
-    assert asked() - asked(slurm_accounting="false") == {"slurmdbd.service"}
+    assert modules["job environment"] == sent(job_environment, {"record": RECORD, "rdma": False, **told})
+    assert paths() - paths(slurm_accounting="false") == {"slurmdbd.service"}
+
+
+def test_options_that_a_layer_would_refuse_are_what_differs() -> None:
+    found = {"changed": False, "drift": {"munge": "x"}}
+    wrong = {"ssh_trust_users": ["a b"], "job_environment_port_range": [9, 1]}
+    played = on_host(layer_info, {"record": RECORD}, found, **wrong)
+    assert set(played.result["drift"]) == {"munge", "ssh", "job environment"}
+    assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh"]
+    assert set(played.ran[0][1]["modules"]) == {"names"}
+
+
+def test_who_leaves_is_told_the_name_of_the_cluster_alone() -> None:
+    for action in (job_environment, ssh_trust):
+        assert sent(action, {"record": RECORD, "state": "absent"}) == {"cluster": "lab", "state": "absent"}
 
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43

@@ -15,9 +15,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files,
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 
-MARKER = "# {mark} gpumesh cluster lab"
-HOSTS = "# BEGIN gpumesh cluster lab\n10.99.0.1 n1 head\n10.99.0.2 n2\n# END gpumesh cluster lab\n127.0.0.1 localhost\n"
-
 
 @pytest.mark.parametrize(
     ("expected", "text", "words"),
@@ -28,12 +25,6 @@ HOSTS = "# BEGIN gpumesh cluster lab\n10.99.0.1 n1 head\n10.99.0.2 n2\n# END gpu
         ({"digest": layers.digest("a\nb")}, "a\nc\n", "/f differs"),
         ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.1 --conf", ""),
         ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.2 --conf", "/f differs"),
-        ({"marker": MARKER, "digest": layers.digest("10.99.0.1 n1 head\n10.99.0.2 n2")}, HOSTS, ""),
-        ({"marker": MARKER, "digest": layers.digest("10.99.0.1 n1")}, HOSTS, "/f differs"),
-        ({"marker": MARKER}, "127.0.0.1 localhost\n", "/f lacks our lines"),
-        ({"key": "members", "digest": layers.digest('{"a":1,"b":2}')}, '{"members": {"b": 2, "a": 1}}', ""),
-        ({"key": "members", "digest": layers.digest('{"a":1}')}, '{"members": {"a": 2}}', "/f differs"),
-        ({"key": "members", "digest": layers.digest('{"a":1}')}, "broken", "/f differs"),
     ],
 )
 def test_difference_of_a_file(expected: dict[str, Any], text: str | None, words: str) -> None:
@@ -80,7 +71,7 @@ def test_a_layer_without_anything_is_not_set_up(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_said_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    told = layers.compare(run, [{"layer": "ssh", "path": str(tmp_path / "pipe"), "marker": MARKER}], [])
+    told = layers.compare(run, [{"layer": "ssh", "path": str(tmp_path / "pipe")}], [])
     assert told == {"ssh": f"{tmp_path / 'pipe'} is a named pipe, and a file is to be there"}
 
 

@@ -26,7 +26,7 @@ def by_layer(questions: dict[str, Any]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for entry in (*questions["files"], *questions["services"]):
         found.setdefault(entry["layer"], set()).add(entry.get("path") or entry["unit"])
-    return {**found, **{layer: set() for layer in questions["modules"]}}
+    return found
 
 
 def test_the_manager_has_the_controller_besides() -> None:
@@ -35,7 +35,7 @@ def test_the_manager_has_the_controller_besides() -> None:
     assert {layer: paths for layer, paths in manager.items() if layer != "slurm"} == {
         layer: paths for layer, paths in member.items() if layer != "slurm"
     }
-    assert set(member) == {"names", "ssh", "munge", "slurm", "job environment"}
+    assert set(member) == {"munge", "slurm"}
     assert "slurmdbd.service" not in by_layer(drift.questions(made(), "n1", accounting=False))["slurm"]
 
 

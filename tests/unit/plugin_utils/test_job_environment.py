@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.job_environment import nccl_conf, rdma_devices, settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.job_environment import desired, settings
 
 RANGE = [15000, 24999]
-HCA = {"device": "mlx5_0", "port": 1, "state": "active"}
 
 
 def record(*sites: str, backend: str = "wireguard") -> Any:
@@ -35,58 +34,47 @@ def record(*sites: str, backend: str = "wireguard") -> Any:
 
 
 def test_addresses_and_interface_are_the_meshs() -> None:
-    document = settings(record("a", "a"), "n2", [], RANGE)
+    document = settings(record("a", "a"), "n2", RANGE)
     assert document["members"] == {"n1": "10.99.0.1", "n2": "10.99.0.2"}
     assert document["interface"] == "gpumesh0"
 
 
 def test_addresses_and_interface_are_the_subnets_where_there_is_no_mesh() -> None:
-    document = settings(record("a", backend="none"), "n1", [], RANGE)
+    document = settings(record("a", backend="none"), "n1", RANGE)
     assert (document["members"], document["interface"]) == ({"n1": "10.77.0.1"}, "eno1")
 
 
 def test_rdma_peers_are_those_of_the_same_site() -> None:
-    document = settings(record("a", "b", "a"), "n1", [{"rdma": HCA}], RANGE)
-    assert document["rdma"] == {"devices": ["mlx5_0:1"], "peers": ["n1", "n3"]}
+    document = settings(record("a", "b", "a"), "n1", RANGE)
+    assert document["rdma"] == {"devices": [], "peers": ["n1", "n3"]}
 
 
-def test_only_active_ports_count_and_each_once() -> None:
-    down = {"device": "mlx5_1", "port": 1, "state": "down"}
-    assert rdma_devices([{"rdma": HCA}, {"rdma": HCA}, {"rdma": down}, {"rdma": None}, {}]) == ["mlx5_0:1"]
-
-
-def test_rdma_can_be_left_out() -> None:
-    assert settings(record("a"), "n1", [{"rdma": HCA}], RANGE, rdma=False)["rdma"] == {"devices": [], "peers": []}
-
-
-@pytest.mark.parametrize(
-    ("sites", "interfaces", "lines"),
-    [
-        (("a", "a"), [], "NCCL_SOCKET_IFNAME==gpumesh0"),
-        (("a", "a"), [{"rdma": HCA}], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_HCA==mlx5_0:1"),
-        (("a", "b"), [{"rdma": HCA}], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_DISABLE=1"),
-    ],
-)
-def test_nccl_conf_says_only_what_is_true_towards_everyone(sites: Any, interfaces: Any, lines: str) -> None:
-    assert nccl_conf(settings(record(*sites), "n1", interfaces, RANGE)) == lines
+@pytest.mark.parametrize("logins", [True, False])
+def test_the_programs_are_sent_along(logins: bool) -> None:
+    options = {"port_range": RANGE, "dialects": ["torchrun"], "variables": {}, "rdma": False, "logins": logins}
+    sent = desired(record("a"), "n1", options)
+    assert (sent["cluster"], sent["machine"], sent["rdma"]) == ("lab", "n1", False)
+    assert sent["settings"] == settings(record("a"), "n1", RANGE, ["torchrun"])
+    programs = {"job_environment.bash", "job_epilog.sh", "task_prolog.py"}
+    assert set(sent["programs"]) == programs | ({"gpumesh_job.sh"} if logins else set())
 
 
 @pytest.mark.parametrize("ports", [[], [15000], [24999, 15000], [80, 90], [60000, 70000], [15000, 15000]])
 def test_what_is_no_range_of_ports_is_refused(ports: list[int]) -> None:
     with pytest.raises(InputError, match="job_environment_port_range"):
-        settings(record("a"), "n1", [], ports)
+        settings(record("a"), "n1", ports)
 
 
 @pytest.mark.parametrize("variables", [{"A B": "1"}, {"A": "1\n2"}, {"1A": "x"}, {"A=": "x"}])
 def test_a_variable_that_slurm_could_not_set_is_refused(variables: dict[str, str]) -> None:
     with pytest.raises(InputError, match="job_environment_variables"):
-        settings(record("a"), "n1", [], RANGE, variables=variables)
+        settings(record("a"), "n1", RANGE, variables=variables)
 
 
 def test_values_of_variables_are_text() -> None:
-    assert settings(record("a"), "n1", [], RANGE, variables={"A": 1})["variables"] == {"A": "1"}
+    assert settings(record("a"), "n1", RANGE, variables={"A": 1})["variables"] == {"A": "1"}
 
 
 def test_a_machine_that_is_no_member_is_refused() -> None:
     with pytest.raises(InputError, match="n9"):
-        settings(record("a"), "n9", [], RANGE)
+        settings(record("a"), "n9", RANGE)

@@ -19,8 +19,9 @@ from typing import Iterator, List, NamedTuple, Set
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
 
+PATH = "/run/gpumesh/jobs"
 UNIT_FOLDER = "/etc/systemd/system"
 _SOURCE = "gpumesh-jobs"
 #: Room for the hostfiles of thousands of steps. No more than this is lost to a job that fills it.
@@ -29,6 +30,8 @@ OPTIONS = "mode=1777,nosuid,nodev,noexec,size=128m,nr_inodes=32768"
 _HOSTFILE = re.compile(r"^[0-9]+(?:\.[0-9]+)?\.hosts$")
 _LARGEST_HOSTFILE = 16 * 1024 * 1024
 _SECONDS = 60
+#: Of capabilities(7); without it, nothing can be mounted.
+_CAP_SYS_ADMIN = 21
 
 
 class Host(NamedTuple):
@@ -51,6 +54,43 @@ class Plan(NamedTuple):
     def changed(self) -> bool:
         """Whether there is anything to do."""
         return any(self)
+
+
+class Result(NamedTuple):
+    """What was done, or would be. ``trouble``: why the folder stays as it is in a container that may not mount."""
+
+    changed: bool
+    trouble: str = ""
+    before: str = ""
+    after: str = ""
+
+
+def see_to(run: Runner, present: bool, check_mode: bool, path: str = PATH) -> Result:
+    """Have it, or have it gone. With systemd it is mounted at each boot, else by each run."""
+    systemd = os.path.isdir("/run/systemd/system")
+    host = read(path, parse_mountinfo(_text("/proc/self/mountinfo")), systemd)
+    plan, trouble = make_plan(path, host, present), ""
+    if plan.mount and not _may_mount():
+        trouble = "it lacks CAP_SYS_ADMIN."
+    elif plan.changed and not check_mode:
+        trouble = apply(run, plan, path)
+    if trouble:
+        trouble = f"Nothing can be mounted in this container, so a job can fill the file system of {path}: {trouble}"
+        return Result(False, trouble)
+    absent = f"# {path} is not mounted\n"
+    before = host.unit + ("" if host.mounted else absent)
+    after = (unit_text(path) if present and systemd else "") + ("" if present else absent)
+    return Result(plan.changed, "", before, after)
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        return stream.read()
+
+
+def _may_mount() -> bool:
+    found = re.search(r"(?m)^CapEff:\s*([0-9a-f]+)$", _text("/proc/self/status"))
+    return found is None or bool(int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def unit_name(path: str) -> str:

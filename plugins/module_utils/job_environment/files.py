@@ -1,0 +1,102 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files from which the jobs on this host get their environment."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment.host import Host, look, refuse_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+#: The programs of the role, with the path and the mode of each.
+_PROGRAMS = {
+    "job_environment.bash": ("/etc/gpumesh/job_environment.bash", None),
+    "task_prolog.py": ("/etc/gpumesh/task_prolog", "0755"),
+    "job_epilog.sh": ("/etc/gpumesh/job_epilog", "0755"),
+    "gpumesh_job.sh": ("/etc/profile.d/gpumesh_job.sh", None),
+}
+#: Isolated and without site-packages: it runs before each task, and nothing of the user's may change what it does.
+_INTERPRETERS = {"task_prolog.py": "#!/usr/bin/python3 -IS\n"}
+_SETTINGS = "/etc/gpumesh/job_environment.json"
+_TMPFILES = "/etc/tmpfiles.d/gpumesh-jobs.conf"
+_LIMITS = "/etc/security/limits.d/60-gpumesh.conf"
+_NCCL = "/etc/nccl.conf"
+_WRITTEN = "# Written by gpumesh.cluster.\n"
+
+
+def entries(params: Mapping[str, Any], host: Host) -> List[Dict[str, Any]]:
+    """What is wanted, for host_files. ``params``: the module's."""
+    settings = complete(params["settings"], host.rdma_devices if params["rdma"] else [])
+    programs = [
+        {"path": path, "content": _INTERPRETERS.get(name, "") + params["programs"][name], "mode": mode}
+        for name, (path, mode) in _PROGRAMS.items()
+        if name in params["programs"]
+    ]
+    gone = [
+        {"path": path, "state": "absent"} for name, (path, _mode) in _PROGRAMS.items() if name not in params["programs"]
+    ]
+    return [
+        {"path": "/etc/gpumesh", "state": "directory"},
+        {"path": _SETTINGS, "content": json.dumps(settings, indent=1) + "\n"},
+        *programs,
+        *gone,
+        # As /tmp: each user's task writes its hostfile there, and only its owner may remove it.
+        {
+            "path": _TMPFILES,
+            "content": f"{_WRITTEN}d /run/gpumesh 0755 root root -\nd {folder.PATH} 1777 root root 7d\n",
+        },
+        {"path": "/run/gpumesh", "state": "directory"},
+        {"path": folder.PATH, "state": "directory", "mode": "1777"},
+        # RDMA registers memory that may not be swapped: with the usual 8 MiB it fails. Slurm's tasks get it from slurmd.
+        # A container may not be allowed to raise the limit; there the file would only make each login log an error.
+        {
+            "path": _LIMITS,
+            "state": "file" if host.may_lock_memory else "absent",
+            "content": _WRITTEN
+            + "".join(f"{who} {kind} memlock unlimited\n" for who in ("*", "root") for kind in ("soft", "hard")),
+        },
+        # NCCL takes the first line of a name, so the lines of others, which stand before ours, win.
+        {
+            "path": _NCCL,
+            "state": "block",
+            "marker": host_files.marker(params["cluster"]),
+            "content": nccl_conf(settings),
+        },
+    ]
+
+
+def entries_gone(cluster: str) -> List[Dict[str, Any]]:
+    """The same once the layer is gone. The folder /etc/gpumesh may hold what other layers and clusters need."""
+    paths = [_SETTINGS, *(path for path, _mode in _PROGRAMS.values()), _TMPFILES, folder.PATH, _LIMITS]
+    lines = {"path": _NCCL, "state": "absent", "marker": host_files.marker(cluster)}
+    return [*({"path": path, "state": "absent"} for path in paths), lines]
+
+
+def complete(settings: Mapping[str, Any], devices: Any) -> Dict[str, Any]:
+    """The settings with the RDMA devices of this host. Without any, nobody is its peer."""
+    peers = settings["rdma"]["peers"] if devices else []
+    return {**settings, "rdma": {"devices": list(devices), "peers": peers}}
+
+
+def nccl_conf(settings: Mapping[str, Any]) -> str:
+    """Lines for /etc/nccl.conf, which holds outside jobs too: only what is true towards every member."""
+    lines = [f"NCCL_SOCKET_IFNAME=={settings['interface']}"]
+    rdma = settings["rdma"]
+    if rdma["devices"]:
+        everywhere = set(settings["members"]) <= set(rdma["peers"])
+        lines.append(f"NCCL_IB_HCA=={','.join(rdma['devices'])}" if everywhere else "NCCL_IB_DISABLE=1")
+    return "\n".join(lines)
+
+
+def differences(run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
+    """How this host differs from the parameters of the module."""
+    host = look(run, Tree())
+    refuse_ports(params["settings"], host.local_ports)
+    # Not the folder: whether a container may mount can be found out only by mounting.
+    return host_files.differences(entries(params, host))

@@ -1,0 +1,55 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What only the host itself knows of what its jobs need."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.iproute import ADDRESS_COMMAND, parse_addresses
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.kernel import may_lock_memory, read_local_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import rdma_of, read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import LocalPorts, Rdma
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree, read_nic
+
+
+class Host(NamedTuple):
+    """What there is."""
+
+    #: The ports that outgoing connections get, None where the kernel does not say.
+    local_ports: Optional[LocalPorts]
+    #: Whether the limit of locked memory can be lifted.
+    may_lock_memory: bool
+    #: The active RDMA ports as NCCL and UCX name them: DEVICE:PORT.
+    rdma_devices: Sequence[str]
+
+
+def look(run: Runner, tree: Tree) -> Host:
+    """Read it."""
+    ports = read_ports(tree)
+    names = [link["name"] for link in parse_addresses(run(ADDRESS_COMMAND).stdout)] if ports else []
+    devices = active_devices([rdma_of(name, read_nic(tree, name), ports) for name in names])
+    return Host(read_local_ports(tree), may_lock_memory(), devices)
+
+
+def active_devices(behind: Sequence[Optional[Rdma]]) -> List[str]:
+    """The active RDMA ports behind interfaces, each once. A bond and the interfaces in it share a device."""
+    active = [port for port in behind if port and port["state"] == "active"]
+    return list(dict.fromkeys(f"{port['device']}:{port['port']}" for port in active))
+
+
+def refuse_ports(settings: Mapping[str, Any], ports: Optional[LocalPorts]) -> None:
+    """Refuse a range in which an outgoing connection may be on a job's port. Raises HostStateError."""
+    low, high = settings["port_range"]
+    wanted = f"{low}-{high}"
+    if ports is None or high < ports["first"] or low > ports["last"] or wanted in ports["reserved"]:
+        return
+    raise HostStateError(
+        f"job_environment_port_range {wanted} lies in the kernel's ephemeral ports {ports['first']}-{ports['last']}, so "
+        "a job's MASTER_PORT may be taken.",
+        "Choose a range outside, or have the kernel spare it with the sysctl "
+        f"net.ipv4.ip_local_reserved_ports={wanted}.",
+    )

@@ -1,0 +1,148 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: job_environment
+short_description: Set the environment of the Slurm jobs on a node
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Installs Slurm's C(TaskProlog) and what it has to know about this node and the cluster, our lines of C(/etc/nccl.conf),
+    and the permission to lock memory.
+  - Mounts a small tmpfs over the folder for the hostfiles of jobs, C(/run/gpumesh/jobs), so that no job can fill the file
+    system that it is in. In a container that may not mount, the folder stays as it is, with a warning.
+  - Give O(record) and the options of the role P(gpumesh.cluster.job_environment#role), without its name. The other options
+    are derived from them on the controller.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+options:
+  state:
+    description: V(absent) removes all of it.
+    type: str
+    choices: [present, absent]
+    default: present
+  port_range:
+    description: The first and the last port that C(MASTER_PORT) is chosen from.
+    type: list
+    elements: int
+    default: [15000, 24999]
+  dialects:
+    description: Other platforms whose variables are set too.
+    type: list
+    elements: str
+    default: []
+  variables:
+    description: Variables of your own that every job gets.
+    type: dict
+    default: {}
+  rdma:
+    description: Whether jobs use the active RDMA devices.
+    type: bool
+    default: true
+  logins:
+    description: Whether the environment is set in logins into a job too. It becomes one of O(programs).
+    type: bool
+    default: true
+  cluster:
+    description: The name of the cluster.
+    type: str
+  machine:
+    description: The name of this host in the record.
+    type: str
+  settings:
+    description: What the programs read, without the devices of this host.
+    type: dict
+  programs:
+    description: The text of each program, by the name of its file in the role.
+    type: dict
+"""
+
+EXAMPLES = r"""
+- name: Set the environment of jobs
+  gpumesh.cluster.job_environment:
+    record: "{{ cluster_record }}"
+    dialects: [torchrun]
+    variables:
+      HF_HOME: /mnt/shared/huggingface
+"""
+
+RETURN = r"""
+paths:
+  description: The files that were changed, or would be in check mode.
+  type: list
+  elements: str
+  returned: success
+  sample: [/etc/gpumesh/job_environment.json]
+limited:
+  description: Whether the folder for the hostfiles is a file system of its own.
+  type: bool
+  returned: success
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files, folder, host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Look, refuse what cannot work, then write the files and mount the folder."""
+    given, check_mode = module.params, module.check_mode
+    if given["state"] == "absent":
+        limited = folder.see_to(run, present=False, check_mode=check_mode)
+        steps = host_files.see_to(files.entries_gone(given["cluster"]), check_mode)
+    else:
+        found = host.look(run, Tree())
+        host.refuse_ports(given["settings"], found.local_ports)
+        steps = host_files.see_to(files.entries(given, found), check_mode)
+        limited = folder.see_to(run, present=True, check_mode=check_mode)
+    if limited.trouble:
+        module.warn(limited.trouble)
+    before, after = host_files.as_diff(steps)
+    if limited.changed:
+        before, after = before + limited.before, after + limited.after
+    return Outcome(
+        bool(steps) or limited.changed,
+        {
+            "paths": [step.path for step in steps],
+            "limited": given["state"] == "present" and not limited.trouble,
+        },
+        before,
+        after,
+    )
+
+
+def main() -> None:
+    """The module's entry point."""
+    texts = {"type": "list", "elements": "str", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "dict"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "port_range": {"type": "list", "elements": "int", "default": [15000, 24999]},
+            "dialects": texts,
+            "variables": {"type": "dict", "default": {}},
+            "rdma": {"type": "bool", "default": True},
+            "logins": {"type": "bool", "default": True},
+            "cluster": {"type": "str"},
+            "machine": {"type": "str"},
+            "settings": {"type": "dict"},
+            "programs": {"type": "dict"},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module), host=module.params["machine"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the layer has on a node, with and without RDMA, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files, host
+
+SETTINGS = {
+    "cluster": "lab",
+    "members": {"n1": "10.99.0.1", "n2": "10.99.0.2"},
+    "interface": "gpumesh0",
+    "port_range": [15000, 24999],
+    "rdma": {"devices": [], "peers": ["n1", "n2"]},
+    "variables": {},
+}
+PROGRAMS = dict.fromkeys(("job_environment.bash", "task_prolog.py", "job_epilog.sh", "gpumesh_job.sh"), "text\n")
+PARAMS = {"cluster": "lab", "machine": "n1", "settings": SETTINGS, "programs": PROGRAMS, "rdma": True}
+PLAIN = host.Host(None, False, [])
+HCA = {"device": "mlx5_0", "port": 1, "state": "active"}
+
+
+def by_path(params: Any, node: host.Host) -> dict[str, Any]:
+    return {entry["path"]: entry for entry in files.entries(params, node)}
+
+
+def test_the_prolog_is_isolated_from_what_is_the_users() -> None:
+    prolog = by_path(PARAMS, PLAIN)["/etc/gpumesh/task_prolog"]
+    assert (prolog["content"], prolog["mode"]) == ("#!/usr/bin/python3 -IS\ntext\n", "0755")
+
+
+def test_a_program_that_is_not_wanted_goes() -> None:
+    login = "/etc/profile.d/gpumesh_job.sh"
+    without = {name: text for name, text in PROGRAMS.items() if name != "gpumesh_job.sh"}
+    assert by_path(PARAMS, PLAIN)[login]["content"] == "text\n"
+    assert by_path({**PARAMS, "programs": without}, PLAIN)[login] == {"path": login, "state": "absent"}
+
+
+def test_memory_may_be_locked_where_the_host_may_allow_it() -> None:
+    limits = "/etc/security/limits.d/60-gpumesh.conf"
+    assert by_path(PARAMS, PLAIN)[limits]["state"] == "absent"
+    assert by_path(PARAMS, PLAIN._replace(may_lock_memory=True))[limits]["state"] == "file"
+
+
+def test_all_of_it_goes_but_the_folder_of_other_layers() -> None:
+    there = {path for path, entry in by_path(PARAMS, PLAIN).items() if path not in ("/etc/gpumesh", "/run/gpumesh")}
+    gone = files.entries_gone("lab")
+    assert {entry["path"] for entry in gone} == there
+    assert {entry["state"] for entry in gone} == {"absent"}
+
+
+@pytest.mark.parametrize(
+    ("peers", "devices", "lines"),
+    [
+        (["n1", "n2"], [], "NCCL_SOCKET_IFNAME==gpumesh0"),
+        (["n1", "n2"], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_HCA==mlx5_0:1"),
+        (["n1"], ["mlx5_0:1"], "NCCL_SOCKET_IFNAME==gpumesh0\nNCCL_IB_DISABLE=1"),
+    ],
+)
+def test_nccl_conf_says_only_what_is_true_towards_everyone(peers: Any, devices: Any, lines: str) -> None:
+    params = {**PARAMS, "settings": {**SETTINGS, "rdma": {"devices": [], "peers": peers}}}
+    entries = by_path(params, PLAIN._replace(rdma_devices=devices))
+    assert entries["/etc/nccl.conf"]["content"] == lines
+    written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
+    assert written == {**SETTINGS, "rdma": {"devices": devices, "peers": peers if devices else []}}
+
+
+def test_rdma_can_be_left_out() -> None:
+    entries = by_path({**PARAMS, "rdma": False}, PLAIN._replace(rdma_devices=["mlx5_0:1"]))
+    written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
+    assert written["rdma"] == {"devices": [], "peers": []}
+
+
+def test_only_active_ports_count_and_each_once() -> None:
+    down: Any = {"device": "mlx5_1", "port": 1, "state": "down"}
+    hca: Any = HCA
+    assert host.active_devices([hca, hca, down, None]) == ["mlx5_0:1"]
+
+
+@pytest.mark.parametrize(
+    ("ports", "refused"),
+    [
+        (None, False),
+        ({"first": 32768, "last": 60999, "reserved": []}, False),
+        ({"first": 1024, "last": 14999, "reserved": []}, False),
+        ({"first": 20000, "last": 60999, "reserved": []}, True),
+        ({"first": 20000, "last": 60999, "reserved": ["15000-24999"]}, False),
+    ],
+)
+def test_a_port_that_an_outgoing_connection_may_have_is_refused(ports: Any, refused: bool) -> None:
+    if not refused:
+        host.refuse_ports(SETTINGS, ports)
+        return
+    with pytest.raises(HostStateError, match=r"15000-24999 .*20000-60999.*ip_local_reserved_ports=15000-24999"):
+        host.refuse_ports(SETTINGS, ports)
+
+
+def test_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {**PARAMS, "programs": {}}
+    monkeypatch.setattr(files, "look", lambda *_: PLAIN)
+    monkeypatch.setattr(files, "entries", lambda *_: [{"path": str(tmp_path / "settings"), "content": "{}\n"}])
+    assert files.differences(None, here) == ([f"{tmp_path}/settings is missing"], True)
+    (tmp_path / "settings").write_text("{}\n")
+    assert files.differences(None, here) == ([], False)
+    monkeypatch.setattr(
+        files, "look", lambda *_: PLAIN._replace(local_ports={"first": 1, "last": 9**5, "reserved": []})
+    )
+    with pytest.raises(HostStateError):
+        files.differences(None, here)
