@@ -15,9 +15,9 @@ description:
   - A damaged one is reported, with the reason and the last good copy, and does not hide the others.
   - A record of many members is long, and all members have the same. So each can be asked for a digest of it, and one of
     them for the whole.
+  - Of a host on which it cannot run it says why. That takes C(paramiko) where Ansible runs, and time only then.
 author:
   - The gpumesh authors (@gpumesh)
-  - Of a host on which it cannot run it says why. That takes C(paramiko) where Ansible runs, and time only then.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

@@ -303,7 +303,8 @@ def enrolled(
 ) -> list[dict[str, Any]]:
     """The members of a decision, with the addresses that their tailnet gave those who were enrolled.
 
-    Of those that are as the record has them, the name alone: that is sent to the manager at each run. ``addresses``: by machine; none where it is not logged in, as in check mode: such a one gets any free address.
+    Of those that are as the record has them, the name alone: that is sent to the manager at each run. ``addresses``: by
+    machine; none where it is not logged in, as in check mode: such a one gets any free address.
     Raises InputError for an address outside of the subnet.
     """
     subnet = str(decision["enrol_settings"]["subnet"])

@@ -62,8 +62,8 @@ class Operation(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Operation:
-        words, _, manager = text.partition("@")
-        name, _, machine = words.partition(":")
+        words, _at, manager = text.partition("@")
+        name, _at, machine = words.partition(":")
         if name not in OPERATIONS:
             raise ValueError(f"unknown operation '{name}'. Choose from {', '.join(OPERATIONS)}.")
         manager = manager or "c1"
@@ -135,9 +135,9 @@ class Kill(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Kill:
-        words, _, host = text.partition("@")
-        kind, _, moment = words.partition(":")
-        task, _, delay = moment.partition("+")
+        words, _sign, host = text.partition("@")
+        kind, _sign, moment = words.partition(":")
+        task, _sign, delay = moment.partition("+")
         if kind not in KILLS or not task.isdigit() or (kind in {"module", "host"} and host not in MACHINES):
             raise ValueError(
                 f"unknown kill '{text}'. Give boundary:TASK, controller:TASK+SECONDS, "
