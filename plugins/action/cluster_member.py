@@ -20,11 +20,10 @@ class ActionModule(HostAction):
         if registered is None:
             return self.module("gpumesh.cluster.cluster_member", given)
         members = self._returned(str(registered))
-        return (
-            self.module("gpumesh.cluster.cluster_member", {**given, "members": members})
-            if members
-            else {"changed": False}
-        )
+        # In check mode those who would join are not in the record, which would refuse them.
+        if not members or self.check_mode:
+            return {"changed": bool(members)}
+        return self.module("gpumesh.cluster.cluster_member", {**given, "members": members})
 
     def _returned(self, name: str) -> list[Any]:
         """What ``registration`` is in the variable of this name, for each host that is still in the play."""

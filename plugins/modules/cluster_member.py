@@ -42,7 +42,7 @@ options:
   registered:
     description:
       - The name of a variable that a task before has registered on the hosts of the play. The members are what each of
-        them has as C(registration) in it, and where none has any, nothing is done.
+        them has as C(registration) in it, and where none has any, nothing is done. In check mode the record is not asked.
       - The hosts are asked on the controller. Give it in place of O(members), with C(run_once).
     type: str
   new_manager:

@@ -115,6 +115,8 @@ def test_what_all_hosts_have_registered_is_one_change_of_the_record() -> None:
     assert sent(cluster_member, given, **variables) == expected
     nothing = play(cluster_member.ActionModule, given, {}, {**variables, "ansible_play_batch": ["n2"]})
     assert (nothing.result, nothing.ran) == ({"changed": False}, [])
+    would = play(cluster_member.ActionModule, given, {}, variables, check_mode=True)
+    assert (would.result, would.ran) == ({"changed": True}, []), "who would join is not in the record yet"
     assert sent(cluster_member, expected) == expected
 
 
