@@ -156,7 +156,7 @@ class Session:
         """One experiment with the way to it."""
         started = time.monotonic()
         folder = f"{number:03}-{experiment.operation}-{experiment.kill}"
-        hit, failure = False, ""
+        hit, failure = "", ""
         try:
             self.reach(experiment.operation)
             hit = self.chaos.experiment(experiment, folder)
@@ -164,7 +164,7 @@ class Session:
             failure = str(error)
         result = Result(experiment, time.monotonic() - started, hit, failure)
         self.results.append(result)
-        word = "FAILED" if failure else "converged" if hit else "was over before"
+        word = "FAILED" if failure else f"converged, in '{hit}'" if hit else "was over before"
         print(
             f"{number:4}  {experiment.operation}, killed at {experiment.kill}: {word} ({result.seconds:.0f} s)",
             flush=True,

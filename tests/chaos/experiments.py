@@ -26,13 +26,13 @@ VOLUMES = {
 #: About where among its tasks an operation begins to change hosts, and where it ends to. Where none was recorded, moments
 #: are drawn from these.
 TASKS = {
-    "create": range(34, 180),
-    "join": range(34, 180),
-    "remove": range(22, 145),
-    "hand-over": range(22, 230),
-    "delete": range(20, 110),
-    "mesh-keys": range(27, 40),
-    "munge-key": range(28, 50),
+    "create": range(38, 149),
+    "join": range(34, 150),
+    "remove": range(23, 138),
+    "hand-over": range(23, 200),
+    "delete": range(29, 100),
+    "mesh-keys": range(32, 44),
+    "munge-key": range(28, 45),
     "storage": range(23, 30),
 }
 

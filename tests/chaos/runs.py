@@ -28,7 +28,7 @@ class Result(NamedTuple):
 
     experiment: Experiment
     seconds: float
-    hit: bool
+    hit: str
     failure: str = ""
 
 
@@ -45,6 +45,12 @@ class Steps:
         # A line may be half there.
         whole = self.path.read_text(encoding="utf-8").rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines()]
+
+    @property
+    def last(self) -> str:
+        """The task that runs, by name: its number changes with the roles."""
+        names = [str(line["name"]) for line in self.lines() if "task" in line]
+        return names[-1] if names else ""
 
     @property
     def started(self) -> int:
@@ -140,8 +146,11 @@ class Chaos:
         self.cluster.prove(died="")
         return play.steps.tasks()
 
-    def experiment(self, experiment: Experiment, folder: str) -> bool:
-        """Kill it, run it again, prove it, run it once more. False when it was over before it could be killed."""
+    def experiment(self, experiment: Experiment, folder: str) -> str:
+        """Kill it, run it again, prove it, run it once more.
+
+        The name of the task in which it was killed; empty when it was over before it could be.
+        """
         logs = self._folder(folder)
         operation, kill = experiment
         self.cluster.start_jobs(operation)
@@ -161,12 +170,13 @@ class Chaos:
             raise ProofError(f"the third run changed something: {again.steps.changed()}:\n{again.output[-2500:]}")
         return hit
 
-    def _killed(self, operation: Operation, kill: Kill, log: Path) -> bool:
+    def _killed(self, operation: Operation, kill: Kill, log: Path) -> str:
         command = self.cluster.command(operation)
+        play = Play(command, log.with_suffix(".log"), die_at=kill.task if kill.kind == "boundary" else 0)
         if kill.kind == "boundary":
-            return Play(command, log.with_suffix(".log"), die_at=kill.task).wait() < 0
-        play = Play(command, log.with_suffix(".log"))
+            return play.steps.last if play.wait() < 0 else ""
         hit = play.await_moment(kill)
+        task = play.steps.last
         if hit and kill.kind == "controller":
             play.kill()
         elif hit and kill.kind == "host":
@@ -174,7 +184,7 @@ class Chaos:
         elif hit:
             hit = self._kill_module(play, kill.host)
         play.wait()
-        return hit
+        return task if hit else ""
 
     def _kill_module(self, play: Play, host: str) -> bool:
         while play.process.poll() is None:
