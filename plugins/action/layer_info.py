@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import job_environment, names, ssh_trust
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import job_environment, names, ssh_trust, storage
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.drift import questions
 
@@ -28,13 +28,10 @@ class ActionModule(HostAction):
                 parameters[layer] = desired()
             except InputError as error:
                 refused[layer] = error.message.rstrip(".")
-        storage = self.options("storage", "backend", "server")
         asked = questions(
             record,
             self.machine,
-            serves_volumes=storage["backend"] == "nfs",
             accounting=self.options("slurm", "accounting")["accounting"],
-            volume_server=storage["server"],
         )
         result = self.module("gpumesh.cluster.layer_info", {**asked, "modules": parameters})
         return {**result, "drift": {**refused, **result["drift"]}}
@@ -48,4 +45,5 @@ class ActionModule(HostAction):
             "job environment": lambda: job_environment.desired(
                 record, self.machine, self.options("job_environment", *jobs)
             ),
+            "storage": lambda: storage.desired(record, self.machine, **self.options("storage", "backend", "server")),
         }

@@ -94,20 +94,24 @@ def see_to(entries: Sequence[Mapping[str, Any]], check_mode: bool) -> List[Step]
 
     All of them are checked before the first is changed.
     """
-    wanted = parse(entries)
-    planned = (plan(each, read(each.path), owner_ids(each)) for each in wanted)
-    steps = [step for step in planned if step is not None]
+    steps = plan_all(entries)
     if not check_mode:
         for step in steps:
             apply(step)
     return steps
 
 
+def plan_all(entries: Sequence[Mapping[str, Any]]) -> List[Step]:
+    """The changes that the entries need on this host. Raises GpumeshError."""
+    planned = (plan(each, read(each.path), owner_ids(each)) for each in parse(entries))
+    return [step for step in planned if step is not None]
+
+
 def differences(entries: Sequence[Mapping[str, Any]]) -> Differences:
     """How the host differs from the entries. Changes nothing."""
     places = {entry.path: entry for entry in parse(entries)}
     words, missing = [], 0
-    for step in see_to(entries, check_mode=True):
+    for step in plan_all(entries):
         wanted = places[step.path]
         if step.kind == ABSENT:
             words.append(f"{step.path} is no longer wanted")
@@ -120,7 +124,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Differences:
         else:
             words.append(f"{step.path} differs")
     contents = sum(entry.state in (FILE, BLOCK) for entry in places.values())
-    return Differences(words, missing == contents)
+    return Differences(words, 0 < contents == missing)
 
 
 def parse(entries: Sequence[Mapping[str, Any]]) -> List[Wanted]:

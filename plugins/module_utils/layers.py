@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import star
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files as job_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files as ssh_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import automounts
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 NOT_SET_UP = "not set up"
@@ -27,6 +27,7 @@ LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Difference
     "names": names.differences,
     "ssh": ssh_files.differences,
     "job environment": job_files.differences,
+    "storage": mounts.differences,
 }
 
 
@@ -81,13 +82,11 @@ def read_file(path: str) -> Optional[str]:
 def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[Mapping[str, Any]]) -> Dict[str, str]:
     """What differs, in words, by layer. Where nothing of a layer is there, it is not set up.
 
-    Services are compared where systemd runs them, its automounts where it can have some.
+    Services are compared where systemd runs them.
     """
     found: Dict[str, List[str]] = {}
     asked: Dict[str, int] = {}
     for expected in files:
-        if expected.get("automounted") and not automounts():
-            continue
         asked[expected["layer"]] = asked.get(expected["layer"], 0) + 1
         try:
             words = difference(expected, read_file(expected["path"]))

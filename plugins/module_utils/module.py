@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -25,6 +25,27 @@ class Outcome(NamedTuple):
     before: str = ""
     after: str = ""
     diff_header: str = ""
+
+
+class Part(NamedTuple):
+    """One of the things that a layer has on a host: whether it differs, how it is and will be, and what brings it about.
+
+    ``apply`` may have something to do where nothing differs: an earlier run may have been cut off.
+    """
+
+    changed: bool
+    before: str
+    after: str
+    apply: Callable[[], None]
+
+
+def bring_about(parts: Sequence[Part], values: Dict[str, Any], look_only: bool) -> Outcome:
+    """Apply the parts one after the other, unless this is a look; ``values`` are the return keys."""
+    if not look_only:
+        for part in parts:
+            part.apply()
+    before, after = ("".join(texts) for texts in zip(*((part.before, part.after) for part in parts)))
+    return Outcome(any(part.changed for part in parts), values, before, after)
 
 
 def exit_with(

@@ -10,12 +10,13 @@ from typing import Dict, List, NamedTuple
 
 
 class Mounted(NamedTuple):
-    """One line of /proc/self/mountinfo."""
+    """One line of /proc/self/mountinfo. ``options`` are those of its file system."""
 
     point: str
     filesystem: str
     source: str
     read_only: bool
+    options: List[str]
 
 
 def parse_mountinfo(text: str) -> List[Mounted]:
@@ -25,8 +26,9 @@ def parse_mountinfo(text: str) -> List[Mounted]:
         left, separator, right = line.partition(" - ")
         fields, more = left.split(), right.split()
         if separator and len(fields) >= 6 and len(more) >= 2:
-            options = [*fields[5].split(","), *(more[2].split(",") if len(more) > 2 else [])]
-            found.append(Mounted(unescaped(fields[4]), more[0], unescaped(more[1]), "ro" in options))
+            options = more[2].split(",") if len(more) > 2 else []
+            read_only = "ro" in [*fields[5].split(","), *options]
+            found.append(Mounted(unescaped(fields[4]), more[0], unescaped(more[1]), read_only, options))
     return found
 
 

@@ -34,10 +34,6 @@ options:
       path: {description: Where it is., type: str, required: true}
       digest: {description: SHA-256 of the text without the white space around it., type: str}
       contains: {description: A text that has to be in it., type: str}
-      automounted:
-        description: It is compared only where systemd can mount at first use, which it cannot in a container.
-        type: bool
-        default: false
   services:
     description: Units that have to run, now and at boot. They are not compared where systemd is not the service manager.
     type: list
@@ -108,7 +104,6 @@ def main() -> None:
         "path": name,
         "digest": text,
         "contains": text,
-        "automounted": {"type": "bool", "default": False},
     }
     module = AnsibleModule(
         argument_spec={

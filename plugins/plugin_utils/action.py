@@ -8,6 +8,7 @@ The one place where our errors meet Ansible's actions, as module.py is for modul
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -107,21 +108,25 @@ class HostAction(ActionBase):
             raise ModuleFailedError(result)
         return dict(result)
 
+    @functools.cached_property
+    def package_manager(self) -> str:
+        """The module of the host that installs packages, such as apt."""
+        facts = self.variables.get("ansible_facts", {})
+        if "pkg_mgr" not in facts:
+            facts = self.module("ansible.builtin.setup", {"gather_subset": ["!all", "!min", "pkg_mgr"]})[
+                "ansible_facts"
+            ]
+        return str(facts.get("pkg_mgr", facts.get("ansible_pkg_mgr")))
+
     def install(self, packages: Sequence[str]) -> bool:
         """Install packages with what the host has for that; whether anything changed.
 
         Debian starts what it installs. Without a configuration, or in a container behind supervisord's back, that fails:
         status 101 of a policy-rc.d forbids it.
         """
-        facts = self.variables.get("ansible_facts", {})
-        if "pkg_mgr" not in facts:
-            facts = self.module("ansible.builtin.setup", {"gather_subset": ["!all", "!min", "pkg_mgr"]})[
-                "ansible_facts"
-            ]
-        manager = facts.get("pkg_mgr", facts.get("ansible_pkg_mgr"))
         arguments: dict[str, Any] = {"name": list(packages), "state": "present"}
-        if manager == "apt":
+        if self.package_manager == "apt":
             arguments.update(
                 install_recommends=False, policy_rc_d=101, update_cache=True, cache_valid_time=3600, lock_timeout=300
             )
-        return bool(self.module(f"ansible.builtin.{manager}", arguments).get("changed"))
+        return bool(self.module(f"ansible.builtin.{self.package_manager}", arguments).get("changed"))

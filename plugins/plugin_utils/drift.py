@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, digest
+from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import storage
 
 #: What each daemon reads when it starts. The roles restart one that is older.
 _NODE_FILES = ("slurmd.env", "slurm.conf", "cgroup.conf", "gres.conf")
@@ -32,9 +31,7 @@ _PEER_WORDS = (("added", "add"), ("removed", "remove"), ("updated", "update"))
 def questions(
     record: model.Record,
     machine: str,
-    serves_volumes: bool = True,
     accounting: bool = True,
-    volume_server: str = "kernel",
 ) -> dict[str, Any]:
     """Parameters of the module layer_info for one member: of the layers that do not compare it by themselves."""
     manager = derive.member_of(record, record["manager"])
@@ -42,12 +39,8 @@ def questions(
     manages = machine == record["manager"]
     daemons = ["slurmd", *(["slurmctld"] if manages else []), *(["slurmdbd"] if manages and accounting else [])]
     units = [("munge", "munge"), *(("slurm", name) for name in daemons)]
-    volumes = _storage(record, machine, volume_server) if serves_volumes else []
     return {
-        "files": [
-            *_slurm(controller, manages),
-            *volumes,
-        ],
+        "files": _slurm(controller, manages),
         "services": [{"layer": layer, "unit": f"{name}.service", "reads": _READS[name]} for layer, name in units],
     }
 
@@ -56,20 +49,6 @@ def _slurm(controller: str, manages: bool) -> list[dict[str, Any]]:
     own = [{"layer": "slurm", "path": "/etc/slurm/node/slurmd.env", "contains": f"--conf-server {controller}"}]
     served = [{"layer": "slurm", "path": "/etc/slurm/slurm.conf", "contains": f"({controller})"}]
     return own + (served if manages else [])
-
-
-def _storage(record: model.Record, machine: str, server: str) -> list[dict[str, Any]]:
-    found: list[tuple[str, str, bool]] = []
-    for mount in storage.mounts(record, machine):
-        unit = f"/etc/systemd/system/{mount['unit']}"
-        found += [(f"{unit}.mount", mount["mount"], True), (f"{unit}.automount", mount["automount"], True)]
-    exports = storage.exports(record, machine, server)
-    if exports:
-        found.append((storage.exports_path(record, server), exports, False))
-    return [
-        {"layer": "storage", "path": path, "digest": digest(text), "automounted": automounted}
-        for path, text, automounted in found
-    ]
 
 
 def drift(record: model.Record, machine: str, states: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -12,16 +12,22 @@ is unmounted while its server can still be reached.
 
 from __future__ import annotations
 
+import posixpath
 import string
 import uuid
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import marker
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import EXTERNAL, SERVED
 
 #: What systemd leaves as it is in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
 _UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
+
+_PROGRAMS = ("kernel", "ganesha")
+_GANESHA_CONFIG = "/etc/ganesha/ganesha.conf"
 
 #: ganesha numbers its exports from 1, in 16 bits.
 _EXPORT_IDS = 65534
@@ -70,6 +76,56 @@ class External(TypedDict):
     mount_point: str
     filesystem: str | None
     read_only: bool
+
+
+def desired(record: model.Record, machine: str, backend: str = "nfs", server: str = "kernel") -> dict[str, Any]:
+    """The parameters of the module storage on one machine. Raises InputError for a volume that the backend cannot have."""
+    volumes = _volumes(record)
+    if backend == "external" and volumes:
+        raise InputError(
+            f"storage_backend is external, and volume {', '.join(volume['name'] for volume in volumes)} has a server.",
+            "Take server and path out of storage_volumes, or set storage_backend=nfs.",
+        )
+    served = [volume for volume in volumes if backend == "nfs" and volume["server"] == machine]
+    text = exports(record, machine, server) if backend == "nfs" else ""
+    return {
+        "cluster": record["name"],
+        "server": server,
+        "serves": bool(text),
+        "folders": [_folder(volume) for volume in served],
+        "files": _export_files(record, server, text),
+        "exports": {program: exports_path(record, program) for program in _PROGRAMS},
+        "quotas": [{key: volume[key] for key in ("name", "path", "quota")} for volume in served if volume["quota"]],
+        "mounts": mounts(record, machine) if backend == "nfs" else [],
+        "external": external(record) if backend != "none" else [],
+    }
+
+
+def _folder(volume: dict[str, Any]) -> dict[str, Any]:
+    """Whoever owns the data decides who else may read it: a folder that is there keeps its permissions, unless the volume
+    says which ones. A new one is for all users, as /tmp is, since nobody but root could use it otherwise, and root of the
+    other members is nobody here."""
+    given = {key: volume[key] for key in ("path", "owner", "group", "mode")}
+    return {**given, "state": "directory", "new_mode": "1777"}
+
+
+def _export_files(record: model.Record, server: str, text: str) -> list[dict[str, Any]]:
+    files: list[dict[str, Any]] = []
+    for program in _PROGRAMS:
+        path, serves = exports_path(record, program), bool(text) and program == server
+        if serves and program == "kernel":
+            files.append({"path": posixpath.dirname(path), "state": "directory"})
+        files.append({"path": path, "content": text, "mode": "0644"} if serves else {"path": path, "state": "absent"})
+        if program == "ganesha":
+            files.append(
+                {
+                    "path": _GANESHA_CONFIG,
+                    "marker": marker(record["name"]),
+                    "state": "block" if serves else "absent",
+                    "content": f'%include "{path}"',
+                }
+            )
+    return files
 
 
 def unit_name(path: str) -> str:

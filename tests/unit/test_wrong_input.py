@@ -24,7 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import ru
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailscale, wireguard
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accounts, conf, hostlist
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import quota
+from ansible_collections.gpumesh.cluster.plugins.module_utils.units import size_of
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import storage
 from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
 
@@ -203,7 +203,7 @@ TEXTS: list[tuple[str, Callable[[Any], Any], tuple[Any, ...]]] = [
     ("split_endpoint", wireguard.split_endpoint, ("gw.example.com:51820", "[2001:db8::1]:51820")),
     ("expand", hostlist.expand, ("n[1-3,5],m", "a[01-03]b[1-2]")),
     ("compress", lambda text: hostlist.compress(text.split()), ("n1 n2 n03",)),
-    ("size_of", lambda text: quota.size_of("data", text), ("500G", "1.5TiB")),
+    ("size_of", lambda text: size_of("data", text), ("500G", "1.5TiB")),
     ("value_text", lambda text: conf.value_text("Key", text), ("a,b",)),
     ("check_key", conf.check_key, ("SlurmctldPort",)),
     ("conf.parse", conf.parse, ("ClusterName=lab\nNodeName=n[1-3] CPUs=2 # x\nInclude /etc/x\n",)),

@@ -106,7 +106,7 @@ def of_fstab(text: str) -> None:
 
 def of_projects(text: str) -> None:
     projid, _rule, projects = text.partition("---\n")
-    found = quota.Files(projid, projects)
+    found = quota.Files(*(host_files.Current(host_files.FILE, part) for part in (projid, projects)))
     quota.parse(found, "lab")
     quota.number_for("lab", "data", found)
 
@@ -252,6 +252,7 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         ("gpumesh.lab.data:1500000000\nother:7\n---\n1500000000:/srv/data\n7:/x\n",),
         nothing,
     ),
+    ("quotas", quota.parse_usage, fixtures("storage", "xfs_quota/*.txt"), nothing),
     ("block", lambda text: host_files.block_in(text, "# {mark} ours"), ("x\n# BEGIN ours\ny\n# END ours\n",), nothing),
     ("collectives", collective.parse_text, fixtures("collective", "*.txt"), nothing),
     ("file of collectives", collective.parse_json, fixtures("collective", "*.json"), nothing),

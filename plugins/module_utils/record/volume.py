@@ -13,7 +13,7 @@ import re
 from typing import Any, Callable, Dict, Mapping, Sequence, cast
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import quota
+from ansible_collections.gpumesh.cluster.plugins.module_utils.units import size_of
 
 RECOVERIES = ("soft", "hard")
 LINKS = ("fast", "lan", "tunnel", "userspace")
@@ -112,7 +112,7 @@ def _mount_options(key: str, value: object) -> None:
 
 def _size(key: str, value: object) -> None:
     try:
-        quota.size_of("", str(value))
+        size_of("", str(value))
     except InputError as failure:
         raise ValueError(
             f"{key} is {value!r}, expected a size in binary units, such as 500G, 1.5T or 2TiB"

@@ -5,12 +5,16 @@
 that each run of the playbook sees to.
 
 The lines say ``noauto``: what starts such a container must not wait for a server, and the mesh is not up by then.
+
+Not by ansible.posix.mount, which takes one volume a call: it would be a loop of tasks over the volumes of each host. It
+unmounts what is in use without a question or fails at it, and cannot tell a stale handle.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
@@ -23,6 +27,8 @@ PATH = "/etc/fstab"
 #: Of capabilities(7); without it, nothing can be mounted.
 _CAP_SYS_ADMIN = 21
 _MOUNT_SECONDS = 100
+#: Between the attempts to mount what a server refuses.
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: What systemd makes of a unit's options and mount(8) does not know.
 _OF_SYSTEMD = ("nofail", "noauto")
 
@@ -106,14 +112,22 @@ def apply(run: Runner, plan: Plan, wanted: Mapping[str, str], cluster: str, path
     if plan.write:
         content = "".join(f"{line}\n" for line in wanted.values())
         entry = {"path": path, "marker": marker(cluster), "content": content, "state": "block" if content else "absent"}
-        for one in host_files.parse([entry]):
-            step = host_files.plan(one, host_files.read(path), host_files.owner_ids(one))
-            if step is not None:
-                host_files.apply(step)
+        for step in host_files.plan_all([entry]):
+            host_files.apply(step)
     flags.apply(run, plan.remount)
     for point in plan.mount:
         os.makedirs(point, exist_ok=True)
-        run(["mount", point], timeout=_MOUNT_SECONDS)
+        _mount(run, point, _PAUSES if wanted[point].split()[2] == "nfs4" else ())
+
+
+def _mount(run: Runner, point: str, pauses: Sequence[float]) -> None:
+    """Mount it. The server of a new volume may be about to export it, in the same task."""
+    argv = ["mount", point]
+    for pause in pauses:
+        if run(argv, timeout=_MOUNT_SECONDS, check=False).rc == 0:
+            return
+        time.sleep(pause)
+    run(argv, timeout=_MOUNT_SECONDS)
 
 
 def as_diff(plan: Plan, wanted: Mapping[str, str], host: Host) -> Tuple[str, str]:

@@ -13,8 +13,9 @@ import errno
 import os
 import re
 import sys
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
@@ -159,6 +160,17 @@ def as_diff(plan: Plan, host: Host) -> Tuple[str, str]:
     return _shown(before) + healed + remounted[0], shown + remounted[1]
 
 
+def differences(_run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
+    """How the folders, exports and units of this host differ from the parameters of the module storage. Where systemd cannot
+    mount at first use, there are no units."""
+    units = [
+        {"path": os.path.join(UNIT_FOLDER, mount["unit"] + suffix), "content": mount[suffix[1:]]}
+        for mount in (params["mounts"] if automounts() else [])
+        for suffix in _SUFFIXES
+    ]
+    return host_files.differences([*params["folders"], *params["files"], *units])
+
+
 def read_units(folder: str = UNIT_FOLDER) -> Dict[str, str]:
     """The text of every mount and automount unit of the administrator, by file name."""
     try:
@@ -176,14 +188,13 @@ def read_units(folder: str = UNIT_FOLDER) -> Dict[str, str]:
 
 def idle_automounts(run: Runner, names: Iterable[str]) -> List[str]:
     """Those of the units (without suffix) whose automount does not run, or would not after a boot."""
-    found = []
-    for name in names:
-        unit = name + ".automount"
-        running = run(["systemctl", "is-active", "--quiet", unit], check=False).rc == 0
-        at_boot = run(["systemctl", "is-enabled", "--quiet", unit], check=False).rc == 0
-        if not (running and at_boot):
-            found.append(name)
-    return found
+    return [name for name in names if not runs(run, name + ".automount")]
+
+
+def runs(run: Runner, unit: str) -> bool:
+    """Whether a unit runs, and would after a boot."""
+    asked = (["systemctl", word, "--quiet", unit] for word in ("is-active", "is-enabled"))
+    return all(run(argv, check=False).rc == 0 for argv in asked)
 
 
 def stale(run: Runner, mount_points: Iterable[str]) -> List[str]:
@@ -191,12 +202,13 @@ def stale(run: Runner, mount_points: Iterable[str]) -> List[str]:
     return [path for path in mount_points if _error(run, path) == errno.ESTALE]
 
 
-def missing_programs(server: Optional[str], fetched: bool) -> List[str]:
-    """What has to be installed: the server's ``kernel`` or ``ganesha``, and ``client``."""
+def missing_programs(server: Optional[str], fetched: bool, limited: bool) -> List[str]:
+    """What has to be installed: the server's ``kernel`` or ``ganesha``, ``client``, and ``quota``."""
     wanted = {
         "kernel": ("exportfs", server == "kernel"),
         "ganesha": ("ganesha.nfsd", server == "ganesha"),
         "client": ("mount.nfs4", fetched),
+        "quota": ("xfs_quota", limited),
     }
     return [part for part, (program, needed) in wanted.items() if needed and find(program) is None]
 

@@ -9,54 +9,53 @@ the file system to whoever asks within the folder, members included.
 /etc/projid and /etc/projects, which repquota and xfs_quota read, hold our projects by names of our own, from before the
 first file carries the number until none does. A limit is there only while all files do. So a run that was cut off is taken
 up by the next.
+
+``xfs_quota`` sets and reads the limits, on ext4 too. What is there already is given its number here, because neither
+xfs_quota nor chattr can be trusted with that: the former fails at the files of an ext4, and both open by name what they have
+looked at before, so that a user of the volume could put a link to somebody else's file there meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import fcntl
 import os
 import re
 import stat
 import struct
 import zlib
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.volumes import mount_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils.units import in_words, size_of
 
 PROJID, PROJECTS = "/etc/projid", "/etc/projects"
-
-_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([KMGTP])(?:iB)?")
-_UNITS = "KMGTP"
-_LARGEST = 1 << 60
+#: Of a host that has never had a quota, it may be missing.
+PROGRAM = "xfs_quota"
 
 #: Our numbers, far from the small ones that people give and from those that container engines count up from.
 _FIRST_NUMBER = 1 << 30
 _NUMBERS = 1 << 30
 
+#: Its own files of projects may name folders that are gone, of which it would complain each time.
+_XFS_QUOTA = (PROGRAM, "-x", "-f", "-D", os.devnull, "-P", os.devnull, "-c")
+#: Used, soft and hard limit in KiB, warnings, and how long the soft limit may be exceeded.
+_USAGE = re.compile(r"\s(\d+)\s+\d+\s+(\d+)\s+\d+\s+\[")
+#: What both file systems show among the options of a mount whose projects are counted and limited.
+_ENFORCED = "prjquota"
+#: For a walk through all files of a volume.
+_WALK_SECONDS = 6 * 3600
+
 #: struct fsxattr and its two ioctls, of linux/fs.h: flags, two fields, the project, one field.
 _ATTRIBUTES = struct.Struct("=5I8x")
 _GET_ATTRIBUTES, _SET_ATTRIBUTES = 0x801C581F, 0x401C5820
+_FLAGS, _PROJECT = 0, 3
 _INHERITS = 0x200
-
-#: quotactl_fd(2), the same number on nearly all architectures. Unlike quotactl(2), it needs no device, which a root file
-#: system often does not name.
-_QUOTACTL_FD = 443
-_OF_PROJECTS = 2
-_GET_QUOTA, _SET_QUOTA, _GET_STATE = 0x800007, 0x800008, 0x5808
-#: struct if_dqblk of linux/quota.h: hard and soft limit in KiB, bytes used, five fields, which of them are valid.
-_QUOTA = struct.Struct("=8QI4x")
-_BLOCK_LIMITS = 1
-#: struct fs_quota_statv of linux/dqblk_xfs.h: its version, which quotas are counted and enforced, and more.
-_STATE = struct.Struct("=bxH156x")
-_COUNTED_AND_ENFORCED = 0x30
 
 _REMEDIES = {
     "ext4": "Unmount it, run 'tune2fs -O project,quota {source}', and mount it with the option prjquota; for a root file system "
@@ -67,21 +66,14 @@ _REMEDIES = {
     "zfs": "Limit the volume by 'zfs set quota'",
 }
 _OTHER_REMEDY = "Have the volume on ext4 or XFS"
-
-
-class Wanted(NamedTuple):
-    """The quota that a volume is to have, in bytes."""
-
-    volume: str
-    path: str
-    limit: int
+_ELSEWHERE = "In a container, which may not do this, take quota out of the volume, and limit it on the machine itself."
 
 
 class Files(NamedTuple):
-    """The text of the two files."""
+    """What the two files are now."""
 
-    projid: str
-    projects: str
+    projid: host_files.Current
+    projects: host_files.Current
 
 
 class Project(NamedTuple):
@@ -91,55 +83,43 @@ class Project(NamedTuple):
     path: str
 
 
-class Disk(NamedTuple):
-    """What there is where a volume is or will be: whether projects are limited there, to which one its folder belongs (0 is
-    none), and of the volume's own one the limit (0 is none) and how much would count."""
+class Volume(NamedTuple):
+    """What it is to have, in bytes, and what there is at its folder or where that will be: whether projects are limited
+    there, to which one it belongs (0 is none), and of the volume's own one the limit (0 is none) and how much would count."""
 
+    name: str
+    path: str
+    quota: int
     number: int
     filesystem: str
     source: str
     enforced: bool
-    owner: int
-    limit: int
-    used: int
+    owner: int = 0
+    limit: int = 0
+    used: int = 0
 
 
 class Step(NamedTuple):
-    """A limit to set, and whether the files have to be given the number before."""
+    """A limit to set for the project, 0 for none. ``before`` is the present one, None where nobody has looked.
+    ``move``: from which project to which its files go, None where they stay."""
 
     project: Project
+    before: Optional[int]
     limit: int
-    mark: bool
+    move: Optional[Tuple[int, int]]
 
 
 class Plan(NamedTuple):
-    """What is given up, what is brought about, and the text of the two files."""
+    """What is given up, then the two files, then what is limited."""
 
-    release: List[Project]
-    steps: List[Step]
-    files: Files
-    changed: bool
+    release: List[Step]
+    files: List[host_files.Step]
+    limit: List[Step]
 
-
-def size_of(volume: str, text: str) -> int:
-    """The bytes of a quota such as 500G or 2TiB. Raises InputError."""
-    match = _SIZE.fullmatch(text.strip())
-    size = int(float(match.group(1)) * 1024 ** (_UNITS.index(match.group(2)) + 1)) // 1024 * 1024 if match else 0
-    if not 0 < size <= _LARGEST:
-        raise InputError(
-            f"Volume '{volume}' has the quota '{text}'.",
-            "Give a size in binary units, such as 500G, 1.5T or 2TiB.",
-            volume=volume,
-        )
-    return size
-
-
-def in_words(size: int) -> str:
-    """Bytes in the largest unit that they fill."""
-    amount, unit = size / 1024, 0
-    while amount >= 1024 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.4g} {_UNITS[unit]}iB"
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to do."""
+        return any(self)
 
 
 def name_of(cluster: str, volume: str) -> str:
@@ -150,10 +130,10 @@ def name_of(cluster: str, volume: str) -> str:
 def parse(files: Files, cluster: str) -> Dict[str, Project]:
     """Our projects by volume."""
     prefix = name_of(cluster, "")
-    paths = dict(map(_halves, files.projects.splitlines()))
+    paths = dict(_lines(files.projects))
     return {
         name[len(prefix) :]: Project(int(number), paths.get(number, ""))
-        for name, number in map(_halves, files.projid.splitlines())
+        for name, number in _lines(files.projid)
         if name.startswith(prefix) and whole_number(number) is not None
     }
 
@@ -163,242 +143,212 @@ def number_for(cluster: str, volume: str, files: Files) -> int:
     known = parse(files, cluster).get(volume)
     if known:
         return known.number
-    taken = {number for _name, number in map(_halves, files.projid.splitlines())}
-    taken |= {number for number, _path in map(_halves, files.projects.splitlines())}
+    taken = {number for _name, number in _lines(files.projid)} | {number for number, _path in _lines(files.projects)}
     number = _FIRST_NUMBER + zlib.crc32(name_of(cluster, volume).encode()) % _NUMBERS
     while str(number) in taken:
         number += 1
     return number
 
 
-def make_plan(cluster: str, wanted: Sequence[Wanted], disks: Mapping[str, Disk], files: Files) -> Plan:
-    """What to do; ``disks`` by volume. Raises HostStateError for what cannot be."""
+def make_plan(cluster: str, volumes: Sequence[Volume], files: Files) -> Plan:
+    """What to do. Raises HostStateError for what cannot be."""
+    paths = {volume.name: volume.path for volume in volumes}
     ours = parse(files, cluster)
-    paths = {one.volume: one.path for one in wanted}
-    release = [project for volume, project in ours.items() if project.path != paths.get(volume, "")]
+    left = {name: project for name, project in ours.items() if project.path != paths.get(name, "")}
     steps = []
-    for one in wanted:
-        disk = disks[one.volume]
-        _refuse_unfit(one, disk)
-        mark = disk.owner != disk.number or not disk.limit or ours.get(one.volume) in release
-        if mark or disk.limit != one.limit:
-            steps.append(Step(Project(disk.number, one.path), one.limit, mark))
-    names = [f"{name_of(cluster, one.volume)}:{disks[one.volume].number}" for one in wanted]
-    lines = [f"{disks[one.volume].number}:{one.path}" for one in wanted]
-    numbers = {str(one.number) for one in ours.values()} | {str(disk.number) for disk in disks.values()}
-    after = Files(
-        _edited(files.projid, lambda left: left.startswith(name_of(cluster, "")), names),
-        _edited(files.projects, lambda left: left in numbers, lines),
+    for volume in volumes:
+        _refuse_unfit(volume)
+        # Where the limit is missing, a run was cut off before all files were given the number.
+        mark = volume.owner != volume.number or not volume.limit or volume.name in left
+        if mark or volume.limit != volume.quota:
+            move = (0, volume.number) if mark else None
+            steps.append(Step(Project(volume.number, volume.path), volume.limit, volume.quota, move))
+    return Plan(
+        [Step(project, None, 0, (project.number, 0)) for project in left.values()],
+        [
+            *_block(PROJID, cluster, files.projid, [f"{name_of(cluster, one.name)}:{one.number}" for one in volumes]),
+            *_block(PROJECTS, cluster, files.projects, [f"{one.number}:{one.path}" for one in volumes]),
+        ],
+        steps,
     )
-    return Plan(release, steps, after, bool(steps) or after != files)
 
 
-def _refuse_unfit(wanted: Wanted, disk: Disk) -> None:
-    what = f"Volume '{wanted.volume}' at {wanted.path}"
-    if not disk.enforced:
-        remedy = _REMEDIES.get(disk.filesystem, _OTHER_REMEDY).format(source=disk.source)
+def _block(path: str, cluster: str, current: host_files.Current, lines: Sequence[str]) -> List[host_files.Step]:
+    entry = {
+        "path": path,
+        "marker": host_files.marker(cluster),
+        "content": "\n".join(lines),
+        "state": host_files.BLOCK if lines else host_files.ABSENT,
+    }
+    planned = (host_files.plan(one, current, (None, None)) for one in host_files.parse([entry]))
+    return [step for step in planned if step is not None]
+
+
+def _refuse_unfit(volume: Volume) -> None:
+    what = f"Volume '{volume.name}' at {volume.path}"
+    if not volume.enforced:
+        remedy = _REMEDIES.get(volume.filesystem, _OTHER_REMEDY).format(source=volume.source)
         raise HostStateError(
-            f"{what} cannot have a quota: it is on {disk.filesystem} from {disk.source}, which is mounted without project "
-            "quotas (or this kernel is older than 5.14).",
+            f"{what} cannot have a quota: it is on {volume.filesystem} from {volume.source}, which is mounted without project "
+            "quotas.",
             f"{remedy}. Or take quota out of the volume in storage_volumes.",
-            volume=wanted.volume,
+            volume=volume.name,
         )
-    if disk.owner not in (0, disk.number):
+    if volume.owner not in (0, volume.number):
         raise HostStateError(
-            f"{what} cannot have a quota: its folder is in the project {disk.owner} already.",
+            f"{what} cannot have a quota: its folder is in the project {volume.owner} already.",
             f"Look for that number in {PROJECTS} and {PROJID}. If nobody needs it, take it off by "
-            f"'chattr -R -p 0 {wanted.path}'. A volume with a quota cannot be within another one.",
-            volume=wanted.volume,
+            f"'chattr -R -p 0 {volume.path}'. A volume with a quota cannot be within another one.",
+            volume=volume.name,
         )
     # What already has a limit may be given a larger one, though root may have filled it beyond both.
-    if disk.used > wanted.limit and not 0 < disk.limit <= wanted.limit:
+    if volume.used > volume.quota and not 0 < volume.limit <= volume.quota:
         raise HostStateError(
-            f"{what} has {in_words(disk.used)} in it, more than its quota of {in_words(wanted.limit)}.",
+            f"{what} has {in_words(volume.used)} in it, more than its quota of {in_words(volume.quota)}.",
             "Give it a larger quota, or remove what is not needed.",
-            volume=wanted.volume,
+            volume=volume.name,
         )
 
 
-def as_diff(cluster: str, plan: Plan, files: Files, disks: Iterable[Disk]) -> Tuple[str, str]:
-    """Our projects and their limits, before and after."""
-    limits = {disk.number: disk.limit for disk in disks}
-    coming = {**limits, **{step.project.number: step.limit for step in plan.steps}}
-    return _shown(cluster, parse(files, cluster), limits), _shown(cluster, parse(plan.files, cluster), coming)
+def as_diff(plan: Plan) -> Tuple[str, str]:
+    """The two files and the limits, before and after."""
+    steps = [*plan.release, *plan.limit]
+    before, after = host_files.as_diff(plan.files)
+    before += "".join(_shown(step, step.before) for step in steps)
+    return before, after + "".join(_shown(step, step.limit) for step in steps)
 
 
-def _shown(cluster: str, ours: Mapping[str, Project], limits: Mapping[int, int]) -> str:
-    lines = []
-    for volume, project in sorted(ours.items()):
-        limit = limits.get(project.number)
-        size = "with a quota" if limit is None else in_words(limit) if limit else "not limited"
-        lines.append(f"{name_of(cluster, volume)}: {project.path} {size}\n")
-    return "".join(lines)
+def _shown(step: Step, limit: Optional[int]) -> str:
+    return f"{step.project.path}: {'limited' if limit is None else in_words(limit) if limit else 'not limited'}\n"
 
 
-def _halves(line: str) -> Tuple[str, str]:
-    """A line of either file; see projid(5) and projects(5)."""
-    left, _colon, right = line.strip().partition(":")
-    return left.strip(), right.strip()
-
-
-def _edited(text: str, ours: Callable[[str], bool], lines: Sequence[str]) -> str:
-    """``text`` with these lines, and without any other of ours."""
-    present = text.splitlines()
-    kept = [line for line in present if line in lines or not ours(_halves(line)[0])]
-    after = [*kept, *(line for line in lines if line not in kept)]
-    return text if after == present else "".join(f"{line}\n" for line in after)
+def _lines(current: host_files.Current) -> List[Tuple[str, str]]:
+    """The halves of each line of either file; see projid(5) and projects(5)."""
+    halves = (line.partition(":") for line in current.text.splitlines())
+    return [(left.strip(), right.strip()) for left, _colon, right in halves]
 
 
 def read_files() -> Files:
-    """What they hold now."""
-    return Files(read_text(PROJID) or "", read_text(PROJECTS) or "")
+    """What they are now."""
+    return Files(host_files.read(PROJID), host_files.read(PROJECTS))
 
 
-def look(path: str, number: int) -> Disk:
-    """What there is at ``path``, or where it will be. Counts every file of a folder that is new to the project."""
-    there = _existing(path)
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
-        mount = mount_of(parse_mountinfo(stream.read()), there)
-    disk = Disk(number, mount.filesystem, mount.source, enforced=False, owner=0, limit=0, used=0)
+def look(run: Runner, name: str, path: str, quota: str, number: int) -> Volume:
+    """What there is. Counts every file of a folder that is new to the project."""
+    there, mount = _existing(path)
+    enforced = _ENFORCED in mount.options
+    volume = Volume(name, path, size_of(name, quota), number, mount.filesystem, mount.source, enforced)
+    if not enforced:
+        return volume
     with _told(path), _opened(there) as descriptor:
-        if not _enforced(descriptor):
-            return disk
-        flags, owner = _read_attributes(descriptor)
-        limit, used = _read_quota(descriptor, number)
-        if there != os.path.realpath(path):
-            # A folder that is made there is in the same project if that one is inherited.
-            owner, used = owner if flags & _INHERITS else 0, 0
-        elif owner != number:
-            used = _disk_usage(there)
-        return disk._replace(enforced=True, owner=owner, limit=limit, used=used)
+        fields = _attributes(descriptor)
+    # Where the program is not installed yet, nothing has been limited yet either.
+    asked = _xfs_quota(run, f"quota -p -n -N -b -v {number}", mount.point) if find(PROGRAM) else ""
+    limit, used = parse_usage(asked)
+    owner = fields[_PROJECT]
+    if there != os.path.realpath(path):
+        # A folder that is made there is in the same project if that one is inherited.
+        owner, used = owner if fields[_FLAGS] & _INHERITS else 0, 0
+    elif owner != number or not asked:
+        used = _disk_usage(run, there)
+    return volume._replace(owner=owner, limit=limit, used=used)
 
 
-def apply(plan: Plan, projid: str = PROJID, projects: str = PROJECTS) -> None:
+def apply(run: Runner, plan: Plan) -> None:
     """Carry it out."""
-    for project in plan.release:
-        _release(project)
-    for path, text in ((projid, plan.files.projid), (projects, plan.files.projects)):
-        _write(path, text)
-    for (number, path), limit, mark in plan.steps:
-        root = os.path.realpath(path)
-        with _told(path), _opened(root) as descriptor:
-            if mark:
-                _write_limit(descriptor, number, 0)
-                _move(root, 0, number)
-            _write_limit(descriptor, number, limit)
+    for step in plan.release:
+        _apply(run, step)
+    for file in plan.files:
+        host_files.apply(file)
+    for step in plan.limit:
+        _apply(run, step)
 
 
-def _release(project: Project) -> None:
-    """Of a folder that is gone, the limit alone."""
-    if not project.path:
+def _apply(run: Runner, step: Step) -> None:
+    number, path = step.project
+    there, mount = _existing(path)
+    if not path or _ENFORCED not in mount.options:
+        # One of the lines was lost, or the disk is another one now.
         return
-    there = _existing(project.path)
-    with _told(project.path), _opened(there) as descriptor:
-        if _enforced(descriptor):
-            _write_limit(descriptor, project.number, 0)
-            if there == os.path.realpath(project.path):
-                _move(there, project.number, 0)
+    if step.move:
+        _write_limit(run, mount.point, number, 0)
+        # Of a folder that is gone, there is the limit alone.
+        if there == os.path.realpath(path):
+            _move(there, *step.move)
+    if step.limit:
+        _write_limit(run, mount.point, number, step.limit)
 
 
-def _write(path: str, text: str) -> None:
-    entry = {"path": path, "content": text, "state": host_files.FILE if text else host_files.ABSENT}
-    for one in host_files.parse([entry]):
-        step = host_files.plan(one, host_files.read(path), host_files.owner_ids(one))
-        if step is not None:
-            host_files.apply(step)
+def parse_usage(text: str) -> Tuple[int, int]:
+    """Limit and usage in bytes, from what xfs_quota prints of one project. XFS knows none that has neither."""
+    found = _USAGE.search(text)
+    used, limit = (whole_number(field) for field in found.groups()) if found else (0, 0)
+    if (text.strip() and not found) or used is None or limit is None:
+        raise ParseError(f"{PROGRAM} -c 'quota -p'", f"it says {text.strip()[:200]!r}")
+    return limit << 10, used << 10
 
 
-def _move(root: str, old: int, new: int) -> None:
-    """Give the project ``new`` to what is of ``old``. What is of another one is left."""
-    for found in _inodes(root):
-        # Through this the very same one is opened, whatever its user puts there meanwhile.
-        link = f"/proc/self/fd/{found}"
-        with _told(os.readlink(link)), _opened(link) as descriptor:
-            flags, owner = _read_attributes(descriptor)
-            inherits = _INHERITS if new and stat.S_ISDIR(os.fstat(descriptor).st_mode) else 0
-            if owner in (old, new) and (owner, flags & _INHERITS) != (new, inherits):
-                _write_attributes(descriptor, flags & ~_INHERITS | inherits, new)
+def _write_limit(run: Runner, point: str, number: int, limit: int) -> None:
+    _xfs_quota(run, f"limit -p bsoft=0 bhard={limit >> 10}k {number}", point)
 
 
-def _disk_usage(root: str) -> int:
-    """The bytes of the files that would count. One that has several names counts once."""
-    blocks, counted = 0, set()
-    for entry in map(os.fstat, _inodes(root)):
-        if entry.st_ino not in counted:
-            blocks += entry.st_blocks
-        if entry.st_nlink > 1:
-            counted.add(entry.st_ino)
-    return 512 * blocks
+def _xfs_quota(run: Runner, command: str, point: str) -> str:
+    argv = [*_XFS_QUOTA, command, point]
+    done = run(argv, check=False)
+    # Some of its failures leave it with the status of a success.
+    if done.rc or done.stderr:
+        raise CommandError(argv, f"exited {done.rc}", done.rc, done.stderr, _ELSEWHERE)
+    return str(done.stdout)
 
 
-def _inodes(root: str) -> Iterator[int]:
-    """Each file and folder from ``root`` down on its own file system, folders before what is in them, as a descriptor that
-    only names it. No link is followed: they are of the volume's users, who may change them at any time."""
-    with _opened(root, os.O_PATH) as descriptor:
-        device = os.fstat(descriptor).st_dev
-        yield descriptor
-    for _path, folders, names, folder in os.fwalk(root):
-        if os.fstat(folder).st_dev != device:
-            folders.clear()
-            continue
-        for name in (*folders, *names):
-            with contextlib.suppress(FileNotFoundError), _opened(name, os.O_PATH | os.O_NOFOLLOW, folder) as descriptor:
-                entry = os.fstat(descriptor)
-                if entry.st_dev == device and (stat.S_ISREG(entry.st_mode) or stat.S_ISDIR(entry.st_mode)):
-                    yield descriptor
+def _disk_usage(run: Runner, root: str) -> int:
+    """The bytes of the files that would count. Those that end meanwhile are no reason to fail."""
+    argv = ["du", "--summarize", "--one-file-system", "--block-size=1", root]
+    done = run(argv, timeout=_WALK_SECONDS, check=False)
+    size = whole_number(done.stdout.partition("\t")[0])
+    if size is None:
+        raise CommandError(argv, f"exited {done.rc}", done.rc, done.stderr)
+    return size
 
 
-def _existing(path: str) -> str:
-    """The folder, or the nearest one above that is there."""
+def _existing(path: str) -> Tuple[str, Mounted]:
+    """The folder, or the nearest one above that is there, and the mount that it is on."""
     there = os.path.realpath(path)
     while not os.path.isdir(there):
         there = os.path.dirname(there)
-    return there
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
+        return there, mount_of(parse_mountinfo(stream.read()), there)
 
 
-def _enforced(descriptor: int) -> bool:
-    try:
-        state = _quotactl(descriptor, _GET_STATE, 0, _STATE.pack(1, 0))
-    except OSError as failure:
-        if failure.errno in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-            return False
-        raise
-    flags: int = _STATE.unpack(state)[1]
-    return flags & _COUNTED_AND_ENFORCED == _COUNTED_AND_ENFORCED
+def _move(root: str, old: int, new: int) -> None:
+    """Give the project ``new`` to what is of ``old``, on the file system of ``root`` alone. What is of another project is
+    left. No link is followed: they are of the volume's users, who may change them at any time."""
+    device = os.stat(root).st_dev
+    for path, folders, names, folder in os.fwalk(root):
+        if os.fstat(folder).st_dev != device:
+            folders.clear()
+            continue
+        with _told(path):
+            _give(folder, old, new, _INHERITS if new else 0)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), _opened(name, os.O_PATH | os.O_NOFOLLOW, folder) as found:
+                entry = os.fstat(found)
+                if entry.st_dev == device and stat.S_ISREG(entry.st_mode):
+                    # The very same one is opened, whatever its user puts there meanwhile.
+                    with _told(os.path.join(path, name)), _opened(f"/proc/self/fd/{found}") as descriptor:
+                        _give(descriptor, old, new, 0)
 
 
-def _read_quota(descriptor: int, number: int) -> Tuple[int, int]:
-    """Limit and usage in bytes. XFS knows no project that has neither."""
-    try:
-        quota = _QUOTA.unpack(_quotactl(descriptor, _GET_QUOTA, number, bytes(_QUOTA.size)))
-    except FileNotFoundError:
-        return 0, 0
-    return quota[0] * 1024, quota[2]
+def _give(descriptor: int, old: int, new: int, inherits: int) -> None:
+    fields = _attributes(descriptor)
+    flags, owner = fields[_FLAGS], fields[_PROJECT]
+    if owner in (old, new) and (owner, flags & _INHERITS) != (new, inherits):
+        fields[_FLAGS], fields[_PROJECT] = flags & ~_INHERITS | inherits, new
+        fcntl.ioctl(descriptor, _SET_ATTRIBUTES, _ATTRIBUTES.pack(*fields))
 
 
-def _write_limit(descriptor: int, number: int, limit: int) -> None:
-    _quotactl(descriptor, _SET_QUOTA, number, _QUOTA.pack(limit // 1024, 0, 0, 0, 0, 0, 0, 0, _BLOCK_LIMITS))
-
-
-def _quotactl(descriptor: int, command: int, number: int, memory: bytes) -> bytes:
-    buffer = ctypes.create_string_buffer(memory, len(memory))
-    words = (_QUOTACTL_FD, descriptor, command << 8 | _OF_PROJECTS, number)
-    if ctypes.CDLL(None, use_errno=True).syscall(*map(ctypes.c_long, words), buffer) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return buffer.raw
-
-
-def _read_attributes(descriptor: int) -> Tuple[int, int]:
-    """Flags and project of a file or folder."""
-    flags, _size, _extents, project, _cow = _ATTRIBUTES.unpack(fcntl.ioctl(descriptor, _GET_ATTRIBUTES, bytes(28)))
-    return flags, project
-
-
-def _write_attributes(descriptor: int, flags: int, project: int) -> None:
-    fields = list(_ATTRIBUTES.unpack(fcntl.ioctl(descriptor, _GET_ATTRIBUTES, bytes(28))))
-    fields[0], fields[3] = flags, project
-    fcntl.ioctl(descriptor, _SET_ATTRIBUTES, _ATTRIBUTES.pack(*fields))
+def _attributes(descriptor: int) -> List[int]:
+    return list(_ATTRIBUTES.unpack(fcntl.ioctl(descriptor, _GET_ATTRIBUTES, bytes(_ATTRIBUTES.size))))
 
 
 @contextlib.contextmanager
@@ -418,7 +368,6 @@ def _told(path: str) -> Iterator[None]:
     except OSError as failure:
         raise HostStateError(
             f"The quota of {path} cannot be read or set: {failure.strerror}.",
-            "Look at what forbids it, such as an attribute that lsattr shows. In a container, which may not do this, take "
-            "quota out of the volume, and limit it on the machine itself.",
+            f"Look at what forbids it, such as an attribute that lsattr shows. {_ELSEWHERE}",
             path=path,
         ) from failure

@@ -65,10 +65,7 @@ def take_away(folder: Path, host: list[str], record: model.Record) -> Run:
         "hosts": "all",
         "vars": {"cluster_record": record, "storage_volumes": []},
         "module_defaults": {"gpumesh.cluster.cluster": {"path": str(folder / "records")}},
-        "tasks": [
-            {"ansible.builtin.include_role": {"name": "gpumesh.cluster.storage", "tasks_from": entry}}
-            for entry in ("preflight", "mount")
-        ],
+        "tasks": [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.storage"}}],
     }
     return run_plays(folder, {"n1": {}}, [play], prefix=host)
 

@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     layer_info,
     names,
     ssh_trust,
+    storage,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
@@ -34,7 +35,7 @@ def on_host(action: Any, arguments: dict[str, Any], result: dict[str, Any], **va
 
 def sent(action: Any, arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
     """The parameters of its module."""
-    played = on_host(action, arguments, {"changed": False, "tools": True}, **variables)
+    played = on_host(action, arguments, {"changed": False, "tools": True, "missing": []}, **variables)
     ((_module, parameters),) = played.ran
     return parameters
 
@@ -77,6 +78,8 @@ def test_the_host_is_compared_with_what_the_roles_are_told() -> None:
     assert modules["names"] == {"state": "present", **sent(names, {"record": RECORD})}
     assert modules["ssh"] == sent(ssh_trust, {"record": RECORD, "users": ["root", "alice"]})
     assert modules["job environment"] == sent(job_environment, {"record": RECORD, "rdma": False, **told})
+    sharing = asked(storage_server="ganesha")["modules"]["storage"]
+    assert {**sharing, "force": False} == sent(storage, {"record": RECORD, "server": "ganesha"})
     assert paths() - paths(slurm_accounting="false") == {"slurmdbd.service"}
 
 
@@ -86,7 +89,7 @@ def test_options_that_a_layer_would_refuse_are_what_differs() -> None:
     played = on_host(layer_info, {"record": RECORD}, found, **wrong)
     assert set(played.result["drift"]) == {"munge", "ssh", "job environment"}
     assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh"]
-    assert set(played.ran[0][1]["modules"]) == {"names"}
+    assert set(played.ran[0][1]["modules"]) == {"names", "storage"}
 
 
 def test_who_leaves_is_told_the_name_of_the_cluster_alone() -> None:

@@ -75,14 +75,6 @@ def test_what_is_no_file_is_said_and_not_waited_for(tmp_path: Path) -> None:
     assert told == {"ssh": f"{tmp_path / 'pipe'} is a named pipe, and a file is to be there"}
 
 
-def test_units_are_not_missed_where_nothing_can_automount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "automounts", lambda: False)
-    entry = {"layer": "storage", "path": str(tmp_path / "none")}
-    files = [{**entry, "automounted": True}, entry]
-    assert layers.compare(run, files[:1], []) == {}
-    assert list(layers.compare(run, files, [])) == ["storage"]
-
-
 def test_a_layer_that_compares_the_host_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_run: Any, _params: Any) -> host_files.Differences:
         raise HostStateError("/f cannot be read.", "Move it away.")

@@ -39,17 +39,6 @@ def test_the_manager_has_the_controller_besides() -> None:
     assert "slurmdbd.service" not in by_layer(drift.questions(made(), "n1", accounting=False))["slurm"]
 
 
-def test_volumes_are_expected_where_they_are_served() -> None:
-    volume = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
-    record = made(storage={"volumes": [volume]})
-    server, client = (by_layer(drift.questions(record, machine))["storage"] for machine in ("n1", "n2"))
-    assert server - client == {"/etc/exports.d/gpumesh-lab.exports"}
-    assert client == {"/etc/systemd/system/mnt-data.mount", "/etc/systemd/system/mnt-data.automount"}
-    assert "storage" not in by_layer(drift.questions(record, "n1", serves_volumes=False))
-    program = by_layer(drift.questions(record, "n1", volume_server="ganesha"))["storage"]
-    assert program - client == {"/etc/ganesha/gpumesh-lab.conf"}
-
-
 def test_a_key_that_is_not_the_managers() -> None:
     def host(key: str) -> dict[str, Any]:
         return {"host": {"drift": {}, "munge_key": key}}

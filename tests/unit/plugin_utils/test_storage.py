@@ -205,3 +205,49 @@ def test_ganesha_exports_to_members_alone_with_root_squashed() -> None:
     alone = storage.exports(record(VOLUME), "n1", "ganesha")
     assert alone.split("EXPORT {")[1] == data
     assert storage.exports(record(VOLUME), "n2", "ganesha") == ""
+
+
+def test_a_server_has_a_folder_exports_and_a_quota() -> None:
+    desired = storage.desired(record({**VOLUME, "quota": "5G", "owner": "alice"}), "n1")
+    assert desired["serves"]
+    folder = {"path": "/srv/data", "owner": "alice", "group": None, "mode": None}
+    assert desired["folders"] == [{**folder, "state": "directory", "new_mode": "1777"}]
+    assert desired["quotas"] == [{"name": "data", "path": "/srv/data", "quota": "5G"}]
+    files = {entry["path"]: entry for entry in desired["files"]}
+    assert files["/etc/exports.d"]["state"] == "directory"
+    assert '"/srv/data" 10.99.0.2(' in files["/etc/exports.d/gpumesh-lab.exports"]["content"]
+    for path in ("/etc/ganesha/gpumesh-lab.conf", "/etc/ganesha/ganesha.conf"):
+        assert files[path]["state"] == "absent"
+    assert set(desired["exports"].values()) <= set(files)
+
+
+def test_ganesha_reads_its_exports_from_a_file_of_ours() -> None:
+    desired = storage.desired(record(VOLUME), "n1", server="ganesha")
+    assert (desired["serves"], desired["server"]) == (True, "ganesha")
+    files = {entry["path"]: entry for entry in desired["files"]}
+    assert "EXPORT {" in files["/etc/ganesha/gpumesh-lab.conf"]["content"]
+    assert files["/etc/ganesha/ganesha.conf"]["content"] == '%include "/etc/ganesha/gpumesh-lab.conf"'
+    assert files["/etc/exports.d/gpumesh-lab.exports"]["state"] == "absent"
+    assert "/etc/exports.d" not in files
+
+
+def test_a_member_that_serves_nothing_only_mounts() -> None:
+    desired = storage.desired(record({**VOLUME, "quota": "5G"}), "n2")
+    assert (desired["serves"], desired["folders"], desired["quotas"]) == (False, [], [])
+    assert {entry["state"] for entry in desired["files"]} == {"absent"}
+    assert [mount["volume"] for mount in desired["mounts"]] == ["data"]
+
+
+def test_without_a_backend_nothing_is_wanted() -> None:
+    external = {"name": "lustre", "mount_point": "/lustre"}
+    desired = storage.desired(record(VOLUME, external), "n1", "none")
+    assert (desired["serves"], desired["folders"], desired["quotas"]) == (False, [], [])
+    assert (desired["mounts"], desired["external"]) == ([], [])
+    assert {entry["state"] for entry in desired["files"]} == {"absent"}
+
+
+def test_where_all_volumes_are_there_already_none_has_a_server() -> None:
+    with pytest.raises(InputError, match=r"storage_backend is external, and volume data has a server\. Take server"):
+        storage.desired(record(VOLUME), "n2", "external")
+    external = {"name": "lustre", "mount_point": "/lustre"}
+    assert [one["volume"] for one in storage.desired(record(external), "n2", "external")["external"]] == ["lustre"]

@@ -176,9 +176,10 @@ def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
     assert not any(run.changed.values()), run.changed
 
     make_filesystem(lab, "ext4", "prjquota", "/srv/limited")
-    # What was there before counts too.
+    # What was there before counts too, and a link leads nowhere.
     before = "/srv/limited/data/deep/before"
     lab.shell("v2", f"install -d -m 1777 /srv/limited/data /srv/limited/data/deep && {write(before, 8)}")
+    lab.shell("v2", "mkdir /srv/limited/other && ln -s ../other /srv/limited/data/link")
     run = share(lab, DATA, SCRATCH, {**LIMITED, "quota": "16M"})
     assert run.code == 0, run.output[-4000:]
     size, used = lab.shell("v3", "ls /limited/ && df --block-size=1M --output=size,used /limited").split()[-2:]
@@ -190,6 +191,8 @@ def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
     assert attempt.returncode != 0
     assert re.search(TOO_MUCH, attempt.stderr), attempt.stderr
     lab.shell("v3", f"{write('/scratch/more', 24)} && rm /scratch/more")
+    assert "gpumesh.kernel.limited" in lab.shell("v2", "xfs_quota -x -f -c 'report -p' /srv/limited")
+    assert lab.shell("v2", "lsattr -d -p /srv/limited/other").split()[0] == "0"
 
     run = share(lab, DATA, SCRATCH, {**LIMITED, "quota": "32M"})
     assert run.code == 0, run.output[-4000:]
@@ -200,7 +203,7 @@ def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
     assert lab.ssh("v2", "grep --no-messages gpumesh /etc/projid /etc/projects").stdout == ""
     listed = lab.shell("v2", "lsattr -d -p /srv/limited/data /srv/limited/data/deep /srv/limited/data/more")
     assert {line.split()[0] for line in listed.splitlines()} == {"0"}
-    assert lab.shell("v2", "ls /srv/limited/data").split() == ["deep", "more"]
+    assert lab.shell("v2", "ls /srv/limited/data").split() == ["deep", "link", "more"]
 
 
 def test_a_quota_on_xfs(lab: KernelLab) -> None:
@@ -209,9 +212,12 @@ def test_a_quota_on_xfs(lab: KernelLab) -> None:
     as_nobody = f"runuser -u nobody -- {write('/srv/xfs/data/file', 24)}"
     lab.shell("v2", as_nobody)
 
+    record = json.loads(lab.shell("v2", "cat /var/lib/gpumesh/clusters/kernel.json"))
+
     def limit(*quotas: str) -> str:
-        volumes = [{"name": "xfs", "path": "/srv/xfs/data", "quota": quota} for quota in quotas]
-        return lab.module("v2", "gpumesh.cluster.volume_quota", cluster="kernel", volumes=volumes).output
+        place = {"name": "xfs", "server": "v2", "path": "/srv/xfs/data", "mount_point": "/xfs"}
+        volumes = [DATA, SCRATCH, *({**place, "quota": quota} for quota in quotas)]
+        return lab.module("v2", "gpumesh.cluster.storage", record=record, volumes=volumes).output
 
     assert re.search(r"has 24\S* MiB in it, more than its quota of 16 MiB", limit("16M"))
     lab.shell("v2", "rm /srv/xfs/data/file")

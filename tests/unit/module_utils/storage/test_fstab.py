@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import VolumeUser
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab
 
@@ -96,3 +96,35 @@ def test_a_container_that_may_not_mount_is_refused() -> None:
     fstab.refuse_without_right("CapEff:\t000001ffffffffff\n")
     with pytest.raises(HostStateError, match="CAP_SYS_ADMIN"):
         fstab.refuse_without_right("CapEff:\t00000000a80425fb\n")
+
+
+class Refused(Commands):
+    """A server that exports a volume after so many attempts to mount it."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__()
+        self.attempts = attempts
+
+    def __call__(self, argv: Sequence[str], check: bool = True, **options: Any) -> Completed:
+        super().__call__(argv, **options)
+        self.attempts -= 1
+        if self.attempts >= 0 and check:
+            raise CommandError(argv, "exited 32", 32, "mount.nfs4: mounting failed: No such file or directory")
+        return Completed(32 if self.attempts >= 0 else 0, "", "")
+
+
+@pytest.mark.parametrize(("kind", "refused", "attempts"), [("nfs4", 2, 3), ("nfs4", 99, 6), ("none", 99, 1)])
+def test_an_export_that_is_about_to_come_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, refused: int, attempts: int
+) -> None:
+    monkeypatch.setattr(fstab.time, "sleep", lambda _seconds: None)
+    point = str(tmp_path / "data")
+    wanted = {point: f"10.99.0.1:/srv/data {point} {kind} noauto 0 0"}
+    commands = Refused(refused)
+    made = fstab.Plan([], write=False, mount=[point])
+    if refused == 99:
+        with pytest.raises(CommandError, match="No such file"):
+            fstab.apply(commands, made, wanted, "lab")
+    else:
+        fstab.apply(commands, made, wanted, "lab")
+    assert commands.told == [f"mount {point}"] * attempts

@@ -160,3 +160,36 @@ def test_the_diff_shows_the_units() -> None:
     before, after = mounts.as_diff(mounts.make_plan([DATA], host(files={})), host(files={}))
     assert before == ""
     assert "# data.mount\n[Unit]" in after
+
+
+def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, automounts: bool = True) -> tuple[list[str], bool]:
+    """What differs on a host from a folder, an export and a mount of the record."""
+    monkeypatch.setattr(mounts, "UNIT_FOLDER", str(tmp_path))
+    monkeypatch.setattr(mounts, "automounts", lambda: automounts)
+    files = [
+        {"path": str(tmp_path / "kernel"), "content": "/srv/data *\n"},
+        {"path": str(tmp_path / "ganesha"), "state": "absent"},
+    ]
+    params = {
+        "folders": [{"path": str(tmp_path / "served"), "state": "directory"}],
+        "files": files,
+        "mounts": [{"unit": "data", "mount": "[Mount]\n", "automount": "[Automount]\n"}],
+    }
+    words, nothing_there = mounts.differences(None, params)
+    return [word.replace(f"{tmp_path}/", "") for word in words], nothing_there
+
+
+def test_a_host_is_compared_with_its_folders_exports_and_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = ["served is missing", "kernel is missing", "data.mount is missing", "data.automount is missing"]
+    assert compared(tmp_path, monkeypatch) == (missing, True)
+    (tmp_path / "served").mkdir()
+    (tmp_path / "kernel").write_text("/srv/data *\n")
+    (tmp_path / "ganesha").write_text("left")
+    (tmp_path / "data.mount").write_text("[Mount]\nWhere=/other\n")
+    wrong = ["ganesha is no longer wanted", "data.mount differs", "data.automount is missing"]
+    assert compared(tmp_path, monkeypatch) == (wrong, False)
+    # In a container there are no units to miss.
+    assert compared(tmp_path, monkeypatch, automounts=False) == (wrong[:1], False)
+    # Where nothing is wanted, what is left is not what is missing.
+    leftover = {"folders": [], "files": [{"path": str(tmp_path / "ganesha"), "state": "absent"}], "mounts": []}
+    assert not mounts.differences(None, leftover).nothing_there

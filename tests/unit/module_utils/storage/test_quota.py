@@ -1,34 +1,59 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Quotas of volumes, with a kernel that is played where this machine's counts no projects."""
+"""Quotas of volumes, with a kernel and an xfs_quota that are played where this machine's kernel counts no projects."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
+    CommandError,
+    HostStateError,
+    InputError,
+    ParseError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import quota
+from ansible_collections.gpumesh.cluster.plugins.module_utils.units import in_words, size_of
 
 MIB = 1 << 20
 NUMBER = 1_500_000_000
-NAME = f"gpumesh.lab.data:{NUMBER}\n"
-LINE = f"{NUMBER}:/srv/data\n"
-WANTED = quota.Wanted("data", "/srv/data", 64 * MIB)
-SET = quota.Disk(NUMBER, "ext4", "/dev/vdb", enforced=True, owner=NUMBER, limit=64 * MIB, used=MIB)
+BEGIN, END = (f"# {mark} gpumesh cluster lab\n" for mark in ("BEGIN", "END"))
+NAME = f"{BEGIN}gpumesh.lab.data:{NUMBER}\n{END}"
+LINE = f"{BEGIN}{NUMBER}:/srv/data\n{END}"
+PROJECT = quota.Project(NUMBER, "/srv/data")
+SET = quota.Volume("data", "/srv/data", 64 * MIB, NUMBER, "ext4", "/dev/vdb", True, NUMBER, 64 * MIB, MIB)
 FRESH = SET._replace(owner=0, limit=0)
-EMPTY = quota.Files("", "")
-DONE = quota.Files(NAME, LINE)
+RECORDED = Path(__file__).parent / "fixtures" / "xfs_quota"
 
 
-def plan(disk: quota.Disk, files: quota.Files = DONE, wanted: quota.Wanted = WANTED) -> quota.Plan:
-    return quota.make_plan("lab", [wanted], {"data": disk}, files)
+def files(projid: str = "", projects: str = "") -> quota.Files:
+    """The two files with these texts, missing where there is none."""
+    kinds = (host_files.Current(host_files.FILE if text else host_files.ABSENT, text) for text in (projid, projects))
+    return quota.Files(*kinds)
+
+
+DONE = files(NAME, LINE)
+
+
+def plan(volume: quota.Volume, present: quota.Files = DONE) -> quota.Plan:
+    return quota.make_plan("lab", [volume], present)
+
+
+def texts(made: quota.Plan) -> dict[str, str | None]:
+    """What becomes of the files that change."""
+    return {step.path: step.text for step in made.files}
 
 
 @pytest.mark.parametrize(
@@ -43,84 +68,100 @@ def plan(disk: quota.Disk, files: quota.Files = DONE, wanted: quota.Wanted = WAN
     ],
 )
 def test_a_size_is_binary(text: str, size: int) -> None:
-    assert quota.size_of("data", text) == size
+    assert size_of("data", text) == size
 
 
 @pytest.mark.parametrize("text", ["", "500", "500GB", "500g", "-1G", "0G", "much", "1e3G", "9999P", "5 0G"])
-def test_what_is_no_size_is_refused_with_the_volume(text: str) -> None:
+def test_an_invalid_size_is_refused_with_the_volume(text: str) -> None:
     with pytest.raises(InputError, match=rf"Volume 'data' has the quota '{text}'\. Give a size"):
-        quota.size_of("data", text)
+        size_of("data", text)
 
 
 def test_sizes_in_words() -> None:
-    assert [quota.in_words(size) for size in (1024, 64 * MIB, 3 << 39)] == ["1 KiB", "64 MiB", "1.5 TiB"]
+    assert [in_words(size) for size in (1024, 64 * MIB, 3 << 39)] == ["1 KiB", "64 MiB", "1.5 TiB"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "limit", "used"),
+    [
+        ("ext4-unknown", 0, 0),
+        ("ext4-unlimited", 0, 8193),
+        ("ext4-limited", 16384, 8193),
+        ("ext4-overrun", 4096, 8193),
+        ("xfs-unknown", 0, 0),
+        ("xfs-limited", 16384, 8192),
+        ("xfs-long-device", 4096, 0),
+    ],
+)
+def test_limit_and_usage_as_xfs_quota_prints_them(recorded: str, limit: int, used: int) -> None:
+    text = (RECORDED / f"{recorded}.txt").read_text(encoding="utf-8")
+    assert quota.parse_usage(text) == (limit * 1024, used * 1024)
+
+
+def test_another_answer_of_xfs_quota_is_an_error() -> None:
+    with pytest.raises(ParseError, match="'quota -p'"):
+        quota.parse_usage("Disk quotas for Project #7\n")
 
 
 def test_our_lines_are_those_of_the_cluster() -> None:
-    files = quota.Files(
+    present = files(
         "# ours: none\nbuild:7\ngpumesh.lab.data:8\ngpumesh.lab.bare:9\ngpumesh.lab-2.data:10\ngpumesh.lab.bad:x\n",
         "7:/build\n8:/srv/a:b\n10:/srv/other\n",
     )
-    assert quota.parse(files, "lab") == {"data": quota.Project(8, "/srv/a:b"), "bare": quota.Project(9, "")}
+    assert quota.parse(present, "lab") == {"data": quota.Project(8, "/srv/a:b"), "bare": quota.Project(9, "")}
 
 
 def test_a_number_is_kept_and_a_new_one_is_free() -> None:
     assert quota.number_for("lab", "data", DONE) == NUMBER
-    number = quota.number_for("lab", "other", EMPTY)
+    number = quota.number_for("lab", "other", files())
     assert 1 << 30 <= number < 1 << 31
-    assert quota.number_for("lab", "other", quota.Files("", f"{number}:/x\n")) == number + 1
-    assert quota.number_for("lab", "other", quota.Files(f"x:{number}\n", f"{number + 1}:/x\n")) == number + 2
+    assert quota.number_for("lab", "other", files("", f"{number}:/x\n")) == number + 1
+    assert quota.number_for("lab", "other", files(f"x:{number}\n", f"{number + 1}:/x\n")) == number + 2
 
 
 def test_a_first_quota_marks_the_files() -> None:
-    made = plan(FRESH, quota.Files("build:7\n", "7:/build\n"))
-    assert made == quota.Plan(
-        [],
-        [quota.Step(quota.Project(NUMBER, "/srv/data"), 64 * MIB, mark=True)],
-        quota.Files("build:7\n" + NAME, "7:/build\n" + LINE),
-        changed=True,
-    )
+    made = plan(FRESH, files("build:7\n", "7:/build\n"))
+    assert made.release == []
+    assert made.limit == [quota.Step(PROJECT, 0, 64 * MIB, (0, NUMBER))]
+    assert texts(made) == {quota.PROJID: "build:7\n" + NAME, quota.PROJECTS: "7:/build\n" + LINE}
 
 
-def test_what_is_there_stays_wherever_its_lines_stand() -> None:
+def test_what_is_there_stays() -> None:
     assert not plan(SET).changed
     # Others' files may end without a line's end.
-    assert not plan(SET, quota.Files(NAME + "build:7", LINE + "7:/build")).changed
+    assert not plan(SET, files(NAME + "build:7", LINE + "7:/build")).changed
 
 
 @pytest.mark.parametrize("limit", [32 * MIB, 128 * MIB])
 def test_a_changed_quota_leaves_the_files_alone(limit: int) -> None:
-    made = plan(SET._replace(limit=limit))
-    assert made.steps == [quota.Step(quota.Project(NUMBER, "/srv/data"), 64 * MIB, mark=False)]
-    assert (made.release, made.files) == ([], DONE)
+    assert plan(SET._replace(limit=limit)) == quota.Plan([], [], [quota.Step(PROJECT, limit, 64 * MIB, None)])
 
 
 @pytest.mark.parametrize("difference", [{"limit": 0}, {"owner": 0}])
 def test_what_was_cut_off_or_replaced_is_marked_again(difference: dict[str, Any]) -> None:
-    (step,) = plan(SET._replace(**difference)).steps
-    assert step.mark
+    (step,) = plan(SET._replace(**difference)).limit
+    assert step.move == (0, NUMBER)
 
 
 def test_lost_lines_come_back() -> None:
-    made = plan(SET, EMPTY)
-    assert made.changed
-    assert (made.steps, made.files) == ([], DONE)
+    made = plan(SET, files())
+    assert made.limit == []
+    assert texts(made) == {quota.PROJID: NAME, quota.PROJECTS: LINE}
 
 
-def test_quotas_that_are_not_wanted_any_more_end() -> None:
-    others = quota.Files("a:7\n" + NAME + "gpumesh.two.data:8\n", "7:/a\n" + LINE + "8:/srv/two\n")
-    made = quota.make_plan("lab", [], {}, others)
-    assert made.release == [quota.Project(NUMBER, "/srv/data")]
-    assert made.files == quota.Files("a:7\ngpumesh.two.data:8\n", "7:/a\n8:/srv/two\n")
-    assert made.changed
-    assert not quota.make_plan("other", [], {}, others).changed
+def test_quotas_that_are_no_longer_wanted_end() -> None:
+    others = files("a:7\n" + NAME + "gpumesh.two.data:8\n", "7:/a\n" + LINE + "8:/srv/two\n")
+    made = quota.make_plan("lab", [], others)
+    assert made.release == [quota.Step(PROJECT, None, 0, (NUMBER, 0))]
+    assert texts(made) == {quota.PROJID: "a:7\ngpumesh.two.data:8\n", quota.PROJECTS: "7:/a\n8:/srv/two\n"}
+    assert not quota.make_plan("other", [], others).changed
 
 
 def test_a_volume_that_moves_leaves_its_old_folder() -> None:
-    made = plan(SET, wanted=WANTED._replace(path="/srv/new"))
-    assert made.release == [quota.Project(NUMBER, "/srv/data")]
-    assert made.steps == [quota.Step(quota.Project(NUMBER, "/srv/new"), 64 * MIB, mark=True)]
-    assert made.files == quota.Files(NAME, f"{NUMBER}:/srv/new\n")
+    made = plan(SET._replace(path="/srv/new"))
+    assert made.release == [quota.Step(PROJECT, None, 0, (NUMBER, 0))]
+    assert made.limit == [quota.Step(quota.Project(NUMBER, "/srv/new"), 64 * MIB, 64 * MIB, (0, NUMBER))]
+    assert texts(made) == {quota.PROJECTS: LINE.replace("/srv/data", "/srv/new")}
 
 
 @pytest.mark.parametrize(
@@ -159,23 +200,22 @@ def test_a_quota_that_root_has_overrun_is_kept_and_may_grow(limit: int) -> None:
 
 
 def test_the_difference_shows_limits() -> None:
-    raised = plan(SET._replace(limit=32 * MIB))
-    before, after = quota.as_diff("lab", raised, DONE, [SET._replace(limit=32 * MIB)])
-    assert (before, after) == ("gpumesh.lab.data: /srv/data 32 MiB\n", "gpumesh.lab.data: /srv/data 64 MiB\n")
-    unset = quota.make_plan("lab", [], {}, DONE)
-    assert quota.as_diff("lab", unset, DONE, []) == ("gpumesh.lab.data: /srv/data with a quota\n", "")
-    same = plan(SET)
-    assert len(set(quota.as_diff("lab", same, DONE, [SET]))) == 1
+    assert quota.as_diff(plan(SET._replace(limit=32 * MIB))) == ("/srv/data: 32 MiB\n", "/srv/data: 64 MiB\n")
+    before, after = quota.as_diff(quota.make_plan("lab", [], DONE))
+    assert before.endswith("/srv/data: limited\n")
+    assert after.endswith("/srv/data: not limited\n")
+    assert quota.as_diff(plan(SET)) == ("", "")
 
 
-class Kernel:
-    """File attributes and the limits of projects, as the two system calls have them, byte by byte."""
+class Host:
+    """File attributes as the two ioctls have them, byte by byte, and the limits of projects as xfs_quota has them."""
 
-    def __init__(self, flags: int = 0x30) -> None:
-        self.flags = flags
+    def __init__(self) -> None:
+        self.options = ["rw", "prjquota"]
         self.attributes: dict[int, tuple[int, int]] = {}
-        self.limits: dict[int, int] = {}
-        self.asked: list[int] = []
+        self.limits: dict[str, int] = {}
+        self.told: list[list[str]] = []
+        self.complaint = ""
 
     def ioctl(self, descriptor: int, request: int, memory: bytes) -> bytes:
         assert len(memory) == 28
@@ -190,36 +230,40 @@ class Kernel:
         assert request == 0x801C581F
         return struct.pack("=7I", flags, 4096, 1, project, 0, 0, 0)
 
-    def quotactl(self, descriptor: int, command: int, number: int, memory: bytes) -> bytes:
-        assert os.fstat(descriptor).st_ino
-        self.asked.append(command)
-        if command == 0x5808:
-            if not self.flags:
-                raise OSError(errno.ENOSYS, "Function not implemented")
-            assert memory[0] == 1
-            return memory[:2] + struct.pack("=H", self.flags) + memory[4:]
-        if command == 0x800008:
-            words = struct.unpack("=8QI4x", memory)
-            assert words[1:] == (0, 0, 0, 0, 0, 0, 0, 1)
-            self.limits[number] = words[0]
-            return memory
-        assert command == 0x800007
-        if number not in self.limits:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        return struct.pack("=8QI4x", self.limits[number], 0, 5 * MIB, 0, 0, 0, 0, 0, 0)
+    def run(self, argv: Sequence[str], **_options: Any) -> Completed:
+        self.told.append(list(argv))
+        if argv[0] == "du":
+            return Completed(0, f"{3 * MIB}\t{argv[-1]}\n", "")
+        assert argv[:7] == ["xfs_quota", "-x", "-f", "-D", "/dev/null", "-P", "/dev/null"]
+        assert argv[-1] == "/"
+        if self.complaint:
+            return Completed(0, "", self.complaint)
+        limiting = re.fullmatch(r"limit -p bsoft=0 bhard=(\d+)k (\d+)", argv[8])
+        if limiting:
+            self.limits[limiting[2]] = int(limiting[1])
+            return Completed(0, "", "")
+        (number,) = re.fullmatch(r"quota -p -n -N -b -v (\d+)", argv[8]).groups()
+        shown = f"/dev/vdb {5 * 1024:>10} {0:>10} {self.limits.get(number, 0):>10}   00 [--------] /\n"
+        return Completed(0, shown, "")
 
     def project_of(self, path: Path) -> tuple[int, bool]:
         """The project and whether it is inherited."""
         flags, project = self.attributes.get(path.stat().st_ino, (0, 0))
         return project, bool(flags & 0x200)
 
+    def look(self, path: Path, text: str = "64M") -> quota.Volume:
+        return quota.look(self.run, "data", str(path), text, NUMBER)
 
-@pytest.fixture(name="kernel")
-def _kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    kernel = Kernel()
-    monkeypatch.setattr(quota.fcntl, "ioctl", kernel.ioctl)
-    monkeypatch.setattr(quota, "_quotactl", kernel.quotactl)
-    return kernel
+
+@pytest.fixture(name="host")
+def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
+    host = Host()
+    monkeypatch.setattr(quota.fcntl, "ioctl", host.ioctl)
+    monkeypatch.setattr(quota, "find", lambda program: f"/usr/sbin/{program}")
+    monkeypatch.setattr(quota, "mount_of", lambda _mounts, _path: Mounted("/", "ext4", "/dev/vdb", False, host.options))
+    for name in ("PROJID", "PROJECTS"):
+        monkeypatch.setattr(quota, name, str(tmp_path / name.lower()))
+    return host
 
 
 @pytest.fixture(name="tree")
@@ -233,77 +277,86 @@ def _tree(tmp_path: Path) -> Path:
     outside.mkdir()
     (outside / "kept").write_text("")
     (root / "link").symlink_to(outside)
+    (root / "to-file").symlink_to(outside / "kept")
     os.mkfifo(root / "pipe")
     return root
 
 
-def test_from_nothing_to_a_quota_and_back(tmp_path: Path, tree: Path, kernel: Kernel) -> None:
-    projid, projects = tmp_path / "projid", tmp_path / "projects"
+def test_from_nothing_to_a_quota_and_back(tmp_path: Path, tree: Path, host: Host) -> None:
+    projid = tmp_path / "projid"
     projid.write_text("build:7\n")
     projid.chmod(0o640)
-    paths = (str(projid), str(projects))
-    wanted = quota.Wanted("data", str(tree), 64 * MIB)
-    disk = quota.look(str(tree), NUMBER)
-    assert (disk.enforced, disk.owner, disk.limit) == (True, 0, 0)
-    # The file with two names counts once.
-    assert MIB <= disk.used < 2 * MIB
-    quota.apply(quota.make_plan("lab", [wanted], {"data": disk}, quota.Files("build:7\n", "")), *paths)
+    volume = host.look(tree)
+    assert (volume.enforced, volume.owner, volume.limit, volume.used) == (True, 0, 0, 3 * MIB)
+    quota.apply(host.run, plan(volume, quota.read_files()))
     for folder in (tree, tree / "deep", tree / "deep" / "er"):
-        assert kernel.project_of(folder) == (NUMBER, True)
-    assert kernel.project_of(tree / "file") == (NUMBER, False)
-    assert kernel.project_of(tmp_path / "outside") == kernel.project_of(tmp_path / "outside" / "kept") == (0, False)
-    assert kernel.limits == {NUMBER: 65536}
-    files = quota.Files(projid.read_text(), projects.read_text())
-    assert files.projid.startswith("build:7\ngpumesh.lab.data:")
+        assert host.project_of(folder) == (NUMBER, True)
+    assert host.project_of(tree / "file") == (NUMBER, False)
+    assert host.project_of(tmp_path / "outside") == host.project_of(tmp_path / "outside" / "kept") == (0, False)
+    assert host.limits == {str(NUMBER): 65536}
+    assert projid.read_text() == "build:7\n" + NAME
     assert projid.stat().st_mode & 0o777 == 0o640
-    again = quota.look(str(tree), NUMBER)
-    assert again == disk._replace(owner=NUMBER, limit=64 * MIB, used=5 * MIB)
-    assert not quota.make_plan("lab", [wanted], {"data": again}, files).changed
+    again = host.look(tree)
+    assert again == volume._replace(owner=NUMBER, limit=64 * MIB, used=5 * MIB)
+    assert not plan(again, quota.read_files()).changed
 
-    quota.apply(quota.make_plan("lab", [], {}, files), *paths)
-    assert kernel.limits == {NUMBER: 0}
+    quota.apply(host.run, quota.make_plan("lab", [], quota.read_files()))
+    assert host.limits == {str(NUMBER): 0}
     for path in (tree, tree / "deep", tree / "deep" / "er", tree / "file"):
-        assert kernel.project_of(path) == (0, False)
+        assert host.project_of(path) == (0, False)
     assert projid.read_text() == "build:7\n"
-    assert not projects.exists()
+    assert not (tmp_path / "projects").exists()
 
 
-def test_what_is_of_another_project_stays_its(tree: Path, tmp_path: Path, kernel: Kernel) -> None:
+def test_what_is_of_another_project_stays_its(tree: Path, host: Host) -> None:
     inode = (tree / "deep").stat().st_ino
-    kernel.attributes[inode] = (0x200, 7)
-    step = quota.Step(quota.Project(NUMBER, str(tree)), MIB, mark=True)
-    quota.apply(quota.Plan([], [step], EMPTY, changed=True), str(tmp_path / "a"), str(tmp_path / "b"))
-    assert kernel.project_of(tree / "deep") == (7, True)
-    assert kernel.project_of(tree) == (NUMBER, True)
+    host.attributes[inode] = (0x200, 7)
+    quota.apply(host.run, quota.Plan([], [], [quota.Step(quota.Project(NUMBER, str(tree)), 0, MIB, (0, NUMBER))]))
+    assert host.project_of(tree / "deep") == (7, True)
+    assert host.project_of(tree) == (NUMBER, True)
 
 
-def test_a_folder_that_is_not_there_yet_or_any_more(tmp_path: Path, kernel: Kernel) -> None:
-    missing = str(tmp_path / "not" / "yet")
-    assert quota.look(missing, NUMBER).owner == 0
-    kernel.attributes[tmp_path.stat().st_ino] = (0x200, 7)
-    assert quota.look(missing, NUMBER).owner == 7
-    release = quota.Plan([quota.Project(NUMBER, missing)], [], EMPTY, changed=True)
-    quota.apply(release, str(tmp_path / "a"), str(tmp_path / "b"))
-    assert kernel.limits == {NUMBER: 0}
-    assert kernel.project_of(tmp_path) == (7, True)
+def test_a_folder_that_is_not_there_yet_or_any_more(tmp_path: Path, host: Host) -> None:
+    missing = tmp_path / "not" / "yet"
+    assert (host.look(missing).owner, host.look(missing).used) == (0, 0)
+    host.attributes[tmp_path.stat().st_ino] = (0x200, 7)
+    assert host.look(missing).owner == 7
+    release = quota.Step(quota.Project(NUMBER, str(missing)), None, 0, (NUMBER, 0))
+    quota.apply(host.run, quota.Plan([release], [], []))
+    assert host.limits == {str(NUMBER): 0}
+    assert host.project_of(tmp_path) == (7, True)
 
 
-@pytest.mark.parametrize("flags", [0, 0x10, 0x0F])
-def test_counting_alone_is_no_quota(tmp_path: Path, kernel: Kernel, flags: int) -> None:
-    kernel.flags = flags
-    assert not quota.look(str(tmp_path), NUMBER).enforced
-    assert kernel.asked == [0x5808]
+def test_a_line_that_was_lost_takes_no_limit_away(host: Host) -> None:
+    quota.apply(host.run, quota.Plan([quota.Step(quota.Project(NUMBER, ""), None, 0, (NUMBER, 0))], [], []))
+    assert host.told == []
 
 
-def test_this_kernel_understands_the_question(tmp_path: Path) -> None:
-    """The real call: whatever file system this is, it says whether it counts projects."""
-    assert quota.look(str(tmp_path), NUMBER).enforced in (True, False)
+def test_without_the_program_the_files_are_counted(tree: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota, "find", lambda _program: None)
+    host.attributes[tree.stat().st_ino] = (0x200, NUMBER)
+    volume = host.look(tree)
+    assert (volume.owner, volume.limit, volume.used) == (NUMBER, 0, 3 * MIB)
+    assert [argv[0] for argv in host.told] == ["du"]
 
 
-def test_what_the_kernel_forbids_is_told(tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [["rw"], ["rw", "pqnoenforce"], ["rw", "noquota"]])
+def test_counting_alone_is_no_quota(tmp_path: Path, host: Host, options: list[str]) -> None:
+    host.options = options
+    assert not host.look(tmp_path).enforced
+    assert host.told == []
+
+
+def test_a_complaint_of_xfs_quota_is_an_error_whatever_its_status(tmp_path: Path, host: Host) -> None:
+    host.complaint = "xfs_quota: cannot setup path for mount /: No such device or address\n"
+    with pytest.raises(CommandError, match=r"cannot setup path for mount.*In a container"):
+        host.look(tmp_path)
+
+
+def test_what_the_kernel_forbids_is_told(tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_arguments: Any) -> bytes:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(quota, "_quotactl", refused)
+    monkeypatch.setattr(quota.fcntl, "ioctl", refused)
     with pytest.raises(HostStateError, match=r"The quota of .* cannot be read or set: Operation not permitted\."):
-        quota.look(str(tmp_path), NUMBER)
+        host.look(tmp_path)

@@ -1,0 +1,46 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of storage. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.storage import desired
+
+_MODULE = "gpumesh.cluster.storage"
+#: What the module finds missing.
+_DEBIAN = {
+    "kernel": ["nfs-kernel-server"],
+    "ganesha": ["nfs-ganesha", "nfs-ganesha-vfs"],
+    "client": ["nfs-common"],
+    "quota": ["xfsprogs"],
+}
+_OTHERS = {**_DEBIAN, "kernel": ["nfs-utils"], "client": ["nfs-utils"]}
+
+
+class ActionModule(HostAction):
+    """Derives from the record what the host has of the volumes, and installs what that takes."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = self.arguments(
+            record=RECORD,
+            volumes={"type": "list", "elements": "dict"},
+            backend={"type": "str", "choices": ["nfs", "external", "none"], "default": "nfs"},
+            server={"type": "str", "choices": ["kernel", "ganesha"], "default": "kernel"},
+            force={"type": "bool", "default": False},
+        )
+        record = self.record()
+        if given["volumes"] is not None:
+            record = plan.set_storage(record, given["volumes"]).record
+        parameters = {**desired(record, self.machine, given["backend"], given["server"]), "force": given["force"]}
+        result = self.module(_MODULE, parameters)
+        if result["missing"] and not self.check_mode:
+            packages = _DEBIAN if self.package_manager == "apt" else _OTHERS
+            self.install(sorted({name for part in result["missing"] for name in packages[part]}))
+            result = self.module(_MODULE, parameters)
+        return result

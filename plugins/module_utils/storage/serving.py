@@ -1,0 +1,63 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What this host serves its volumes with: whom it exports them to, and the program that does it."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import runs
+
+KERNEL, GANESHA = "kernel", "ganesha"
+_UNITS = {KERNEL: "nfs-server.service", GANESHA: "nfs-ganesha.service"}
+_SECONDS = 100
+
+
+class Plan(NamedTuple):
+    """``server`` is the program that serves, None where nothing is served. ``start``: it does not run, or would not at
+    boot. ``forgotten``: the programs whose file of exports changes, which another one may have read."""
+
+    files: List[host_files.Step]
+    server: Optional[str]
+    start: bool
+    forgotten: List[str]
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to do but to export anew."""
+        return bool(self.files) or self.start
+
+
+def look(run: Runner, entries: Sequence[Mapping[str, Any]], exports: Mapping[str, str], server: Optional[str]) -> Plan:
+    """What to do. ``entries`` are those of host_files, ``exports`` the file of each program."""
+    files = host_files.plan_all(entries)
+    changing = {step.path for step in files}
+    start = server is not None and not runs(run, _UNITS[server])
+    return Plan(files, server, start, [program for program, path in exports.items() if path in changing])
+
+
+def apply(run: Runner, plan: Plan) -> None:
+    """Carry it out. At once: who has left the cluster is refused from here on."""
+    for step in plan.files:
+        host_files.apply(step)
+    # Also where nothing was written: an earlier run may have been cut off before this.
+    if plan.server == KERNEL or KERNEL in plan.forgotten:
+        run(["exportfs", "-ra"], timeout=_SECONDS)
+    if plan.start and plan.server:
+        run(["systemctl", "enable", "--now", _UNITS[plan.server]], timeout=_SECONDS)
+    elif GANESHA in plan.forgotten:
+        # It reads its exports anew at once, and those who are still members notice nothing. Without any export of ours
+        # only a start makes it forget the last one.
+        verb = "reload" if plan.server == GANESHA else "restart"
+        run(["systemctl", verb, _UNITS[GANESHA]], timeout=_SECONDS)
+
+
+def as_diff(plan: Plan) -> Tuple[str, str]:
+    """The files before and after, and the service."""
+    before, after = host_files.as_diff(plan.files)
+    if plan.start and plan.server:
+        before, after = f"{before}{_UNITS[plan.server]}: stopped\n", f"{after}{_UNITS[plan.server]}: running at boot\n"
+    return before, after

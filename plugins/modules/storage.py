@@ -1,0 +1,306 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: storage
+short_description: What a host has of the volumes of a cluster
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Has the folders that this host serves, limits them, exports them to the other members alone, and mounts every volume of
+    the cluster, all in one call; and takes away what the cluster no longer has. Folders and their files stay.
+  - Installs the packages for that where they are missing.
+  - A volume is mounted at first use, by units of systemd. In a container, which has no systemd or none that can mount at
+    first use, the volumes stand in C(/etc/fstab) and are mounted at once. After a restart of the container they are mounted by the
+    next run, or by C(mount) and the mount point.
+  - A volume that somebody uses is not unmounted; the error names the processes and their users.
+  - A volume whose handle the server no longer knows is unmounted, and mounted anew at its next use.
+  - A volume with a quota is limited by the project quotas of ext4 and XFS. Files that are there already count too. The
+    first quota goes through all of them; a change of it does not. The projects stand in C(/etc/projid) and
+    C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that C(repquota -P) and C(xfs_quota) show them by name.
+  - Everything is looked at before the first change. Refuses a host whose kernel lacks NFS, a container that may not mount, a
+    host that lacks a file system that others look after, and a quota that the file system cannot keep or that is smaller than
+    what is there.
+  - Give O(record). What the options from O(cluster) on need is derived from it on the controller.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+options:
+  volumes:
+    description: Volumes to go by in place of those of O(record), as to see in check mode what they would come to.
+    type: list
+    elements: dict
+  backend:
+    description:
+      - V(nfs) exports and mounts the volumes that have a server, V(external) refuses them, and V(none) takes everything
+        away.
+    type: str
+    choices: [nfs, external, none]
+    default: nfs
+  server:
+    description: The program that serves. V(ganesha) needs nothing of the kernel.
+    type: str
+    choices: [kernel, ganesha]
+    default: kernel
+  force:
+    description: Unmount what is in use, too. Its users keep what they have open until they close it.
+    type: bool
+    default: false
+  cluster:
+    description: The name of the cluster. Only what is its own is touched.
+    type: str
+  serves:
+    description: Whether this host exports anything.
+    type: bool
+    default: false
+  folders:
+    description: The folders that it serves, as in M(gpumesh.cluster.file_set).
+    type: list
+    elements: dict
+    default: []
+  files:
+    description: The files of exports, as in M(gpumesh.cluster.file_set).
+    type: list
+    elements: dict
+    default: []
+  exports:
+    description: Which of them each program reads.
+    type: dict
+    default: {}
+  quotas:
+    description: C(name), C(path) and C(quota) of each volume that this host limits.
+    type: list
+    elements: dict
+    default: []
+  mounts:
+    description: C(volume), C(mount_point), C(unit) and the text of both units, C(mount) and C(automount), of each mount.
+    type: list
+    elements: dict
+    default: []
+  external:
+    description: C(volume), C(mount_point), C(filesystem) and C(read_only) of each file system that others look after.
+    type: list
+    elements: dict
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Share the volumes
+  gpumesh.cluster.storage:
+    record: "{{ cluster_record }}"
+
+- name: Share nothing any more
+  gpumesh.cluster.storage:
+    record: "{{ cluster_record }}"
+    backend: none
+"""
+
+RETURN = r"""
+missing:
+  description: What would have to be installed first, of V(kernel), V(ganesha), V(client) and V(quota), in check mode.
+  type: list
+  elements: str
+  returned: success
+  sample: []
+healed:
+  description: Mount points of which the handle was stale.
+  type: list
+  elements: str
+  returned: success
+  sample: [/data]
+removed:
+  description: Units, without suffix, of volumes that the cluster no longer has; in a container, their mount points.
+  type: list
+  elements: str
+  returned: success
+  sample: [mnt-old]
+quotas:
+  description: For each volume with a quota C(project), C(limit_bytes), and C(used_bytes) as they were before.
+  type: dict
+  returned: success
+  sample:
+    data:
+      project: gpumesh.lab.data
+      limit_bytes: 536870912000
+      used_bytes: 1048576
+"""
+
+import functools
+import os
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, guarded, holders, host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
+    fstab,
+    mounts,
+    ports,
+    quota,
+    serving,
+    volumes,
+)
+
+
+def read(name: str) -> str:
+    """A file of /proc."""
+    with open(os.path.join("/proc", name), encoding="utf-8", errors="replace") as stream:
+        return stream.read()
+
+
+def _program(params: Mapping[str, Any]) -> Optional[str]:
+    return params["server"] if params["serves"] else None
+
+
+def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
+    """Raises HostStateError where this host cannot have the volumes. A container has its host's kernel, and no module can
+    be loaded from there."""
+    volumes.refuse_missing(params["external"])
+    served = _program(params) == serving.KERNEL
+    missing = mounts.missing_in_kernel(command.run, read("filesystems"), served, fetched)
+    if missing:
+        names = ", ".join(mount["volume"] for mount in params["mounts"])
+        raise HostStateError(
+            f"This kernel has no {' and no '.join(missing)}, which volume {names} needs (a container shares its host's "
+            "kernel).",
+            "Load the module on the machine itself, choose another server, or set storage_backend=none. To serve alone, "
+            "storage_server=ganesha needs nothing of the kernel.",
+            missing=missing,
+        )
+    points = [mount["mount_point"] for mount in params["mounts"]]
+    there = holders.mounted(read("self/mounts"), points)
+    guarded.refuse_swappable(point for point in points if point not in there)
+    if points and not mounts.automounts():
+        fstab.refuse_without_right(read("self/status"))
+
+
+def close_ports(params: Mapping[str, Any]) -> Part:
+    """The ports below 1024 are root's where a volume is mounted."""
+    plan = ports.look(params["cluster"], bool(params["mounts"]))
+    apply = functools.partial(ports.apply, plan, params["cluster"])
+    return Part(plan.close or plan.forget, *ports.as_diff(plan), apply)
+
+
+def have_folders(params: Mapping[str, Any]) -> Part:
+    """What this host serves."""
+    steps = host_files.plan_all(params["folders"])
+
+    def apply() -> None:
+        for step in steps:
+            host_files.apply(step)
+
+    return Part(bool(steps), *host_files.as_diff(steps), apply)
+
+
+def limit(params: Mapping[str, Any], present: quota.Files) -> Tuple[Part, Dict[str, Any]]:
+    """The quotas, and what is returned of them."""
+    cluster = params["cluster"]
+    found = [
+        quota.look(command.run, one["name"], one["path"], one["quota"], quota.number_for(cluster, one["name"], present))
+        for one in params["quotas"]
+    ]
+    plan = quota.make_plan(cluster, found, present)
+    told = {
+        one.name: {"project": quota.name_of(cluster, one.name), "limit_bytes": one.quota, "used_bytes": one.used}
+        for one in found
+    }
+    return Part(plan.changed, *quota.as_diff(plan), functools.partial(quota.apply, command.run, plan)), told
+
+
+def serve(params: Mapping[str, Any]) -> Part:
+    """The exports, and the program that reads them."""
+    plan = serving.look(command.run, params["files"], params["exports"], _program(params))
+
+    def apply() -> None:
+        if plan.server:
+            # It needs its port from the first moment on; a check that was cut off may still listen there.
+            detach.replace_others("")
+        serving.apply(command.run, plan)
+
+    return Part(plan.changed, *serving.as_diff(plan), apply)
+
+
+def mount_by_units(params: Mapping[str, Any]) -> Tuple[Part, List[str], List[str]]:
+    """The mounts, which mount points are healed, and what is removed."""
+    given = [
+        mounts.Units(each["unit"], each["mount_point"], {".mount": each["mount"], ".automount": each["automount"]})
+        for each in params["mounts"]
+    ]
+    ours = mounts.parse_ours(mounts.read_units(), params["cluster"])
+    points = {mounts.mount_point_of(text) for text in ours.values()} | {units.mount_point for units in given}
+    mounted = holders.mounted(read("self/mounts"), sorted(points))
+    host = mounts.Host(
+        ours,
+        mounted,
+        mounts.stale(command.run, mounted),
+        mounts.idle_automounts(command.run, [one.name for one in given if one.name + ".automount" in ours]),
+        holders.volume_users("/proc", mounted),
+        options_by_point(read("self/mountinfo")),
+    )
+    plan = mounts.make_plan(given, host, params["force"])
+    part = Part(plan.changed, *mounts.as_diff(plan, host), functools.partial(mounts.apply, command.run, plan))
+    return part, [units.mount_point for units in given if units.name in plan.heal], plan.delete
+
+
+def mount_by_fstab(params: Mapping[str, Any]) -> Tuple[Part, List[str], List[str]]:
+    """The same where systemd cannot mount at first use."""
+    given = dict(fstab.line_of(each["mount"]) for each in params["mounts"])
+    lines = fstab.parse(files.read_text(fstab.PATH) or "", params["cluster"])
+    mounted = holders.mounted(read("self/mounts"), sorted({*given, *lines}))
+    stale = mounts.stale(command.run, mounted)
+    users = holders.volume_users("/proc", mounted)
+    host = fstab.Host(lines, mounted, stale, users, options_by_point(read("self/mountinfo")))
+    plan = fstab.make_plan(given, host, params["force"])
+    apply = functools.partial(fstab.apply, command.run, plan, given, params["cluster"])
+    healed = [point for point in plan.unmount if point in stale and point in given]
+    return Part(plan.changed, *fstab.as_diff(plan, given, host), apply), healed, sorted(set(lines) - set(given))
+
+
+def work(params: Mapping[str, Any], check_mode: bool) -> Outcome:
+    """Look at everything, then bring it about."""
+    fetched = any("\nType=nfs4\n" in each["mount"] for each in params["mounts"])
+    refuse_unfit(params, fetched)
+    present = quota.read_files()
+    limits, quotas = limit(params, present)
+    mount = mount_by_units if mounts.automounts() else mount_by_fstab
+    mounting, healed, removed = mount(params)
+    # What is served comes before what is mounted at once, which may be of another server that waits for this one.
+    parts = [close_ports(params), have_folders(params), limits, serve(params), mounting]
+    limited = bool(quotas or quota.parse(present, params["cluster"]))
+    missing = mounts.missing_programs(_program(params), fetched, limited)
+    values = {"missing": missing, "healed": healed, "removed": removed, "quotas": quotas}
+    return bring_about(parts, values, look_only=check_mode or bool(missing))
+
+
+def main() -> None:
+    """The module's entry point."""
+    entries = {"type": "list", "elements": "dict", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "dict"},
+            "volumes": {"type": "list", "elements": "dict"},
+            "backend": {"type": "str", "choices": ["nfs", "external", "none"], "default": "nfs"},
+            "server": {"type": "str", "choices": ["kernel", "ganesha"], "default": "kernel"},
+            "force": {"type": "bool", "default": False},
+            "cluster": {"type": "str"},
+            "serves": {"type": "bool", "default": False},
+            "exports": {"type": "dict", "default": {}},
+            **dict.fromkeys(("folders", "files", "quotas", "mounts", "external"), entries),
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module.params, module.check_mode), echo=False)
+
+
+if __name__ == "__main__":
+    main()

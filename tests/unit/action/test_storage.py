@@ -1,0 +1,92 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action storage: what it hands to the module of its name, and when it installs packages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.action.storage import ActionModule
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+
+NAME = "gpumesh.cluster.storage"
+VOLUME = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
+RAN = {"changed": True, "missing": []}
+RECORD = {
+    "schema_version": 1,
+    "id": "0" * 32,
+    "name": "lab",
+    "generation": 1,
+    "subnet": "192.168.1.0/24",
+    "manager": "n1",
+    "members": [
+        {
+            "machine": f"n{number}",
+            "address": f"192.168.1.{number}",
+            "interface": "eth0",
+            "site": "default",
+            "endpoint": None,
+            "joined_at": "2026-01-01T00:00:00Z",
+            "gpus": 0,
+            "mesh": None,
+            "ssh_host_keys": [],
+            "ssh_public_key": None,
+        }
+        for number in (1, 2)
+    ],
+    "mesh": {"backend": "none", "subnet": "10.99.0.0/16", "port": 51820, "interface": "gpumesh0", "mtu": None},
+    "storage": {"volumes": [VOLUME]},
+    "history": [{"generation": 1, "at": "2026-01-01T00:00:00Z", "by": "root@n1", "change": "create", "detail": "made"}],
+}
+
+
+def run(
+    *results: dict[str, Any], check_mode: bool = False, manager: str = "apt", host: str = "n2", **arguments: Any
+) -> Played:
+    """Run it on a member."""
+    variables = {"inventory_hostname": host, "ansible_facts": {"pkg_mgr": manager}}
+    modules = {NAME: results, f"ansible.builtin.{manager}": [{"changed": True}]}
+    return play(ActionModule, {"record": RECORD, **arguments}, modules, variables, check_mode)
+
+
+def test_the_host_gets_its_own_part_of_the_record() -> None:
+    played = run(RAN, force=True, server="ganesha")
+    assert played.result == RAN
+    ((name, given),) = played.ran
+    assert name == NAME
+    assert "record" not in given
+    assert (given["force"], given["server"], given["serves"]) == (True, "ganesha", False)
+    assert [mount["mount_point"] for mount in given["mounts"]] == ["/mnt/data"]
+
+
+def test_other_volumes_can_be_looked_at_beforehand() -> None:
+    assert run(RAN, volumes=[]).ran[0][1]["mounts"] == []
+    # A form leaves fields empty.
+    given = run(RAN, host="n1", volumes=[{**VOLUME, "mount_point": "/data", "quota": None}]).ran[0][1]
+    assert [mount["mount_point"] for mount in given["mounts"]] == ["/data"]
+    assert given["quotas"] == []
+
+
+def test_volumes_that_cannot_be_are_refused_before_the_host_is_asked() -> None:
+    played = run(volumes=[{**VOLUME, "server": "n9"}])
+    assert played.result["failed"]
+    assert "The server 'n9' of volume 'data' is not a member" in played.result["msg"]
+    assert played.ran == []
+
+
+@pytest.mark.parametrize(
+    ("manager", "packages"), [("apt", ["nfs-common", "xfsprogs"]), ("dnf", ["nfs-utils", "xfsprogs"])]
+)
+def test_what_is_missing_is_installed(manager: str, packages: list[str]) -> None:
+    played = run({"changed": True, "missing": ["client", "quota"]}, RAN, manager=manager)
+    assert played.result == RAN
+    assert [name for name, _given in played.ran] == [NAME, f"ansible.builtin.{manager}", NAME]
+    assert played.ran[1][1]["name"] == packages
+
+
+def test_nothing_is_installed_in_check_mode() -> None:
+    missing = {"changed": True, "missing": ["client"]}
+    assert run(missing, check_mode=True).result == missing
