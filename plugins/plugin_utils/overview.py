@@ -30,9 +30,11 @@ def overview(
     """The clusters by name, from each host's result of cluster_info, asked at the time ``at``.
 
     ``records``: those that any host has sent whole, by digest. ``states``: what each layer found when it compared a
-    machine with the record, by machine and layer. ``verdict``: that of the last check of one of the clusters. Each cluster: name, id, subnet, generation, manager, manager_address, nodes,
-    gpus, machines, mesh, volumes, changed_at, members and problems. Each member: machine, rank, manager, address,
-    own_address, interface, site, gpus, layers, copy, last_seen and drift.
+    machine with the record, by machine and layer. ``verdict``: that of the last check of one of the clusters.
+
+    Each cluster: name, id, subnet, generation, manager, manager_address, nodes, gpus, machines, mesh, volumes, changed_at,
+    members and problems. Each member: machine, rank, manager, address, own_address, interface, site, gpus, layers, copy,
+    last_seen and drift.
     """
     answers = read_answers(results, records)
     names = {record["name"] for answer in answers.values() for record in answer.records}
