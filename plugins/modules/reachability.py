@@ -18,7 +18,7 @@ description:
   - A listener binds to the member's address alone, hangs up on whoever does not prove to know O(token), and is ended by
     the kernel after O(lifetime), even if everything else has died. Nothing is written to the disk.
   - Where a run is cut off, what it has left ends a quarter of O(lifetime) after the SSH connection of its controller is
-    gone, and at once when the same controller begins another run, or when the role P(gpumesh.cluster.daemon#role) starts
+    gone, and at once when the same controller begins another run, or when the module M(gpumesh.cluster.daemon) starts
     a service. What belongs to another controller that is still connected is left alone.
   - Needs Python and iproute2 on the host, and root for ports below 1024 and for the search for duplicate addresses.
 extends_documentation_fragment:
