@@ -20,8 +20,6 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         of_the_host = {name: self.variable(f"daemon_{name}") for name in _OF_THE_HOST}
         arguments = {**{name: value for name, value in of_the_host.items() if value}, **self._task.args}
-        result = self.module("gpumesh.cluster.daemon", arguments)
-        if result["missing"] and not self.check_mode:
-            self.install(["supervisor"])
-            result = self.module("gpumesh.cluster.daemon", arguments)
-        return result
+        return self.equipped_module(
+            "gpumesh.cluster.daemon", arguments, lambda result: ["supervisor"] if result["missing"] else []
+        )

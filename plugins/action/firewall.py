@@ -24,9 +24,8 @@ class ActionModule(HostAction):
         wanted = options.get("state") != "absent"
         if wanted and self.machine not in [member["machine"] for member in record["members"]]:
             return {"changed": False}
-        arguments = desired(record, options)
-        result = self.module("gpumesh.cluster.firewall", arguments)
-        if wanted and not result["tools"] and not self.check_mode:
-            self.install(["nftables"])
-            result = self.module("gpumesh.cluster.firewall", arguments)
-        return result
+        return self.equipped_module(
+            "gpumesh.cluster.firewall",
+            desired(record, options),
+            lambda result: ["nftables"] if wanted and not result["tools"] else [],
+        )

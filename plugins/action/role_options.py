@@ -21,9 +21,7 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        _validation, given = self.validate_argument_spec(
-            {"roles": {"type": "list", "elements": "str", "required": True}}
-        )
+        given = self.arguments(roles={"type": "list", "elements": "str", "required": True})
         options = {name: option for role in given["roles"] for name, option in specification(role).items()}
         values = {name: value for name, value in self._values(options).items() if value is not None}
         result = ArgumentSpecValidator(options).validate(values, validate_role_argument_spec=True)

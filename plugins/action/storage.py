@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
@@ -38,9 +39,11 @@ class ActionModule(HostAction):
         if given["volumes"] is not None:
             record = plan.set_storage(record, given["volumes"]).record
         parameters = {**desired(record, self.machine, given["backend"], given["server"]), "force": given["force"]}
-        result = self.module(_MODULE, parameters)
-        if result["missing"] and not self.check_mode:
-            packages = _DEBIAN if self.package_manager == "apt" else _OTHERS
-            self.install(sorted({name for part in result["missing"] for name in packages[part]}))
-            result = self.module(_MODULE, parameters)
-        return result
+        return self.equipped_module(_MODULE, parameters, self._lacking)
+
+    def _lacking(self, result: Mapping[str, Any]) -> list[str]:
+        """The packages with what the module has found missing."""
+        if not result["missing"]:
+            return []
+        packages = _DEBIAN if self.package_manager == "apt" else _OTHERS
+        return sorted({name for part in result["missing"] for name in packages[part]})

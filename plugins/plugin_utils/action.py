@@ -8,9 +8,8 @@ The one place where our errors meet Ansible's actions, as module.py is for modul
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,22 @@ class HostAction(ActionBase):
             raise ModuleFailedError(result)
         return dict(result)
 
-    @functools.cached_property
+    def equipped_module(
+        self, name: str, arguments: Mapping[str, Any], lacking: Callable[[Mapping[str, Any]], Sequence[str]]
+    ) -> dict[str, Any]:
+        """Run a module, and once more after the packages are installed that the host turns out to lack.
+
+        ``lacking``: their names, by the result of the module. In check mode nothing is installed. Raises
+        ModuleFailedError.
+        """
+        result = self.module(name, arguments)
+        packages = [] if self.check_mode else lacking(result)
+        if not packages:
+            return result
+        self.install(packages)
+        return self.module(name, arguments)
+
+    @cached_property
     def package_manager(self) -> str:
         """The module of the host that installs packages, such as apt."""
         facts = self.variables.get("ansible_facts", {})
