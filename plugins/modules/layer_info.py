@@ -32,7 +32,6 @@ options:
     suboptions:
       layer: {description: The layer that it belongs to., type: str, required: true}
       path: {description: Where it is., type: str, required: true}
-      digest: {description: SHA-256 of the text without the white space around it., type: str}
       contains: {description: A text that has to be in it., type: str}
   services:
     description: Units that have to run, now and at boot. They are not compared where systemd is not the service manager.
@@ -97,13 +96,11 @@ def work(params: Dict[str, Any]) -> Outcome:
 
 def main() -> None:
     """The module's entry point."""
-    text = {"type": "str"}
     name = {"type": "str", "required": True}
     file_options = {
         "layer": name,
         "path": name,
-        "digest": text,
-        "contains": text,
+        "contains": {"type": "str"},
     }
     module = AnsibleModule(
         argument_spec={

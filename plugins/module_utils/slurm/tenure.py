@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_bytes, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import acting_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: Beside the controller's state until the new manager has loaded it.
 ACCOUNTING = "accounting.sql"
@@ -69,8 +70,8 @@ def read(folder: str) -> Kept:
     marker = None
     if raw is not None:
         try:
-            marker = parse(json.loads(raw))
-        except (ValueError, RecursionError) as failure:
+            marker = parse(from_json(raw))
+        except ValueError as failure:
             raise HostStateError(
                 f"{path} does not say whose queue is there: {failure}.",
                 "Delete it where the queue is the one of this cluster; else move the whole folder away.",

@@ -21,8 +21,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
     [
         ({}, "anything", ""),
         ({}, None, "/f is missing"),
-        ({"digest": layers.digest("a\nb")}, "a\nb\n", ""),
-        ({"digest": layers.digest("a\nb")}, "a\nc\n", "/f differs"),
         ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.1 --conf", ""),
         ({"contains": "--conf-server 10.99.0.1"}, "X=--conf-server 10.99.0.2 --conf", "/f differs"),
     ],
