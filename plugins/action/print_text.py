@@ -7,26 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible import constants
-from ansible.plugins.action import ActionBase
-
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-
-#: Callbacks whose whole output is read by programs: there the text is in the task's result alone.
-_FOR_PROGRAMS = ("json", "jsonl", "ansible.posix.json", "ansible.posix.jsonl")
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 
 
-class ActionModule(ActionBase):
-    """Print text with its own lines; nothing runs on the host."""
+class ActionModule(ControllerAction):
+    """Prints text with its own lines."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-
-    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Print the text through Ansible's own display, which is where every callback prints too."""
-        result: dict[str, Any] = super().run(tmp, task_vars)
-        _validation, options = self.validate_argument_spec({"text": {"type": "str", "required": True}})
-        text = printable(options["text"])
-        if constants.config.get_config_value("DEFAULT_STDOUT_CALLBACK") not in _FOR_PROGRAMS:
-            self._display.display(text)
-        return {**result, "changed": False, "text": text}
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        text = printable(self.arguments(text={"type": "str", "required": True})["text"])
+        self.print_text(text)
+        return {"changed": False, "text": text}

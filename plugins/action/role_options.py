@@ -11,13 +11,11 @@ from typing import Any
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction, specification
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction, specification
 
 
-class ActionModule(HostAction):
+class ActionModule(ControllerAction):
     """Validates what is set, as Ansible does before a role."""
-
-    _requires_connection = False
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

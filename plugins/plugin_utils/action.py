@@ -8,12 +8,13 @@ The one place where our errors meet Ansible's actions, as module.py is for modul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible import constants
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
@@ -22,6 +23,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 
 _ROLES = Path(__file__).resolve().parents[2] / "roles"
+#: Callbacks whose whole output is read by programs: there a text is in the task's result alone.
+_FOR_PROGRAMS = ("json", "jsonl", "ansible.posix.json", "ansible.posix.jsonl")
 #: Options that the actions of the layers have in common.
 RECORD = {"type": "dict", "required": True}
 STATE = {"type": "str", "choices": ["present", "absent"], "default": "present"}
@@ -43,6 +46,11 @@ def specification(role: str) -> Mapping[str, Any]:
         raise InputError(f"There is no role gpumesh.cluster.{role}.", "Give the names of roles of this collection.")
     options = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options") or {}
     return {name: option for name, option in options.items() if name != "cluster_record"}
+
+
+def stats(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a task returns to hand values to the next job of a workflow, as ``ansible.builtin.set_stats`` does."""
+    return {"ansible_stats": {"data": dict(data), "per_host": False, "aggregate": True}}
 
 
 class HostAction(ActionBase):
@@ -87,6 +95,20 @@ class HostAction(ActionBase):
     def variable(self, name: str, default: Any = None) -> Any:
         """A variable of the host, with its templates resolved."""
         return self._templar.template(self.variables[name]) if name in self.variables else default
+
+    def registered(self, name: str, machines: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """What a task before has registered under this name on hosts of the play; nothing for those without it."""
+        variables = self.variables["hostvars"]
+        return {machine: variables[machine].get(name) or {} for machine in machines}
+
+    def print_text(self, text: str) -> None:
+        """Print printable text through Ansible's own display, which is where every callback prints too."""
+        if constants.config.get_config_value("DEFAULT_STDOUT_CALLBACK") not in _FOR_PROGRAMS:
+            self._display.display(text)
+
+    def controller_path(self, path: str) -> str:
+        """The whole path of a file on the controller, as tasks that are delegated there take one."""
+        return str(Path(self._loader.get_basedir(), path).absolute())
 
     def options(self, role: str, *names: str) -> dict[str, Any]:
         """Options of one of our roles, without its name before theirs, as a run of the role on this host has them.
@@ -144,3 +166,9 @@ class HostAction(ActionBase):
                 install_recommends=False, policy_rc_d=101, update_cache=True, cache_valid_time=3600, lock_timeout=300
             )
         return bool(self.module(f"ansible.builtin.{self.package_manager}", arguments).get("changed"))
+
+
+class ControllerAction(HostAction):
+    """An action that only the controller has a part in."""
+
+    _requires_connection = False

@@ -12,18 +12,15 @@ from ansible.errors import AnsibleFilterError
 
 from ansible_collections.gpumesh.cluster.plugins.filter import (
     choose_subnet,
-    discover_page,
-    discover_report,
     shared_subnets,
     table,
 )
-from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_discovery import RESULTS
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_subnets import hosts, interface
 
 FACTS = hosts([interface("eno1", "10.0.0.1/24")], [interface("eno1", "10.0.0.2/24")])
 
 
-@pytest.mark.parametrize("plugin", [choose_subnet, discover_page, discover_report, shared_subnets, table])
+@pytest.mark.parametrize("plugin", [choose_subnet, shared_subnets, table])
 def test_a_filter_has_the_name_of_its_file(plugin: Any) -> None:
     name = plugin.__name__.rpartition(".")[2]
     assert list(plugin.FilterModule().filters()) == [name]
@@ -41,11 +38,6 @@ def test_an_error_of_ours_is_a_filter_error_with_the_remedy() -> None:
         AnsibleFilterError, match=r"Give cluster_subnet=10\.0\.0\.0/24, or put n1 and n2 on the cluster"
     ):
         choose_subnet.choose_subnet(FACTS, "192.168.1.0/24")
-
-
-def test_the_report_becomes_a_page() -> None:
-    text = discover_page.discover_page(discover_report.discover_report(RESULTS), "ascii", 70)
-    assert max(len(line) for line in text.split("\n") if line[:1] in "+|") <= 70
 
 
 def test_the_table_takes_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
