@@ -11,13 +11,13 @@ class ModuleDocFragment:
 options: {}
 attributes:
   check_mode:
-    description: Can run in C(check_mode) and return the would-be result without changing the host.
+    description: Can run in C(check_mode) and return the expected result without changing the host.
   diff_mode:
-    description: Says in diff mode what has changed, or in check mode what would, without secrets.
+    description: Returns in diff mode what has changed, or would change in check mode, without secrets.
   idempotent:
-    description: A second run with the same options changes nothing.
+    description: Running it again with the same options changes nothing.
   platform:
-    description: The operating systems it runs on.
+    description: The operating systems on which it runs.
     platforms: posix
     support: full
 """

@@ -11,8 +11,8 @@ class ModuleDocFragment:
 options:
   path:
     description:
-      - The folder of the cluster records on the host.
-      - It has to belong to the user that the module runs as, and nobody else may write to it.
+      - The directory of the cluster records on the host.
+      - It must be owned by the user that runs the module, and must not be writable by anyone else.
     type: path
     default: /var/lib/gpumesh/clusters
 """
@@ -21,8 +21,8 @@ options:
 options:
   record:
     description:
-      - The cluster record, as the role P(gpumesh.cluster.cluster#role) sets it. Options that it does not need are derived
-        from it on the controller, and it is not sent to the host.
+      - The cluster record, as set by the role P(gpumesh.cluster.cluster#role). Other options are derived from it on the
+        controller; the record itself is not sent to the host.
     type: dict
 """
 
@@ -30,23 +30,23 @@ options:
 options:
   actor:
     description:
-      - Who is written into the record's history.
-      - By default the account and the name of the host that the module runs on.
+      - The name to record in the history.
+      - Defaults to the user and the name of the host on which the module runs.
     type: str
   lock_timeout:
-    description: How many seconds to wait for another change of the same record to end.
+    description: The time in seconds to wait for another change of the same record to finish.
     type: float
     default: 30.0
   force:
     description:
-      - Go on where going on loses something.
-      - For a copy, take the given record although the host's own is newer, has another history or is damaged.
-      - For a deletion, delete a damaged record too.
-      - For a member that leaves, let the server of a storage volume go; its data stays where it is.
+      - Force the change even if something is lost.
+      - When copying, accept the given record even if the host's own copy is newer, has a different history or is damaged.
+      - When deleting, also delete a damaged record.
+      - When removing a member, allow it to be the server of a storage volume; its data is not deleted.
     type: bool
     default: false
   known:
-    description: Digests of records that the caller has. One of them is not returned, but its digest alone.
+    description: Digests of records that the caller already has. For these, only the digest is returned.
     type: list
     elements: str
     default: []
@@ -56,8 +56,8 @@ options:
 options:
   members:
     description:
-      - The members to add, or to update by the keys that are given; a key that is left out stays as it is.
-      - All of them together are one change of the record.
+      - The members to add or update. Keys that are not set keep their value.
+      - All members are changed together, as a single change of the record.
     type: list
     elements: dict
     suboptions:
@@ -67,40 +67,40 @@ options:
         required: true
       address:
         description:
-          - The address in the subnet of the cluster. Needed for a new member.
-          - Where the members share nothing but the mesh, it is the mesh address, and this is not used.
+          - The address in the subnet of the cluster. Required for a new member.
+          - If the members share only the mesh, the mesh address is used instead and this option is ignored.
         type: str
       interface:
-        description: The interface that has the address. Needed for a new member, unless they share only the mesh.
+        description: The interface that has the address. Required for a new member, unless the members share only the mesh.
         type: str
       site:
         description:
-          - Where the machine is. Members of one site reach each other's addresses directly.
-          - A new member is at the site V(default).
+          - The site of the machine. Members of the same site reach each other's addresses directly.
+          - The default for a new member is V(default).
         type: str
       lan_address:
         description:
-          - Where members of its site dial the machine, where the members of the cluster share nothing but a WireGuard mesh;
-            else O(members[].address) is that.
-          - An empty text takes it away; then its site dials it like all others.
+          - The address at which members of the same site connect to the machine if the members of the cluster share only a
+            WireGuard mesh. Otherwise, O(members[].address) is used.
+          - An empty string removes it; then members of its site connect to it like all others.
         type: str
       endpoint:
         description:
-          - Where the tunnels of other sites dial the machine, as C(HOST:PORT). Without a port it is the mesh's.
-          - An empty text takes it away. A machine without one cannot be dialled, as behind NAT.
+          - The endpoint at which other sites connect to the machine, as C(HOST:PORT). The default port is that of the mesh.
+          - An empty string removes it. Other sites cannot connect to a machine without an endpoint, for example behind NAT.
         type: str
       gpus:
         description: The number of GPUs.
         type: int
       mesh:
-        description: The member's end of the mesh.
+        description: The mesh settings of the member.
         type: dict
         suboptions:
           address:
-            description: The mesh address. A WireGuard mesh gives each new member the lowest free one.
+            description: The mesh address. With WireGuard, a new member gets the lowest free address by default.
             type: str
           public_key:
-            description: The public key of the member's own tunnel interface.
+            description: The public key of the member's tunnel interface.
             type: str
       ssh_host_keys:
         description: The public SSH host keys, each as C(TYPE BASE64).
@@ -111,8 +111,8 @@ options:
         type: str
   joining:
     description:
-      - Which of the members may be new. When given, another one that is not in the record is refused, since it has left
-        after the caller has read the record. When not given, all of them may.
+      - The members that may be new. If set, other members that are not in the record are refused, since they have left the
+        cluster after the caller read the record. If not set, all members may be new.
     type: list
     elements: str
 """

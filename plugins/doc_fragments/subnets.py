@@ -11,31 +11,31 @@ class ModuleDocFragment:
 options:
   _input:
     description:
-      - What M(gpumesh.cluster.interface_info) returned, by host name. Only C(interfaces) is looked at.
+      - The results of M(gpumesh.cluster.interface_info), by host name. Only C(interfaces) is used.
     type: dict
     required: true
   min_hosts:
-    description: How many hosts must be in the subnet. V(0) means every one.
+    description: The number of hosts that must be in the subnet. V(0) means all hosts.
     type: int
     default: 0
   prefer:
-    description: Patterns of interface names. A subnet that stands on such interfaces everywhere comes first.
+    description: Patterns of interface names to prefer. A subnet that uses such interfaces on all hosts comes first.
     type: list
     elements: str
     default: []
   exclude:
-    description: Patterns of interface names that are out, besides those of container runtimes and hypervisors.
+    description: Patterns of interface names to ignore, in addition to those of container runtimes and hypervisors.
     type: list
     elements: str
     default: []
   include:
-    description: Patterns of interface names that are in, although they look like those of a container runtime or
-      are bridges without a physical port.
+    description: Patterns of interface names to use even if they look like those of a container runtime or are bridges
+      without a physical port.
     type: list
     elements: str
     default: []
   own_tunnels:
-    description: Patterns of the names of the cluster's own tunnels, which are never the network below it.
+    description: Patterns of the interface names of the cluster's own tunnels, which are never used as its network.
     type: list
     elements: str
     default: [gpumesh*]

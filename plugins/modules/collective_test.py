@@ -7,25 +7,25 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: collective_test
-short_description: Run a collective over GPUs or nodes and judge it
+short_description: Run a collective over GPUs or nodes and evaluate it
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Runs a binary of nccl-tests or rccl-tests, or, without O(path), a program of our own with the PyTorch of the nodes
-    (NCCL where there are GPUs, else gloo), always with a time limit.
-  - A pass needs the footer of the output, every rank on as many hosts as asked for, no wrong value, and the threshold.
-    Each way to fail has its own words. A usage text, a truncated output, a hang and a missing rank are none of them
-    a pass, whatever the exit status.
-  - When it is too slow on three nodes or more, it is run on pairs and halves of them to find the node or link.
-  - The module does not fail when the collective does. Judge by RV(status) and RV(error).
+  - Runs a binary of nccl-tests or rccl-tests or, without O(path), a built-in program with the PyTorch of the nodes
+    (NCCL on GPUs, otherwise gloo), always with a time limit.
+  - To pass, the output must be complete, with every rank on the requested number of hosts, no wrong values, and the
+    required speed. Each kind of failure has its own message. A usage text, truncated output, a hang or a missing rank
+    never passes, regardless of the exit status.
+  - If it is too slow on three or more nodes, it runs on pairs and halves of them to find the slow node or link.
+  - The module does not fail if the collective fails. Evaluate RV(status) and RV(error) instead.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
 attributes:
   check_mode:
     support: full
     details:
-      - Nothing is run, and RV(status) is V(skipped).
+      - No collective is run, and RV(status) is V(skipped).
   diff_mode:
     support: N/A
     details:
@@ -36,120 +36,121 @@ attributes:
       - It changes nothing.
 options:
   collective:
-    description: The collective. Without O(path), V(all_reduce), V(all_gather) and V(broadcast).
+    description: The collective. Without O(path), only V(all_reduce), V(all_gather) and V(broadcast) are supported.
     type: str
     choices: [all_reduce, all_gather, reduce_scatter, reduce, broadcast, alltoall, sendrecv, gather, scatter]
     default: all_reduce
   path:
-    description: The folder of the nccl-tests or rccl-tests binaries, the same on each node.
+    description: The directory of the nccl-tests or rccl-tests binaries, which must be the same on all nodes.
     type: str
     default: ""
   launcher:
-    description: What starts the ranks. V(local) uses this host alone.
+    description: The program that starts the ranks. V(local) uses only this host.
     type: str
     choices: [local, mpirun, srun]
     default: local
   mpi:
     description:
-      - How V(srun) starts the binaries of O(path), a name that C(srun --mpi=list) shows. Empty for Slurm's own choice.
-      - Where it does not fit the MPI that they were built with, every process runs a test of its own, which is found.
+      - The MPI plugin with which V(srun) starts the binaries in O(path), as in C(srun --mpi=list). Empty means Slurm's default.
+      - If it does not match the MPI of the binaries, every process runs its own test, which is reported as a failure.
     type: str
     default: pmix
   gpus:
-    description: Have V(srun) ask for a GPU a rank of O(path). Not where Slurm does not know of the GPUs.
+    description: Whether V(srun) requests one GPU per rank of O(path). Disable this if the GPUs are not configured in Slurm.
     type: bool
     default: true
   ranks:
-    description: The number of ranks; with O(path), of GPUs.
+    description: The number of ranks. With O(path), the number of GPUs.
     type: int
     required: true
   nodes:
-    description: The number of nodes. Has to divide O(ranks).
+    description: The number of nodes. O(ranks) must be a multiple of it.
     type: int
     default: 1
   nodelist:
-    description: The nodes by name. Needed with V(mpirun), and to find what is slow.
+    description: The names of the nodes. Required with V(mpirun), and to find slow nodes and links.
     type: list
     elements: str
     default: []
   min_bytes:
-    description: The smallest message.
+    description: The smallest message size in bytes.
     type: int
     default: 1024
   max_bytes:
     description:
-      - The largest message. It is the one that is judged. By default 8 GiB with O(path), else 64 MiB.
-      - The table of known machines, and what O(nic_gbps) comes to, hold from 1 GiB on.
+      - The largest message size in bytes, which is the one that is evaluated. Defaults to 8 GiB with O(path), otherwise to
+        64 MiB.
+      - The table of known machines and the threshold from O(nic_gbps) only apply from 1 GiB on.
     type: int
   iterations:
-    description: How often each size is measured.
+    description: The number of measurements per message size.
     type: int
     default: 5
   min_busbw_gbps:
     description:
-      - The bus bandwidth, in 10^9 bytes a second, that the largest message has to reach.
-      - By default from O(thresholds), else from the table of known machines, or from O(nic_gbps) for several nodes,
-        else none.
+      - The minimum bus bandwidth for the largest message, in 10^9 bytes per second.
+      - Defaults to the value from O(thresholds), or from the table of known machines, or, for several nodes, from
+        O(nic_gbps), or to none.
     type: float
   thresholds:
-    description: Entries of your own, before those of the table. The first one that fits is taken.
+    description: Your own entries, which precede those of the table. The first matching entry is used.
     type: list
     elements: dict
     default: []
     suboptions:
       min_busbw_gbps:
-        description: The bus bandwidth that the largest message has to reach.
+        description: The minimum bus bandwidth for the largest message, in 10^9 bytes per second.
         type: float
         required: true
       collective:
-        description: Only for this collective.
+        description: Apply only to this collective.
         type: str
       gpu:
-        description: Only where the name of each GPU has this regular expression in it.
+        description: Apply only if the name of each GPU matches this regular expression.
         type: str
       gpus:
-        description: Only for this number of ranks.
+        description: Apply only to this number of ranks.
         type: int
       nodes:
-        description: Only for this number of nodes.
+        description: Apply only to this number of nodes.
         type: int
       source:
-        description: Where the number comes from.
+        description: The origin of the value.
         type: str
   nic_gbps:
     description:
-      - The rate in Gbit/s of each node's network card, for the threshold between nodes.
-      - Where this is the measure, NCCL runs the largest message once more with Ring, which is judged. Tree can show up
-        to twice what the wire carries.
+      - The rate of each node's NIC in Gbit/s, used as the threshold between nodes.
+      - If this is the threshold, NCCL runs the largest message once more with the Ring algorithm, which is evaluated. Tree
+        can report up to twice the bandwidth of the link.
     type: float
   nics:
-    description: How many such cards a node has.
+    description: The number of such NICs per node.
     type: int
     default: 1
   fabric:
-    description: How NCCL uses the cards. Gloo always uses TCP.
+    description: How NCCL uses the NICs. Gloo always uses TCP.
     type: str
     choices: [rdma, tcp]
     default: rdma
   timeout:
-    description: Seconds that one run may take.
+    description: The time limit of a single run in seconds.
     type: float
     default: 300
   bisect:
-    description: Whether to find the slow node or link by further runs.
+    description: Whether to search for the slow node or link with further runs.
     type: bool
     default: true
   python:
     description:
-      - The Python with PyTorch on the nodes, for our own program. O(user) has to be able to run it. It is isolated, so
-        that it has neither C(PYTHONPATH) nor what a user has installed.
+      - The Python with PyTorch on the nodes, for the built-in program. O(user) must be able to run it. It runs in isolated
+        mode, without C(PYTHONPATH) and packages installed by the user.
     type: str
     default: python3
   user:
     description:
-      - The account that runs it, where the module runs as root. Every node has to have it with the same number, and Slurm
-        an account for it where it enforces accounts.
-      - Not with O(launcher=mpirun), which logs in to the nodes as the account that the module runs as.
+      - The user that runs the collective if the module runs as root. It must exist with the same UID on every node and, if
+        Slurm enforces accounts, must have one there.
+      - Ignored with O(launcher=mpirun), which logs in to the nodes as the user that runs the module.
     type: str
     default: nobody
 """
@@ -162,7 +163,7 @@ EXAMPLES = r"""
     max_bytes: 8589934592
   register: all_reduce
 
-- name: Refuse a host that is not up to it
+- name: Fail if a host is too slow
   ansible.builtin.assert:
     that: all_reduce.status == 'pass'
     fail_msg: "{{ all_reduce.error.message }} {{ all_reduce.error.remedy }}"
@@ -183,11 +184,11 @@ collective:
   type: str
   returned: always
 ranks:
-  description: Ranks that took part.
+  description: The number of ranks that took part.
   type: int
   returned: always
 nodes:
-  description: Distinct hosts on which they ran.
+  description: The number of distinct hosts on which they ran.
   type: int
   returned: always
 devices:
@@ -198,24 +199,24 @@ devices:
 rows:
   description:
     - The measurements, each with C(size_bytes), C(count), C(type), C(redop), C(time_us), C(algbw_gbps), C(busbw_gbps),
-      C(wrong) and C(in_place). Bandwidths are in 10^9 bytes a second. C(wrong) is null where it was not checked.
+      C(wrong) and C(in_place). Bandwidths are in 10^9 bytes per second. C(wrong) is null if it was not checked.
   type: list
   elements: dict
   returned: always
 out_of_bounds:
-  description: Wrong values that the program counted. Null without a footer.
+  description: The number of wrong values that the program reported. Null if the output is incomplete.
   type: int
   returned: always
 avg_busbw_gbps:
-  description: The mean over all sizes, as the program prints it. Small messages pull it down.
+  description: The average over all sizes as printed by the program. Small messages reduce it.
   type: float
   returned: always
 busbw_gbps:
-  description: The bus bandwidth at the largest size, by which it is judged.
+  description: The bus bandwidth at the largest size, which is the one that is evaluated.
   type: float
   returned: always
 ring_busbw_gbps:
-  description: What Ring reached at the largest size, where the network is the measure. Else null.
+  description: The bus bandwidth of Ring at the largest size if O(nic_gbps) is the threshold, otherwise null.
   type: float
   returned: always
 versions:
@@ -224,25 +225,25 @@ versions:
   returned: always
 status:
   description:
-    - V(pass) or V(fail). V(skipped) in check mode, where the nodes have no program for it, and where C(srun) would have
-      to wait for somebody's job.
+    - V(pass) or V(fail). V(skipped) in check mode, if the required program is not installed on the nodes, or if C(srun)
+      would have to wait for other jobs.
   type: str
   returned: always
 min_busbw_gbps:
-  description: The threshold. Null for none.
+  description: The threshold. Null if there is none.
   type: float
   returned: always
 threshold_source:
-  description: Where the threshold comes from.
+  description: The origin of the threshold.
   type: str
   returned: always
 not_judged:
   description:
-    - Why the speed was not judged, where there is a threshold for larger messages than the largest one. Else null.
+    - Why the speed was not evaluated if there is only a threshold for larger messages, otherwise null.
   type: str
   returned: always
 error:
-  description: Null on a pass.
+  description: The failure. Null if the collective passed.
   type: dict
   returned: always
   contains:
@@ -252,21 +253,21 @@ error:
           V(wrong_ranks), V(wrong_nodes), V(wrong_values), V(no_rows) and V(slow).
       type: str
     message:
-      description: What is wrong, and where.
+      description: What failed, and where.
       type: str
     remedy:
       description: What to do about it.
       type: str
     details:
-      description: The program's and the launcher's own words.
+      description: Messages of the program and the launcher.
       type: list
       elements: str
     warnings:
-      description: The library's warnings.
+      description: Warnings of the library.
       type: list
       elements: str
     culprit:
-      description: The C(kind), C(names) and C(words) of what makes it slow.
+      description: C(kind), C(names) and C(words) of the cause of the slowness.
       type: dict
 """
 

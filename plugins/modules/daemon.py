@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: daemon
-short_description: One daemon under systemd or supervisord
+short_description: Manage a daemon with systemd or supervisord
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Runs a packaged daemon, now and at boot, under what runs as PID 1. Under systemd it is the packaged unit with lines of
-    ours on top, else a program of supervisord, as in a rented container.
-  - Installs supervisord where it is missing, and starts it where it does not run.
+  - Runs a packaged daemon, now and at boot, with the service manager of the host. With systemd, this is the packaged unit
+    with a drop-in; otherwise, for example in a rented container, it is a program of supervisord.
+  - Installs and starts supervisord if necessary.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -22,79 +22,79 @@ attributes:
   idempotent:
     support: partial
     details:
-      - V(restarted) restarts at every run.
+      - V(restarted) restarts the daemon on every run.
 options:
   name:
-    description: Name of the systemd unit without its suffix, and of the program under supervisord.
+    description: The name of the systemd unit without its suffix, and of supervisord's program.
     type: str
     required: true
   state:
     description:
-      - V(started) restarts a daemon only when its settings have changed or it is older than what it O(reads). V(absent)
-        stops it, now and at boot, and removes what this module has written.
+      - V(started) restarts a running daemon only if its settings have changed or if files in O(reads) are newer. V(absent)
+        stops and disables the daemon, and removes the files that this module has written.
     type: str
     choices: [started, restarted, absent]
     default: started
   command:
-    description: What supervisord runs, in the foreground. Needed there unless it is to be V(absent).
+    description: The foreground command that supervisord runs. Required with supervisord unless O(state=absent).
     type: str
     default: ""
   user:
-    description: The account that supervisord runs it as.
+    description: The user as which supervisord runs the command.
     type: str
     default: root
   directories:
-    description: Folders that supervisord makes for O(user) before each start, since C(/run) may be empty then.
+    description: Directories that supervisord creates for O(user) before each start, since C(/run) can be empty.
     type: list
     elements: str
     default: []
   environment:
-    description: Variables that supervisord gives it.
+    description: Environment variables that supervisord sets.
     type: dict
     default: {}
   drop_in:
-    description: Text that systemd adds to the packaged unit.
+    description: The content of a drop-in file for the packaged systemd unit.
     type: str
     default: ""
   reads:
     description:
-      - Files that it reads when it starts. A daemon that is older than one of them is restarted, also where a run that
-        was cut off has written the file.
+      - Files that the daemon reads when it starts. It is restarted if one of them is newer than the daemon, even if the file
+        was written by a previous run that was interrupted.
     type: list
     elements: path
     default: []
   reload:
     description:
-      - Command that has a running daemon take O(reads) over and hand them on. It comes before a restart, which is left out
-        where the daemon has begun anew by it.
+      - A command that makes a running daemon reload the files in O(reads) and distribute them. It runs before a restart,
+        which is skipped if the command has already restarted the daemon.
     type: list
     elements: str
     default: []
   ready_path:
-    description: Return only when this path is there, such as the daemon's socket.
+    description: Wait until this path exists, such as the daemon's socket.
     type: path
   ready_address:
-    description: Return only when somebody listens there. O(ready_port) is needed with it.
+    description: Wait until something listens on this address. Requires O(ready_port).
     type: str
   ready_port:
     description: The TCP port of O(ready_address).
     type: int
   ready_timeout:
-    description: Seconds to wait for it at most.
+    description: The maximum time to wait, in seconds.
     type: int
     default: 120
   unit_folder:
-    description: Folder of systemd's units.
+    description: The directory of systemd's units.
     type: path
     default: /etc/systemd/system
   supervisor_config:
-    description: Configuration of supervisord. Without it, the variable C(daemon_supervisor_config) of the host counts.
+    description: The configuration file of supervisord. Can also be set by the host variable C(daemon_supervisor_config).
     type: path
     default: /etc/supervisor/supervisord.conf
   supervisor_programs:
     description:
-      - Folder of the programs that this configuration includes. Without it, the variable C(daemon_supervisor_programs) of the
-        host counts.
+      - The directory from which this configuration includes programs. Can also be set by the host variable
+        C(daemon_supervisor_programs).
     type: path
     default: /etc/supervisor/conf.d
 """
@@ -111,15 +111,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 service_manager:
-  description: What runs it, V(systemd) or V(supervisord).
+  description: The service manager, V(systemd) or V(supervisord).
   type: str
   returned: always
 missing:
-  description: Whether supervisord would have to be installed first, in check mode.
+  description: In check mode, whether supervisord would have to be installed first.
   type: bool
   returned: always
 restarted:
-  description: Whether a running daemon was replaced by a new one, or would have been.
+  description: Whether a running daemon was restarted, or would be in check mode.
   type: bool
   returned: always
 """

@@ -12,58 +12,58 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Puts what M(gpumesh.cluster.interface_info) has returned on all hosts of the play into one document, ranks the subnets
+  - Combines the results of M(gpumesh.cluster.interface_info) on all hosts of the play into one document, ranks the subnets
     that they share, and prints it. Run it once, not on every host.
   - Sets the artifacts C(discover_subnets) and C(discover_silent_hosts) for the next job of a workflow.
-  - Runs on the controller alone; no connection is made.
+  - Runs only on the controller and makes no connection.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
 attributes:
   check_mode:
     details:
-      - It reads the hosts' answers, and writes O(facts_file) on the controller, except in check mode.
+      - It only reads the results of the hosts, and writes O(facts_file) on the controller, except in check mode.
 options:
   registered:
-    description: The variable in which the task of M(gpumesh.cluster.interface_info) has registered its result.
+    description: The name of the variable in which the result of M(gpumesh.cluster.interface_info) was registered.
     type: str
     required: true
   output:
-    description: V(table) for people, V(json) for programs, as one line that begins with a brace.
+    description: The output format. V(table) is for people; V(json) is for programs, as one line that starts with a brace.
     type: str
     choices: [table, json]
     default: table
   facts_file:
-    description: A file on the controller that gets the whole document as JSON. Empty means none.
+    description: A file on the controller to which the whole document is written as JSON. Empty means none.
     type: path
     default: ""
   subnet:
-    description: The only subnet to take, as C(ip addr) prints it, host bits and all. Empty means any.
+    description: Only consider this subnet, in the form that C(ip addr) prints, with or without host bits. Empty means any.
     type: str
     default: ""
   prefer:
-    description: Patterns of interface names. A subnet that stands on such interfaces everywhere comes first.
+    description: Patterns of interface names to prefer. A subnet that uses such interfaces on all hosts comes first.
     type: list
     elements: str
     default: []
   exclude:
-    description: Patterns of interface names that are out, besides those of container runtimes and hypervisors.
+    description: Patterns of interface names to ignore, in addition to those of container runtimes and hypervisors.
     type: list
     elements: str
     default: []
   include:
-    description: Patterns of interface names that are in, although they look like those of a container runtime or
-      are bridges without a physical port.
+    description: Patterns of interface names to use even if they look like those of a container runtime or are bridges
+      without a physical port.
     type: list
     elements: str
     default: []
   table_style:
-    description: The characters of the tables' frames.
+    description: The characters for the frames of the tables.
     type: str
     choices: [unicode, ascii]
     default: unicode
   table_width:
-    description: The room for the tables in columns. V(0) means the width of the terminal, V(-1) means no limit.
+    description: The maximum width of the tables in columns. V(0) means the width of the terminal, V(-1) no limit.
     type: int
     default: 0
 seealso:
@@ -73,13 +73,13 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Look at every host
+- name: Examine every host
   gpumesh.cluster.interface_info:
   register: detected
   ignore_unreachable: true
   failed_when: false
 
-- name: Show what was found
+- name: Show the networks
   gpumesh.cluster.discover:
     registered: detected
     facts_file: networks.json
@@ -89,9 +89,9 @@ EXAMPLES = r"""
 RETURN = r"""
 text:
   description:
-    - What was printed. The document of V(json) and of O(facts_file) has C(schema_version), the C(candidates) and the
-      C(rejected) subnets as P(gpumesh.cluster.shared_subnets#filter) ranks them, the facts of the C(hosts) that answered,
-      and by host why others are C(unreachable) or C(failed).
+    - The text that was printed. The document of V(json) and O(facts_file) contains C(schema_version), the C(candidates)
+      and C(rejected) subnets as ranked by P(gpumesh.cluster.shared_subnets#filter), the facts of the C(hosts) that
+      answered, and for each of the others why it is C(unreachable) or C(failed).
   returned: always
   type: str
 """

@@ -7,70 +7,70 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: file_set
-short_description: The files that a layer has on a host, in one call
+short_description: Manage a set of files in one call
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Sees to files, folders and blocks of lines in files of others, all in one call, because the time that a playbook takes
-    is its tasks times its hosts.
-  - All entries are checked before the first is changed. Files are replaced in one step; where that is impossible, as with
+  - Manages files, directories and blocks of lines in other files in one call, because the duration of a playbook is
+    proportional to its number of tasks times hosts.
+  - All entries are validated before the first change. Files are replaced atomically; if that is impossible, as with
     C(/etc/hosts) in a container, they are written in place.
-  - Not for secrets, since contents are shown in diffs.
+  - Not suitable for secrets, since contents are shown in diffs.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
 options:
   files:
-    description: What is to be there, in this order, each path once.
+    description: The entries to manage, in this order. Each path may occur only once.
     type: list
     elements: dict
     required: true
     suboptions:
       path:
         description:
-          - The whole path. Links are followed in folders that only root can write to.
-          - In a folder of another account, this is done as that account, wherever a link leads. In a folder of root's that
-            others may write to, as C(/tmp), a link is refused.
+          - The absolute path. Symbolic links are followed in directories that only root can write to.
+          - In a directory of another user, the module acts as that user, wherever a link leads. In a directory of root that
+            others can write to, such as C(/tmp), links are refused.
         type: path
         required: true
       state:
         description:
-          - V(file) has exactly O(files[].content), V(directory) is a folder, and V(block) is lines in a file that may
-            hold more.
-          - V(absent) removes a file or a folder with all that is in it; with O(files[].marker), only that block, and the
-            file when nothing else was in it.
+          - V(file) is a file with exactly O(files[].content), V(directory) is a directory, and V(block) is a block of lines in
+            a file that can contain other lines.
+          - V(absent) removes a file, or a directory with all its contents. With O(files[].marker), it only removes that
+            block, and the file if nothing else is left in it.
         type: str
         choices: [file, directory, block, absent]
         default: file
       content:
-        description: Text of the file or block.
+        description: The text of the file or block.
         type: str
       mode:
         description:
-          - Permissions in octal. Without it, those of what is there stay; a new file gets V(0644), a new folder V(0755).
+          - The octal permissions. If not set, existing permissions are kept; a new file gets V(0644), a new directory V(0755).
         type: str
       new_mode:
-        description: Permissions in octal of one that was not there, where O(files[].mode) is not given.
+        description: The octal permissions of a new file or directory if O(files[].mode) is not set.
         type: str
       owner:
-        description: Account that owns it. Without it, the owner stays; a new one belongs to the account of the task, or
-          to the one that owns the folder.
+        description: The owner. If not set, the owner is kept; a new file belongs to the user of the task, or to the owner of
+          the directory.
         type: str
       group:
-        description: Group that owns it. Without it, the group of O(files[].owner).
+        description: The group. Defaults to the group of O(files[].owner).
         type: str
       marker:
-        description: The line around a block. C({mark}) in it becomes BEGIN and END.
+        description: The line before and after a block. C({mark}) is replaced with BEGIN and END.
         type: str
       at_start:
-        description: Whether a new block goes to the start of the file instead of its end.
+        description: Whether to insert a new block at the start of the file instead of at its end.
         type: bool
         default: false
       hide:
         description:
-          - Regular expression of whole lines outside the block that contradict it. They are made comments, and lines
-            again when the block is removed with this option.
+          - A regular expression that matches complete lines outside the block that conflict with it. They are commented out,
+            and restored when the block is removed with this option.
         type: str
 """
 
@@ -85,7 +85,7 @@ EXAMPLES = r"""
         marker: "# {mark} gpumesh cluster lab"
         content: NCCL_SOCKET_IFNAME==gpumesh0
 
-- name: Take it back
+- name: Remove the setting
   gpumesh.cluster.file_set:
     files:
       - path: /etc/nccl.conf
@@ -95,7 +95,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 paths:
-  description: What was changed, or would be in check mode, in the order of O(files).
+  description: The paths that were changed, or would be changed in check mode, in the order of O(files).
   type: list
   elements: str
   returned: success

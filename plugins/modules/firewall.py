@@ -7,17 +7,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: firewall
-short_description: Close the ports of a cluster's services to everybody but its members
+short_description: Restrict the ports of a cluster's services to its members
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Keeps one table of nftables with the addresses of the members. It is replaced in one transaction, so that there is no
-    moment without it, and what is connected stays connected.
-  - No rule outside of this table is read or changed. A port that the host's own rules close stays closed.
-  - A service of systemd loads it at boot, and again when C(nftables.service) does so with the host's own rules. Without
-    systemd it is loaded now, and again at the next run.
-  - Where C(nft) is not installed nothing is done, and RV(tools) says so. With O(record), nftables is installed then.
+  - Maintains an nftables table with the addresses of the members. The table is replaced in a single transaction, so there
+    is no moment without it, and established connections stay open.
+  - Rules outside this table are neither read nor changed. A port that the host's own rules close stays closed.
+  - A systemd service loads the table at boot, and again when C(nftables.service) reloads the host's own rules. Without
+    systemd, the table is loaded now, and again on the next run.
+  - If C(nft) is not installed, the module does nothing and RV(tools) says so. With O(record), nftables is installed.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -25,11 +25,11 @@ options:
   record:
     description:
       - The cluster record, as the role P(gpumesh.cluster.cluster#role) sets it. O(cluster), O(members), O(mesh_members) and
-        O(mesh_interface) are derived from it on the controller, and the port of its mesh is one of O(open_udp_ports).
-      - A host that is not one of its members is left as it is.
+        O(mesh_interface) are derived from it on the controller, and the port of the mesh is added to O(open_udp_ports).
+      - A host that is not among the cluster's members is left unchanged.
     type: dict
   cluster:
-    description: The name of the cluster, after which the table is called. Required without O(record).
+    description: The name of the cluster, which is part of the table's name. Required without O(record).
     type: str
   state:
     description: V(absent) removes the table, now and at boot.
@@ -37,12 +37,12 @@ options:
     choices: [present, absent]
     default: present
   members:
-    description: Addresses of the members, by whatever interface their packets come in.
+    description: Addresses of the members, accepted on all interfaces.
     type: list
     elements: str
     default: []
   mesh_members:
-    description: Addresses of the members in the mesh. They count only where packets come in by O(mesh_interface).
+    description: Mesh addresses of the members, accepted only on O(mesh_interface).
     type: list
     elements: str
     default: []
@@ -55,21 +55,21 @@ options:
     elements: str
     default: []
   tcp_ports:
-    description: TCP ports, and ranges such as V(6817-6819), that are closed to others.
+    description: TCP ports and ranges, such as V(6817-6819), to close to other hosts.
     type: list
     elements: str
     default: []
   udp_ports:
-    description: The same for UDP.
+    description: UDP ports and ranges to close to other hosts.
     type: list
     elements: str
     default: []
   ephemeral:
-    description: Close also the kernel's range of ephemeral ports, where jobs listen.
+    description: Whether to also close the kernel's range of ephemeral ports, on which jobs listen.
     type: bool
     default: true
   open_udp_ports:
-    description: UDP ports that stay open to everybody, as those of tunnels must.
+    description: UDP ports that stay open to all hosts, as required for tunnels.
     type: list
     elements: str
     default: []
@@ -79,7 +79,7 @@ options:
     default: 22
   ssh_from:
     description:
-      - Networks from which SSH is let in beside the members; everybody else is then kept out. Empty leaves SSH as it is.
+      - Networks that can use SSH besides the members; SSH is closed to all others. If empty, SSH is not restricted.
       - The machine that runs Ansible must be in one of them.
     type: list
     elements: str
@@ -101,7 +101,7 @@ EXAMPLES = r"""
     tcp_ports: ["2049", 6817-6819]
     open_udp_ports: ["51820"]
 
-- name: Remove it
+- name: Remove the table
   gpumesh.cluster.firewall:
     cluster: lab
     state: absent
@@ -113,7 +113,7 @@ tools:
   type: bool
   returned: success
 table:
-  description: The name of the table, of the family C(inet).
+  description: The name of the table, in the family C(inet).
   type: str
   returned: success
   sample: gpumesh_lab

@@ -7,32 +7,32 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: holder_info
-short_description: Who uses the volumes and the network of a cluster on a host
+short_description: Find the users of a cluster's volumes and network on a host
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Finds processes with their folder, program or an open file on a mounted volume, and logins by SSH that came from an
-    address of the cluster.
-  - Never touches the volumes themselves, so that one whose server is dead does not hang the question.
+  - Finds processes whose working directory, program or open files are on a mounted volume, and SSH logins from an address
+    of the cluster.
+  - Never accesses the volumes themselves, so a volume whose server is down does not hang the module.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
 options:
   mount_points:
-    description: Where the volumes are mounted. What is no mount point now is passed over.
+    description: The mount points of the volumes. Paths that are not mount points are ignored.
     type: list
     elements: path
     default: []
   addresses:
-    description: The addresses of the cluster's members. Logins from elsewhere do not end with the cluster.
+    description: The addresses of the cluster's members. Logins from other addresses are ignored.
     type: list
     elements: str
     default: []
 """
 
 EXAMPLES = r"""
-- name: See who would notice that the cluster ends
+- name: Find out who still uses the cluster
   gpumesh.cluster.holder_info:
     mount_points: [/mnt/shared]
     addresses: [10.99.0.1, 10.99.0.2]
@@ -41,31 +41,31 @@ EXAMPLES = r"""
 
 RETURN = r"""
 holders:
-  description: Each of them in a few words.
+  description: A short description of each user.
   type: list
   elements: str
   returned: always
   sample: ["python3 of alice (process 4711) uses /mnt/shared", "alice is logged in from 10.99.0.2 (pts/0)"]
 volume_users:
-  description: Processes that keep a volume mounted.
+  description: Processes that use a volume.
   type: list
   elements: dict
   returned: always
   contains:
-    mount_point: {description: The volume., type: str}
-    pid: {description: Number of the process., type: int}
-    user: {description: Whose it is., type: str}
-    command: {description: Its name., type: str}
+    mount_point: {description: The mount point of the volume., type: str}
+    pid: {description: The process ID., type: int}
+    user: {description: The user of the process., type: str}
+    command: {description: The name of the process., type: str}
 logins:
-  description: Logins over the cluster's network.
+  description: SSH logins over the cluster's network.
   type: list
   elements: dict
   returned: always
   contains:
-    pid: {description: Number of its process., type: int}
-    user: {description: Who has logged in., type: str}
+    pid: {description: The process ID of the session., type: int}
+    user: {description: The user who is logged in., type: str}
     terminal: {description: "The terminal; V(notty) for a command.", type: str}
-    address: {description: Where from., type: str}
+    address: {description: The address of the client., type: str}
 """
 
 from typing import Any, Dict

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_owner
-short_description: Which cluster owns what a host has once
+short_description: Record which cluster owns the unique parts of a host
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - A host may be in several clusters, and has one munge key, one environment of jobs and one Slurm. This notes the cluster
-    that sets them up, and refuses another one as long as the first is a cluster of the host.
-  - The note is C(owners.json) beside the folder of the records.
+  - A host can be in several clusters, but has only one munge key, one job environment and one Slurm. This module records
+    the cluster that sets them up, and refuses other clusters while the host is a member of the first one.
+  - The owners are stored in C(owners.json), next to the directory of the records.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -25,24 +25,24 @@ options:
     type: str
     required: true
   cluster_id:
-    description: Its id, as in the record.
+    description: The id of the cluster in the record.
     type: str
     required: true
   things:
-    description: What the cluster owns from now on.
+    description: The parts of the host that the cluster takes ownership of.
     type: list
     elements: str
     choices: [munge, job_environment, slurm]
     default: []
   state:
-    description: V(absent) gives up what the cluster owns on the host.
+    description: V(absent) releases everything that the cluster owns on the host.
     type: str
     choices: [present, absent]
     default: present
 """
 
 EXAMPLES = r"""
-- name: Own the munge key of this host
+- name: Take ownership of the munge key of this host
   gpumesh.cluster.host_owner:
     cluster: "{{ cluster_record.name }}"
     cluster_id: "{{ cluster_record.id }}"
@@ -51,11 +51,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 member:
-  description: Whether the host holds a copy of the cluster's record, or something that the cluster owned.
+  description: Whether the host has a copy of the cluster's record, or anything that the cluster owned.
   type: bool
   returned: success
 others:
-  description: What belongs to other clusters.
+  description: The parts of the host that other clusters own.
   type: list
   elements: str
   returned: success

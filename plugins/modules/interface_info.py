@@ -7,16 +7,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: interface_info
-short_description: Tell of a host's network interfaces, RDMA ports and GPUs
+short_description: Gather information about the network interfaces, RDMA ports and GPUs of a host
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Tells what a host's interfaces really are (physical or not, their speed, driver, place on the PCI bus and the RDMA
-    port behind them), its default routes, what its own name resolves to, and the GPUs that jobs can open.
-  - Reads C(ip -j) and files of the kernel; it needs nothing but Python and iproute2 4.13 or later, and no privilege.
-  - It takes a fraction of the time of M(ansible.builtin.setup), since it starts three short processes.
-  - Of a host on which it cannot run it says why. That takes C(paramiko) where Ansible runs, and time only then.
+  - Returns the properties of all interfaces (whether they are physical, their speed, driver, PCI address and RDMA port),
+    the default routes, the addresses to which the host's own name resolves, and the GPUs that jobs can open.
+  - Reads the output of C(ip -j) and kernel files. It requires only Python and iproute2 4.13 or later, and no privileges.
+  - Takes a fraction of the time of M(ansible.builtin.setup), since it starts only three short processes.
+  - If it cannot run on a host, it reports the reason. This requires C(paramiko) on the controller, and takes time only then.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -29,28 +29,28 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Look at the interfaces
+- name: Gather the interfaces
   gpumesh.cluster.interface_info:
   register: detected
 
-- name: Name the physical ones that are up
+- name: Show the physical interfaces that are up
   ansible.builtin.debug:
     msg: "{{ detected.interfaces | selectattr('physical') | selectattr('state', 'eq', 'up') | map(attribute='name') }}"
 """
 
 RETURN = r"""
 interfaces:
-  description: Every interface, in the order of C(ip).
+  description: All interfaces, in the order of C(ip).
   returned: always
   type: list
   elements: dict
   contains:
     name:
-      description: Its name.
+      description: The name of the interface.
       type: str
       sample: eno1
     alternative_names:
-      description: Other names of it.
+      description: Alternative names of the interface.
       type: list
       elements: str
     kind:
@@ -60,90 +60,90 @@ interfaces:
       type: str
       sample: ethernet
     link_kind:
-      description: The kernel's own word for a virtual one, such as C(macvlan).
+      description: The kernel's link type of a virtual interface, such as C(macvlan).
       type: str
     physical:
-      description: Whether there is a device behind it, real or given by a hypervisor.
+      description: Whether it belongs to a device, either a real one or one provided by a hypervisor.
       type: bool
     state:
-      description: C(up), C(down) or another operational state of the kernel in lower case.
+      description: C(up), C(down) or another operational state of the kernel, in lower case.
       type: str
       sample: up
     mtu:
-      description: In bytes.
+      description: The MTU in bytes.
       type: int
       sample: 9000
     mac:
-      description: The hardware address; none for tunnels and the loopback.
+      description: The MAC address. Null for tunnels and the loopback interface.
       type: str
     speed_mbps:
-      description: In Mbit/s. None where the kernel's figure says nothing, as with bridges, veth and many virtual cards.
+      description: The speed in Mbit/s. Null if the kernel's value is meaningless, as for bridges, veth and many virtual NICs.
       type: int
       sample: 100000
     driver:
-      description: The driver of a physical one.
+      description: The driver of a physical interface.
       type: str
       sample: mlx5_core
     pci_address:
-      description: Its place on the PCI bus.
+      description: The PCI address.
       type: str
       sample: "0000:3b:00.0"
     numa_node:
-      description: The NUMA node of that place; none on a machine with only one.
+      description: The NUMA node of the device. Null on machines with only one.
       type: int
     master:
-      description: The bond or bridge that it is a port of.
+      description: The bond or bridge to which the interface belongs.
       type: str
     members:
       description: The ports of a bond or bridge.
       type: list
       elements: str
     parent:
-      description: The interface that a VLAN or the like stands on.
+      description: The interface below a VLAN or a similar interface.
       type: str
     vlan_id:
-      description: The number of a VLAN.
+      description: The VLAN ID.
       type: int
     rdma:
-      description: The RDMA port behind it, or none.
+      description: The RDMA port of the interface, or null.
       type: dict
       contains:
         device:
-          description: Its name.
+          description: The name of the RDMA device.
           type: str
           sample: mlx5_0
         port:
-          description: Its number, from 1.
+          description: The port number, starting at 1.
           type: int
         state:
-          description: C(active), C(down) or another state of the kernel in lower case.
+          description: C(active), C(down) or another state of the kernel, in lower case.
           type: str
         link_layer:
           description: C(InfiniBand) or C(Ethernet).
           type: str
         rate_gbps:
-          description: In Gbit/s.
+          description: The rate in Gbit/s.
           type: float
           sample: 200.0
         gids:
-          description: The identifiers in use that belong to the interface.
+          description: The GIDs in use that belong to the interface.
           type: list
           elements: dict
     addresses:
-      description: Its addresses.
+      description: The addresses of the interface.
       type: list
       elements: dict
       contains:
         address:
-          description: Without the prefix length.
+          description: The address without the prefix length.
           type: str
           sample: 10.77.0.11
         prefix_length:
-          description: The length of the prefix.
+          description: The prefix length.
           type: int
           sample: 24
         subnet:
-          description: The network that it is in.
+          description: The subnet of the address.
           type: str
           sample: 10.77.0.0/24
         family:
@@ -153,24 +153,24 @@ interfaces:
           description: C(global), C(link) or C(host).
           type: str
         secondary:
-          description: Whether it stands behind another one of the same subnet; so do temporary IPv6 addresses.
+          description: Whether it is a secondary address of the same subnet, like temporary IPv6 addresses.
           type: bool
         flags:
-          description: Those of C(dynamic), C(temporary), C(deprecated), C(tentative) and C(dadfailed) that it has.
+          description: The flags of the address, of C(dynamic), C(temporary), C(deprecated), C(tentative) and C(dadfailed).
           type: list
           elements: str
 host:
-  description: What belongs to the host as a whole.
+  description: Properties of the host as a whole.
   returned: always
   type: dict
   contains:
     default_routes:
-      description: The default routes of both families, one for each next hop, the best metric first.
+      description: The default routes of both address families, one per next hop, best metric first.
       type: list
       elements: dict
       sample: [{family: inet, gateway: 10.77.0.1, interface: eno1, metric: 100, source: null}]
     hostname:
-      description: What the host's own name resolves to on it, with the problem and its remedy in words, if any.
+      description: The addresses to which the host's own name resolves on the host, with the problem and its remedy, if any.
       type: dict
       sample:
         name: n1
@@ -180,15 +180,15 @@ host:
         problem: "The host's own name n1 resolves to 127.0.1.1 (in /etc/hosts): services listen where no one else is."
         remedy: Map n1 to its cluster address in /etc/hosts instead of 127.0.1.1.
     efa:
-      description: Whether AWS EFA is there, its devices and what says so.
+      description: Whether AWS EFA is present, its devices, and the evidence.
       type: dict
       sample: {present: false, devices: [], reasons: []}
     gpudirect_tcpx:
-      description: Whether GPUDirect-TCPX of Google's A3 machines seems possible, its interfaces and what says so.
+      description: Whether GPUDirect-TCPX of Google's A3 machines appears to be available, its interfaces, and the evidence.
       type: dict
       sample: {present: false, devices: [], reasons: []}
     gpus:
-      description: The GPUs that have a device file, and a problem in words where there are others.
+      description: The GPUs that have a device file, and a description of the problem if there are others.
       type: dict
       sample:
         count: 2
@@ -199,24 +199,24 @@ host:
         problem: null
     local_ports:
       description:
-        - The C(first) and C(last) port that the kernel gives to outgoing connections, and the ports and ranges among them
-          that it leaves alone. None where it does not say.
+        - The C(first) and C(last) port of the kernel's range for outgoing connections, and the reserved ports and ranges in
+          it. Null if unknown.
       type: dict
       sample: {first: 32768, last: 60999, reserved: []}
     may_lock_memory:
-      description: Whether the account of the task may lift the limit of locked memory, as RDMA needs.
+      description: Whether the user of the task can raise the limit of locked memory, which RDMA requires.
       type: bool
 error:
-  description: Why it could not run on the host. The guide on troubleshooting has the causes.
+  description: Why the module could not run on the host. The troubleshooting guide lists the causes.
   returned: failure
   type: dict
   contains:
     cause:
-      description: The cause as one word, where the host is silent.
+      description: The name of the cause, if the host does not answer.
       type: str
       sample: key_refused
     message:
-      description: What is the matter.
+      description: What is wrong.
       type: str
       sample: 192.168.1.12 answers, but nothing listens on port 22.
     remedy:
@@ -224,8 +224,8 @@ error:
       type: str
       sample: Start its SSH server (systemctl start ssh, or sshd), or give its port in ansible_port.
 said:
-  description: What Ansible says of a silent host by itself.
-  returned: when the host is silent
+  description: Ansible's own message about a host that does not answer.
+  returned: when the host does not answer
   type: str
   sample: "Failed to connect to the host via ssh: Connection refused"
 """

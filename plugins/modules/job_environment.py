@@ -7,16 +7,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: job_environment
-short_description: Set the environment of the Slurm jobs on a node
+short_description: Set the environment of Slurm jobs on a node
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Installs Slurm's C(TaskProlog) and what it has to know about this node and the cluster, our lines of C(/etc/nccl.conf),
-    and the permission to lock memory.
-  - Mounts a small tmpfs over the folder for the hostfiles of jobs, C(/run/gpumesh/jobs), so that no job can fill the file
-    system that it is in. In a container that may not mount, the folder stays as it is, with a warning.
-  - Give O(record) and the options of the role P(gpumesh.cluster.job_environment#role), without its name. The other options
+  - Installs Slurm's C(TaskProlog) with its data about this node and the cluster, a block in C(/etc/nccl.conf), and the
+    permission to lock memory.
+  - Mounts a small tmpfs on C(/run/gpumesh/jobs), the directory of the hostfiles of jobs, so that no job can fill C(/run).
+    In a container that may not mount, the directory stays on C(/run), and a warning is shown.
+  - Set O(record) and the options of the role P(gpumesh.cluster.job_environment#role), without its prefix. The other options
     are derived from them on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -24,22 +24,22 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
 options:
   state:
-    description: V(absent) removes all of it.
+    description: V(absent) removes everything that this module manages.
     type: str
     choices: [present, absent]
     default: present
   port_range:
-    description: The first and the last port that C(MASTER_PORT) is chosen from.
+    description: The first and last port of the range from which C(MASTER_PORT) is chosen.
     type: list
     elements: int
     default: [15000, 24999]
   dialects:
-    description: Other platforms whose variables are set too.
+    description: Other platforms whose variables are also set.
     type: list
     elements: str
     default: []
   variables:
-    description: Variables of your own that every job gets.
+    description: Your own variables for all jobs.
     type: dict
     default: {}
   rdma:
@@ -47,7 +47,7 @@ options:
     type: bool
     default: true
   logins:
-    description: Whether the environment is set in logins into a job too. It becomes one of O(programs).
+    description: Whether the environment is also set in logins that join a job. This adds one of O(programs).
     type: bool
     default: true
   cluster:
@@ -57,10 +57,10 @@ options:
     description: The name of this host in the record.
     type: str
   settings:
-    description: What the programs read, without the devices of this host.
+    description: The data that the programs read, without the devices of this host.
     type: dict
   programs:
-    description: The text of each program, by the name of its file in the role.
+    description: The text of each program, by its file name in the role.
     type: dict
 """
 
@@ -75,13 +75,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 paths:
-  description: The files that were changed, or would be in check mode.
+  description: The files that were changed, or would be changed in check mode.
   type: list
   elements: str
   returned: success
   sample: [/etc/gpumesh/job_environment.json]
 limited:
-  description: Whether the folder for the hostfiles is a file system of its own.
+  description: Whether the directory of the hostfiles is a separate file system.
   type: bool
   returned: success
 """

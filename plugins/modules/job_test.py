@@ -7,22 +7,22 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: job_test
-short_description: Launch a task on every node of Slurm
+short_description: Run a Slurm job with a task on every node
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Runs one job with a task on each of O(nodes), which prints the node's name. For a host that has Slurm's commands.
-  - It waits for nobody's job. Nodes without room are left out, and RV(held) says which jobs hold them. Nodes that take no
-    jobs are left out too, and are in RV(barred).
-  - The module does not fail when the job does. Judge by RV(rc) and RV(stdout).
+  - Runs one job with a task on each of O(nodes), which prints the name of the node. The host needs Slurm's commands.
+  - Does not wait for other jobs. Nodes without free resources are skipped, and RV(held) lists the jobs that occupy them.
+    Nodes that do not accept jobs are skipped too, and are listed in RV(barred).
+  - The module does not fail if the job fails. Evaluate RV(rc) and RV(stdout) instead.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
 attributes:
   check_mode:
     support: full
     details:
-      - Nothing is run, and RV(launched) is empty.
+      - No job is run, and RV(launched) is empty.
   diff_mode:
     support: N/A
     details:
@@ -33,63 +33,63 @@ attributes:
       - It changes nothing.
 options:
   nodes:
-    description: The nodes by name.
+    description: The names of the nodes.
     type: list
     elements: str
     required: true
   user:
     description:
-      - The account of the job, where the module runs as root. Every node has to have it with the same number, and Slurm an
-        account for it where it enforces accounts.
+      - The user that runs the job if the module runs as root. It must exist with the same UID on every node and, if Slurm
+        enforces accounts, must have one there.
     type: str
     default: nobody
   timeout:
-    description: Seconds that Slurm may take to start the job on nodes that have room for it.
+    description: The time in seconds in which Slurm must start the job on nodes with free resources.
     type: int
     default: 60
 """
 
 EXAMPLES = r"""
-- name: Launch on every node
+- name: Run a job on every node
   gpumesh.cluster.job_test:
     nodes: [n1, n2, n3]
   register: job
 
-- name: Say where it was not tried
+- name: Show the nodes that are occupied
   ansible.builtin.debug:
     msg: "{{ job.held }}"
 """
 
 RETURN = r"""
 launched:
-  description: The nodes that the job was launched on.
+  description: The nodes on which the job was started.
   type: list
   elements: str
   returned: always
 held:
-  description: The jobs, in words, by each node that they leave no room on.
+  description: Descriptions of the jobs that occupy a node completely, by node.
   type: dict
   returned: always
   sample: {n2: ["17 of alice (train)"]}
 barred:
-  description: The state by each node that takes no jobs.
+  description: The state of each node that does not accept jobs, by node.
   type: dict
   returned: always
   sample: {n3: idle drain}
 rc:
-  description: The exit status of C(srun). 0 where nothing was launched.
+  description: The exit status of C(srun). 0 if no job was started.
   type: int
   returned: always
 stdout:
-  description: The name of each node that ran its task, one a line.
+  description: The name of each node that ran its task, one per line.
   type: str
   returned: always
 stderr:
-  description: What C(srun) said.
+  description: The error output of C(srun).
   type: str
   returned: always
 cmd:
-  description: The job as somebody would run it by hand.
+  description: The command that runs the same job manually.
   type: list
   elements: str
   returned: always

@@ -7,42 +7,42 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: layer_info
-short_description: How a host differs from what its cluster's record makes of it
+short_description: Compare a host with its cluster's record
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Compares files and services with what the record makes of this host, all layers in one call.
-  - Give O(record). The other options are derived from it on the controller, and from the options of the layers' roles.
-  - Returns no content of a file, and of the munge key only a fingerprint.
+  - Compares the files and services of all layers with what the record requires on this host, in one call.
+  - Set O(record). The other options are derived from it and from the options of the layers' roles on the controller.
+  - Never returns the content of files, and only a fingerprint of the munge key.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
   - gpumesh.cluster.record.given
 options:
   modules:
-    description: The parameters of the modules of the layers that compare the host by themselves, by layer.
+    description: The parameters for the modules of layers that compare the host themselves, by layer.
     type: dict
     default: {}
   files:
-    description: What is expected of files. A file of which only the path is given has to be there.
+    description: The expected files. If only the path is set, the file must exist.
     type: list
     elements: dict
     default: []
     suboptions:
-      layer: {description: The layer that it belongs to., type: str, required: true}
-      path: {description: Where it is., type: str, required: true}
-      contains: {description: A text that has to be in it., type: str}
+      layer: {description: The layer of the file., type: str, required: true}
+      path: {description: The path of the file., type: str, required: true}
+      contains: {description: A text that the file must contain., type: str}
   services:
-    description: Units that have to run, now and at boot. They are not compared where systemd is not the service manager.
+    description: Units that must be active and enabled. They are not compared if systemd is not the service manager.
     type: list
     elements: dict
     default: []
     suboptions:
-      layer: {description: The layer that it belongs to., type: str, required: true}
-      unit: {description: "Its name with the suffix, such as V(slurmd.service).", type: str, required: true}
+      layer: {description: The layer of the unit., type: str, required: true}
+      unit: {description: "The name of the unit with its suffix, such as V(slurmd.service).", type: str, required: true}
       reads:
-        description: Files that it reads when it starts, so it has to be younger than they are.
+        description: Files that the service reads when it starts, and that must not be newer than it.
         type: list
         elements: str
         default: []
@@ -57,12 +57,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 drift:
-  description: What differs, in words, by layer. A layer of which nothing is there is V(not set up).
+  description: A description of the differences, by layer. V(not set up) if nothing of a layer exists.
   type: dict
   returned: always
   sample: {slurm: slurmd.service does not run}
 munge_key:
-  description: Fingerprint of the host's munge key. Empty where there is none.
+  description: The fingerprint of the host's munge key. Empty if there is none.
   type: str
   returned: always
 """

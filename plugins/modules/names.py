@@ -7,22 +7,22 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: names
-short_description: Name the members of a cluster in /etc/hosts
+short_description: Manage the names of a cluster's members in /etc/hosts
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Keeps one block of lines in C(/etc/hosts), with the cluster address and the names of each member.
-  - The name that the host gives itself is put on its own line, and lines of Debian and of container engines that map it
-    elsewhere become comments.
-  - Give O(record). What the other options need is derived from it on the controller.
+  - Maintains a block in C(/etc/hosts) with the cluster address and the names of each member.
+  - The host's own name is added to its own line. Lines of Debian and of container engines that map it to another address
+    are commented out.
+  - Set O(record). The other options are derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
 options:
   state:
-    description: V(absent) removes the block, and restores the line that was a comment.
+    description: V(absent) removes the block and restores lines that were commented out.
     type: str
     choices: [present, absent]
     default: present
@@ -36,18 +36,18 @@ options:
     default: []
     suboptions:
       address: {description: The cluster address., type: str, required: true}
-      names: {description: "What it is called, if anything.", type: list, elements: str, required: true}
+      names: {description: "Its names, if any.", type: list, elements: str, required: true}
   address:
     description: The cluster address of this host.
     type: str
 """
 
 EXAMPLES = r"""
-- name: Name the members of the cluster
+- name: Add the members' names to /etc/hosts
   gpumesh.cluster.names:
     record: "{{ cluster_record }}"
 
-- name: Remove their names
+- name: Remove the members' names
   gpumesh.cluster.names:
     record: "{{ cluster_record }}"
     state: absent
@@ -55,7 +55,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 paths:
-  description: The files that were changed, or would be in check mode.
+  description: The files that were changed, or would be changed in check mode.
   type: list
   elements: str
   returned: success

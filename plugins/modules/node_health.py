@@ -7,97 +7,97 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_health
-short_description: Check whether a host is fit to train on
+short_description: Check whether a host is healthy enough for training
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Makes all checks at once, each within its time. The default set takes less than five seconds on a healthy host.
-  - A check that does not apply is skipped and says why. A check that could not be made is an error, not a pass.
-  - The module does not fail when a check fails. Judge by RV(status) and RV(checks).
+  - Runs all checks in parallel, each with a time limit. The default set takes less than five seconds on a healthy host.
+  - A check that does not apply is skipped with a reason. A check that could not be performed is an error, not a pass.
+  - The module does not fail if a check fails. Evaluate RV(status) and RV(checks) instead.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
 options:
   only:
     description:
-      - Make only these checks. Ids, such as V(health.disk), or a part of one, such as V(disk) or V(health).
-      - By default all are made.
+      - Run only these checks. Use ids such as V(health.disk), or a part of an id, such as V(disk) or V(health).
+      - By default, all checks are run.
     type: list
     elements: str
     default: []
   machine:
-    description: The host's name in the results. By default its own name.
+    description: The name of the host in the results. Defaults to its own host name.
     type: str
   gpus:
-    description: How many GPUs the host has to have. Without it they are not counted.
+    description: The number of GPUs that the host must have. If not set, the GPUs are not counted.
     type: int
   rdma_rate_gbps:
-    description: The rate in Gbit/s that each active RDMA port has to have. By default that of the fastest one.
+    description: The rate in Gbit/s that each active RDMA port must have. Defaults to the rate of the fastest port.
     type: float
   mounts:
-    description: Mount points that have to be mounted and to take a file.
+    description: Mount points that must be mounted and writable.
     type: list
     elements: path
     default: []
   external_mounts:
-    description: Folders on file systems that others have mounted. They have to take a file, too.
+    description: Directories on file systems that are managed elsewhere. They must also be writable.
     type: list
     elements: path
     default: []
   read_only_mounts:
-    description: Those of O(mounts) and O(external_mounts) that have to be readable only.
+    description: Entries of O(mounts) and O(external_mounts) that only have to be readable.
     type: list
     elements: path
     default: []
   cluster_address:
-    description: The address that the host's own name has to stand for.
+    description: The address to which the host's own name must resolve.
     type: str
   mesh_interface:
-    description: The WireGuard interface.
+    description: The name of the WireGuard interface.
     type: str
   mesh_peers:
-    description: Public keys by machine. Each has to have shaken hands lately.
+    description: Public keys by machine. Each peer must have a recent handshake.
     type: dict
     default: {}
   ssh_peers:
-    description: Names or addresses by machine. A login to each has to work without a prompt, with a known host key.
+    description: Names or addresses by machine. SSH logins to each must work without a prompt and with a known host key.
     type: dict
     default: {}
   ssh_user:
-    description: The account for these logins.
+    description: The account for these SSH logins.
     type: str
     default: root
   max_disk_percent:
-    description: The part of a file system, and of its inodes, that may be in use.
+    description: The maximum usage of a file system, and of its inodes, in percent.
     type: float
     default: 95
   max_swap_mib:
-    description: MiB of swap that may be in use.
+    description: The maximum amount of used swap in MiB.
     type: float
     default: 1024
   mount_timeout:
     description:
-      - Seconds in which a volume has to take a small file. What says nothing at all by then is dead, and what has said
-        what room it has is slow. At most V(120).
+      - The time in seconds in which a small file must be written to a volume. A volume that does not respond at all by then
+        is considered dead; one that has only reported its free space is considered slow. At most V(120).
     type: float
     default: 10
   dcgm_level:
     description:
-      - Run NVIDIA's C(dcgmi diag) at this level, where it is installed. V(0) does not run it.
-      - Level 1 takes seconds, 2 minutes, 3 up to an hour. Higher ones use the GPUs fully.
+      - Run NVIDIA's C(dcgmi diag) at this level if it is installed. V(0) disables it.
+      - Level 1 takes seconds, level 2 minutes, level 3 up to an hour. Higher levels use the GPUs fully.
     type: int
     choices: [0, 1, 2, 3, 4]
     default: 0
 """
 
 EXAMPLES = r"""
-- name: Look at the node
+- name: Check the node
   gpumesh.cluster.node_health:
     gpus: 8
   register: health
 
-- name: Name what is wrong with it
+- name: Show failed checks
   ansible.builtin.debug:
     msg: "{{ health.checks | selectattr('status', 'in', ['fail', 'error']) }}"
   when: health.status != 'pass'
@@ -106,7 +106,7 @@ EXAMPLES = r"""
 RETURN = r"""
 status:
   description:
-    - V(fail) when a check failed, V(error) when none failed and one could not be made, else V(pass).
+    - V(fail) if a check failed, V(error) if none failed but one could not be performed, otherwise V(pass).
   type: str
   returned: always
 checks:
@@ -116,35 +116,35 @@ checks:
   returned: always
   contains:
     id:
-      description: Layer and check.
+      description: The layer and the name of the check.
       type: str
       sample: health.disk
     purpose:
-      description: What it is for, in a few words.
+      description: A short description of what the check is for.
       type: str
     host:
-      description: The machine.
+      description: The name of the machine.
       type: str
     actual:
-      description: What was found. A text, a number or a truth value.
+      description: The value that was found; a string, a number or a boolean.
       type: raw
     required:
-      description: What is required.
+      description: The value that is required.
       type: raw
     unit:
-      description: The unit of both.
+      description: The unit of both values.
       type: str
     status:
       description: V(pass), V(fail), V(error) or V(skipped).
       type: str
     reason:
-      description: Why it is not a pass.
+      description: Why the check did not pass.
       type: str
     remedy:
       description: What to do about it.
       type: str
 seconds:
-  description: How long the checks took.
+  description: The duration of the checks in seconds.
   type: float
   returned: always
 """

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_health_program
-short_description: The checks of a node as a program for Slurm
+short_description: Install the node checks as a program for Slurm
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Installs one executable file that makes the checks of M(gpumesh.cluster.node_health) without Ansible, for Slurm's
+  - Installs an executable that runs the checks of M(gpumesh.cluster.node_health) without Ansible, for Slurm's
     C(HealthCheckProgram) and C(Prolog).
-  - A node that fails is drained with a reason that begins with C(gpumesh health). It is resumed when it passes again
-    and the reason is still this one. What an admin, or Slurm itself, has drained is left alone.
-  - A fault that more nodes have than O(max_drained_percent) is one that they share, such as a file server that is gone.
-    Then none of them is drained for it, those that are come back, and the check playbook reports it once. To know of each
-    other, unfit nodes say so in their C(Comment), unless it has another text.
-  - A shared volume whose server answers, and is slow, drains no node.
-  - As C(Prolog) it drains an unfit node before the job starts there, and Slurm queues the job again.
-  - What the node is meant to be is read from the copy of the cluster record on it, each time.
-  - With C(--show) the program prints its results and tells Slurm nothing.
+  - A node that fails is drained with a reason that starts with C(gpumesh health). It is resumed when it passes again and
+    still has that reason. Nodes drained by an administrator or by Slurm itself are left alone.
+  - If more nodes than O(max_drained_percent) have the same fault, it is considered a shared one, such as a file server that
+    is down. Then no node is drained for it, drained nodes are resumed, and the check playbook reports it once. Unhealthy
+    nodes announce the fault to each other in their C(Comment), unless that has another text.
+  - A shared volume whose server responds slowly does not drain nodes.
+  - As C(Prolog), it drains an unhealthy node before a job starts there, and Slurm requeues the job.
+  - Each time it runs, it reads the expected state of the node from the node's copy of the cluster record.
+  - With C(--show), the program only prints its results and does not change anything in Slurm.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -33,21 +33,21 @@ options:
     choices: [present, absent]
     default: present
   path:
-    description: The file.
+    description: The path of the program.
     type: path
     default: /usr/local/sbin/gpumesh-node-health
   cluster:
-    description: Name of the cluster. Needed with O(state=present).
+    description: The name of the cluster. Required if O(state=present).
     type: str
   machine:
-    description: The member's name in the record, which is its name in Slurm. Needed with O(state=present).
+    description: The name of the member in the record, which is also its name in Slurm. Required if O(state=present).
     type: str
   folder:
-    description: Where the record's copy is.
+    description: The directory with the copy of the record.
     type: path
     default: /var/lib/gpumesh/clusters
   drain_on:
-    description: Ids of the checks to make, each of which drains the node when it fails.
+    description: Ids of the checks to run. Each of them drains the node if it fails.
     type: list
     elements: str
     default:
@@ -63,26 +63,26 @@ options:
       - health.disk
       - storage.mounts
   max_disk_percent:
-    description: The part of a file system, and of its inodes, that may be in use.
+    description: The maximum usage of a file system, and of its inodes, in percent.
     type: float
     default: 95
   rdma_rate_gbps:
-    description: The rate in Gbit/s that each active RDMA port has to have. By default that of the fastest one.
+    description: The rate in Gbit/s that each active RDMA port must have. Defaults to the rate of the fastest port.
     type: float
   mount_timeout:
     description:
-      - Seconds in which a shared volume has to answer. It has two tries, and Slurm ends the program after a minute, so at
-        most V(20).
+      - The time in seconds in which a shared volume must respond. There are two attempts, and Slurm kills the program after
+        a minute, so the maximum is V(20).
     type: float
     default: 10
   max_drained_percent:
-    description: The part of all nodes that may be out of service for the same fault. One node always may.
+    description: The maximum percentage of all nodes that are drained for the same fault. One node is always allowed.
     type: float
     default: 25
 """
 
 EXAMPLES = r"""
-- name: Let Slurm look after the node
+- name: Let Slurm check the node
   gpumesh.cluster.node_health_program:
     cluster: default
     machine: "{{ inventory_hostname }}"
@@ -90,7 +90,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 path:
-  description: The program.
+  description: The path of the program.
   type: str
   returned: always
   sample: /usr/local/sbin/gpumesh-node-health

@@ -12,16 +12,16 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Prints text with its own line breaks, where M(ansible.builtin.debug) would print one quoted line.
-  - Control characters, which hosts and their users could have put into it, are replaced.
-  - Runs on the controller alone; no connection is made. Under a callback whose output is read by programs
-    (P(ansible.posix.json#callback), P(ansible.posix.jsonl#callback)) nothing is printed and the text is in the result.
+  - Prints text with its line breaks, where M(ansible.builtin.debug) would print a single quoted line.
+  - Replaces control characters, which could come from hosts and their users.
+  - Runs only on the controller and makes no connection. With a callback whose output is read by programs
+    (P(ansible.posix.json#callback), P(ansible.posix.jsonl#callback)), it prints nothing and only returns the text.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
 options:
   text:
-    description: The text.
+    description: The text to print.
     type: str
     required: true
 seealso:

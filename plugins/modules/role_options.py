@@ -12,16 +12,16 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Compares the variables of a host with the argument specifications of roles of this collection, before the first of them
-    runs. Ansible by itself does so for each role when it comes to it, after the roles before it have changed the host.
-  - A variable that cannot be templated yet, since it refers to what a later role sets, is left to that role.
-  - Runs on the controller alone; no connection is made.
+  - Validates the variables of a host against the argument specifications of roles of this collection before the first of
+    them runs. Ansible itself validates each role when it starts, after earlier roles have already changed the host.
+  - Variables that cannot be templated yet because they refer to variables of a later role are left to that role.
+  - Runs only on the controller and makes no connection.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
 options:
   roles:
-    description: Names of roles without the collection's. Of each, the entry point V(main) is meant.
+    description: Names of roles, without the name of the collection. Their entry point V(main) is used.
     type: list
     elements: str
     required: true
@@ -35,7 +35,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 invalid:
-  description: What is wrong, a sentence for each option.
+  description: The errors, one sentence for each option.
   returned: on failure
   type: list
   elements: str

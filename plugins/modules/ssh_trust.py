@@ -12,46 +12,46 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Makes a key for each of the users, certified by a signing key of this host, and lets in those whom the other members
-    have certified. The private keys stay on the host.
-  - Keeps the verified host keys of all members, and what C(ssh) has to know about them.
-  - A host whose SSH server would not let the users in is refused before anything changes.
-  - Give O(record). What the other options need is derived from it on the controller.
-  - What the record does not know yet of this host is returned as RV(registration), for M(gpumesh.cluster.cluster_member).
+  - Generates a key for each user, certified by a signing key of this host, and accepts users who were certified by the
+    other members. The private keys never leave the host.
+  - Maintains the verified host keys of all members, and the client configuration of C(ssh) for them.
+  - If the SSH server of the host would not accept the users, the module fails before it changes anything.
+  - Set O(record). The other options are derived from it on the controller.
+  - Keys of this host that are not in the record yet are returned as RV(registration), for M(gpumesh.cluster.cluster_member).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
 options:
   state:
-    description: V(absent) removes the keys, the known hosts, the client configuration and our lines in the users'
-      authorized keys.
+    description: V(absent) removes the keys, the known hosts, the client configuration and the block in the users' authorized
+      keys.
     type: str
     choices: [present, absent]
     default: present
   users:
-    description: The users who may log in, each to the account of the same name. Without any, as O(state=absent).
+    description: The users who can log in, each to the account of the same name. An empty list has the effect of O(state=absent).
     type: list
     elements: str
     default: []
   port:
-    description: The port on which the members' SSH servers listen. It becomes part of the derived options.
+    description: The port of the members' SSH servers. It is used in the derived options.
     type: int
     default: 22
   cluster:
     description: The name of the cluster.
     type: str
   machine:
-    description: The name of this host in the record, which its certificates carry.
+    description: The name of this host in the record, which is part of its certificates.
     type: str
   known_hosts:
-    description: The host keys of the members, as in C(known_hosts).
+    description: The host keys of the members, in the format of C(known_hosts).
     type: str
   client_config:
-    description: What C(ssh) has to know about the members, as in C(ssh_config).
+    description: The client configuration for the members, in the format of C(ssh_config).
     type: str
   authorized_keys:
-    description: The signing keys of the members, as in C(authorized_keys).
+    description: The signing keys of the members, in the format of C(authorized_keys).
     type: str
 """
 
@@ -62,7 +62,7 @@ EXAMPLES = r"""
     users: [root, alice]
   register: ssh_trust
 
-- name: Register the keys that the members have made
+- name: Register the keys of the members
   gpumesh.cluster.cluster_member:
     cluster: lab
     registered: ssh_trust
@@ -72,13 +72,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 certified:
-  description: The users who were given a certified key, or would be in check mode.
+  description: The users who received a certified key, or would receive one in check mode.
   type: list
   elements: str
   returned: success
   sample: [root]
 paths:
-  description: The other files that were changed, or would be in check mode.
+  description: Other files that were changed, or would be changed in check mode.
   type: list
   elements: str
   returned: success
@@ -88,13 +88,13 @@ host_keys:
   elements: str
   returned: with O(state=present)
 signing_key:
-  description: The public half of the key with which this host certifies its users. Null where there is none yet.
+  description: The public key with which this host certifies its users. Null if there is none yet.
   type: str
   returned: with O(state=present)
 registration:
-  description: What the record does not know yet of this host, as one of the members of M(gpumesh.cluster.cluster_member).
+  description: The keys of this host that are not in the record yet, as an entry for M(gpumesh.cluster.cluster_member).
   type: dict
-  returned: when there is any
+  returned: when there are any
   sample:
     machine: n1
     ssh_public_key: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGK5

@@ -7,74 +7,74 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: storage
-short_description: What a host has of the volumes of a cluster
+short_description: Manage the volumes of a cluster on a host
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Has the folders that this host serves, limits them, exports them to the other members alone, and mounts every volume of
-    the cluster, all in one call; and takes away what the cluster no longer has. Folders and their files stay.
-  - Installs the packages for that where they are missing.
-  - A volume is mounted at first use, by units of systemd. In a container, which has no systemd or none that can mount at
-    first use, the volumes stand in C(/etc/fstab) and are mounted at once. After a restart of the container they are mounted by the
-    next run, or by C(mount) and the mount point.
-  - A volume that somebody uses is not unmounted; the error names the processes and their users.
-  - A volume whose handle the server no longer knows is unmounted, and mounted anew at its next use.
-  - A volume with a quota is limited by the project quotas of ext4 and XFS. Files that are there already count too. The
-    first quota goes through all of them; a change of it does not. The projects stand in C(/etc/projid) and
-    C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that C(repquota -P) and C(xfs_quota) show them by name.
-  - Everything is looked at before the first change. Refuses a host whose kernel lacks NFS, a container that may not mount, a
-    host that lacks a file system that others look after, and a quota that the file system cannot keep or that is smaller than
-    what is there.
-  - Give O(record). What the options from O(cluster) on need is derived from it on the controller.
+  - Creates the directories that this host serves, sets their quotas, exports them to the other members only, and mounts all
+    volumes of the cluster, in one call. It also removes volumes that the cluster no longer has, but keeps their directories
+    and files.
+  - Installs the required packages if they are missing.
+  - Volumes are mounted on first use by systemd units. In a container without systemd, or whose systemd cannot mount on first
+    use, the volumes are added to C(/etc/fstab) and mounted immediately. After a restart of the container, they are mounted by
+    the next run, or by C(mount) and the mount point.
+  - A volume that is in use is not unmounted; the error names the processes and their users.
+  - A volume with a stale file handle is unmounted, and mounted again on its next use.
+  - Quotas use the project quotas of ext4 and XFS. Existing files count too. Setting the first quota visits all of them;
+    changing it does not. The projects are stored in C(/etc/projid) and C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that
+    C(repquota -P) and C(xfs_quota) show them by name.
+  - Everything is checked before the first change. The module refuses hosts whose kernel does not support NFS, containers that
+    may not mount, hosts without a required external file system, and quotas that the file system does not support or that are
+    smaller than the current usage.
+  - Set O(record). The options from O(cluster) on are derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
 options:
   volumes:
-    description: Volumes to go by in place of those of O(record), as to see in check mode what they would come to.
+    description: Volumes to use instead of those of O(record), for example to preview changes in check mode.
     type: list
     elements: dict
   backend:
     description:
-      - V(nfs) exports and mounts the volumes that have a server, V(external) refuses them, and V(none) takes everything
-        away.
+      - V(nfs) exports and mounts the volumes that have a server, V(external) refuses them, and V(none) removes everything.
     type: str
     choices: [nfs, external, none]
     default: nfs
   server:
-    description: The program that serves. V(ganesha) needs nothing of the kernel.
+    description: The NFS server. V(ganesha) runs in user space and does not depend on the kernel.
     type: str
     choices: [kernel, ganesha]
     default: kernel
   force:
-    description: Unmount what is in use, too. Its users keep what they have open until they close it.
+    description: Whether to unmount volumes even if they are in use. Files that are open stay accessible until they are closed.
     type: bool
     default: false
   cluster:
-    description: The name of the cluster. Only what is its own is touched.
+    description: The name of the cluster. Nothing that belongs to other clusters is changed.
     type: str
   serves:
-    description: Whether this host exports anything.
+    description: Whether this host exports any volume.
     type: bool
     default: false
   folders:
-    description: The folders that it serves, as in M(gpumesh.cluster.file_set).
+    description: The directories that the host serves, as in M(gpumesh.cluster.file_set).
     type: list
     elements: dict
     default: []
   files:
-    description: The files of exports, as in M(gpumesh.cluster.file_set).
+    description: The export files, as in M(gpumesh.cluster.file_set).
     type: list
     elements: dict
     default: []
   exports:
-    description: Which of them each program reads.
+    description: The export files that each NFS server reads.
     type: dict
     default: {}
   quotas:
-    description: C(name), C(path) and C(quota) of each volume that this host limits.
+    description: C(name), C(path) and C(quota) of each volume with a quota on this host.
     type: list
     elements: dict
     default: []
@@ -84,7 +84,7 @@ options:
     elements: dict
     default: []
   external:
-    description: C(volume), C(mount_point), C(filesystem) and C(read_only) of each file system that others look after.
+    description: C(volume), C(mount_point), C(filesystem) and C(read_only) of each external file system.
     type: list
     elements: dict
     default: []
@@ -95,7 +95,7 @@ EXAMPLES = r"""
   gpumesh.cluster.storage:
     record: "{{ cluster_record }}"
 
-- name: Share nothing any more
+- name: Stop sharing volumes
   gpumesh.cluster.storage:
     record: "{{ cluster_record }}"
     backend: none
@@ -103,25 +103,25 @@ EXAMPLES = r"""
 
 RETURN = r"""
 missing:
-  description: What would have to be installed first, of V(kernel), V(ganesha), V(client) and V(quota), in check mode.
+  description: In check mode, what would have to be installed first, of V(kernel), V(ganesha), V(client) and V(quota).
   type: list
   elements: str
   returned: success
   sample: []
 healed:
-  description: Mount points of which the handle was stale.
+  description: Mount points with a stale file handle, which were unmounted.
   type: list
   elements: str
   returned: success
   sample: [/data]
 removed:
-  description: Units, without suffix, of volumes that the cluster no longer has; in a container, their mount points.
+  description: The units, without suffix, of volumes that were removed; in a container, their mount points.
   type: list
   elements: str
   returned: success
   sample: [mnt-old]
 quotas:
-  description: For each volume with a quota C(project), C(limit_bytes), and C(used_bytes) as they were before.
+  description: The previous C(project), C(limit_bytes) and C(used_bytes) of each volume with a quota.
   type: dict
   returned: success
   sample:

@@ -7,88 +7,89 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: volume_probe
-short_description: Prove and measure the volumes of a cluster
+short_description: Test and measure the volumes of a cluster
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Shows whether a volume is the same file system on all members, whether a lock that one of them holds is respected by
-    the others, how full the volume is, and how fast it is written, read and filled with small files.
-  - All members run a phase before the next one begins. P(gpumesh.cluster.verdict#filter) says what the results mean.
-  - Each member writes into a folder of its own on the volume, C(.gpumesh-check-RUN-MACHINE), which V(clean) removes. As
-    root, or where root may not, as the user whom the volume belongs to.
-  - Whatever a volume does, the module ends in time. What is wrong with a volume is a result and no failure.
+  - Tests whether a volume is the same file system on all members and whether locks held by one member are respected by the
+    others, and measures its usage and the speed of writing, reading and creating small files.
+  - All members must complete a phase before the next one starts. P(gpumesh.cluster.verdict#filter) evaluates the results.
+  - Each member writes to its own directory on the volume, C(.gpumesh-check-RUN-MACHINE), which V(clean) removes. It writes
+    as root or, if root may not, as the owner of the volume.
+  - The module always returns in time. Problems with a volume are returned as results and do not fail the module.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
 attributes:
   check_mode:
     details:
-      - It only measures, and removes what it writes.
+      - It only measures, and removes the files that it writes.
 options:
   phase:
     description:
-      - V(look) shows what is mounted and how full it is, and writes nothing.
-      - V(write) does that too, leaves this member's files on the volume, measures their writing, and takes a lock.
-      - V(compare) looks for the others' files, reads those of the next member in the ring, and tries its lock, which has
-        to be refused.
-      - V(release) lets the own lock go, V(take) gets that of the next member, and V(clean) removes the own files.
+      - V(look) returns what is mounted and its usage, and writes nothing.
+      - V(write) does the same, writes this member's files to the volume, measures the speed, and acquires a lock.
+      - V(compare) looks for the other members' files, reads those of the next member in the ring, and tries to acquire its
+        lock, which must be refused.
+      - V(release) releases this member's lock, V(take) acquires the lock of the next member, and V(clean) removes this
+        member's files.
     type: str
     required: true
     choices: [look, write, compare, release, take, clean]
   volumes:
-    description: The volumes.
+    description: The volumes to test.
     type: list
     elements: dict
     required: true
     suboptions:
       name:
-        description: Name of the volume.
+        description: The name of the volume.
         type: str
         required: true
       mount_point:
-        description: Where it is mounted, or a folder on it.
+        description: The mount point, or a directory on the volume.
         type: path
         required: true
       read_only:
-        description: Nobody writes to it, so it is looked at only.
+        description: Whether the volume is read-only. If so, only the phase V(look) applies to it.
         type: bool
         default: false
   run:
-    description: Name of the run, the same on all members and a new one each time. Not needed for V(look).
+    description: A name for the run, which must be the same on all members and new for each run. Not required for V(look).
     type: str
   machine:
-    description: This member's name. Not needed for V(look).
+    description: The name of this member. Not required for V(look).
     type: str
   members:
-    description: All members that take part, in the same order everywhere.
+    description: All members that take part, in the same order on every member.
     type: list
     elements: str
     default: []
   size_mib:
-    description: The size of the file that is written and read. With V(0) nothing is measured.
+    description: The size in MiB of the file that is written and read. V(0) disables the measurements.
     type: int
     default: 0
   files:
-    description: How many small files are made, looked at and removed.
+    description: The number of small files that are created, examined and removed.
     type: int
     default: 200
   seconds:
-    description: After this time a measurement ends with what it has.
+    description: The time in seconds after which a measurement ends with the data that it has.
     type: float
     default: 5
   max_used_percent:
-    description: Nothing is measured where all members' files would leave the volume fuller than this.
+    description: Skip the measurements if the files of all members would fill the volume beyond this percentage.
     type: float
     default: 95
   lifetime:
-    description: Seconds after which the lock is let go, even if everything else has died.
+    description: The time in seconds after which the lock is released in any case.
     type: int
     default: 600
 """
 
 EXAMPLES = r"""
-- name: Look at the volume
+- name: Examine the volume
   gpumesh.cluster.volume_probe:
     phase: look
     volumes:
@@ -111,61 +112,61 @@ EXAMPLES = r"""
 
 RETURN = r"""
 volumes:
-  description: What the phase has found, by the name of the volume.
+  description: The results of the phase, by the name of the volume.
   returned: success
   type: dict
   contains:
     trouble:
-      description: Why the phase could not be carried out; empty where it was.
+      description: Why the phase could not be performed. Empty if it was.
       type: str
     filesystem:
-      description: "Phases V(look) and V(write): type of the file system."
+      description: "Phases V(look) and V(write): the type of the file system."
       type: str
     source:
       description: "Phases V(look) and V(write): what is mounted."
       type: str
     point:
-      description: "Phases V(look) and V(write): where."
+      description: "Phases V(look) and V(write): the mount point."
       type: str
     total_bytes:
       description: "Phases V(look) and V(write): its size."
       type: int
     free_bytes:
-      description: "Phases V(look) and V(write): what is left for users."
+      description: "Phases V(look) and V(write): the space that users have left."
       type: int
     used_percent:
-      description: "Phases V(look) and V(write): how full it is."
+      description: "Phases V(look) and V(write): the usage in percent."
       type: float
     read_only:
-      description: "Phases V(look) and V(write): whether it is mounted so."
+      description: "Phases V(look) and V(write): whether it is mounted read-only."
       type: bool
     uid:
-      description: "Phase V(write): the user who wrote. Null where C(refusal) says why nobody could."
+      description: "Phase V(write): the UID of the user who wrote. Null if C(refusal) says why nobody could."
       type: int
     write_mbps:
-      description: "Phase V(write): 10^6 bytes a second, synced. Null where it was not measured."
+      description: "Phase V(write): the speed in 10^6 bytes per second, synced. Null if it was not measured."
       type: float
     files_per_second:
-      description: "Phase V(write): small files made, looked at and removed. Null where it was not measured."
+      description: "Phase V(write): small files created, examined and removed. Null if it was not measured."
       type: float
     refusal:
-      description: "Phase V(write): why nothing was written or measured, though it was asked for."
+      description: "Phase V(write): why nothing was written or measured although it was requested."
       type: str
     held:
-      description: "Phases V(write) and V(release): why the own lock is not held; empty where it is."
+      description: "Phases V(write) and V(release): why this member does not hold its lock. Empty if it does."
       type: str
     unseen:
-      description: "Phase V(compare): members whose files are not there."
+      description: "Phase V(compare): members whose files are not visible."
       type: list
       elements: str
     read_mbps:
-      description: "Phase V(compare): 10^6 bytes a second of the next member's file. Null where it was not measured."
+      description: "Phase V(compare): the speed of reading the next member's file in 10^6 bytes per second. Null if not measured."
       type: float
     lock:
-      description: "Phases V(compare) and V(take): V(granted), V(busy), or why there are no locks. Null where nobody holds one."
+      description: "Phases V(compare) and V(take): V(granted), V(busy), or why locks do not work. Null if nobody holds one."
       type: str
 users:
-  description: "Phase V(write): the numbers of the people who have an account here, by which volumes tell them apart."
+  description: "Phase V(write): the UIDs of the human users of this host, by which volumes identify them."
   returned: success
   type: dict
   sample:
