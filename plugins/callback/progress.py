@@ -7,17 +7,17 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: progress
 type: stdout
-short_description: One line a phase, with changes and errors only
+short_description: Show one line per phase, with only changes and errors
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Each play is a phase with one line. While it runs on a terminal, the line shows the task, how many hosts have ended
-    it, the time and who is waited for. When it has ended, the line says what it came to.
-  - Below the phase there is a line for each task that changed something, and each error in full, with its remedy.
-  - In a pipe or under a CI server nothing is redrawn. There are plain lines only.
-  - With C(-v) and more it prints results as the P(ansible.builtin.default#callback) callback does.
-  - It ends with a table of the hosts and one of the phases.
+  - Shows each play as a phase on one line. While it runs on a terminal, the line shows the task, the number of hosts that
+    have finished it, the elapsed time and the hosts that are still running. Afterwards, it shows the result.
+  - Below the phase, it shows a line for each task that changed something, and all errors in full, with their remedies.
+  - In a pipe or in CI, only plain lines are printed, and nothing is redrawn.
+  - With C(-v) or more, results are printed as by the P(ansible.builtin.default#callback) callback.
+  - At the end, it prints a table of the hosts and one of the phases.
 extends_documentation_fragment:
   - default_callback
   - result_format_callback
@@ -29,7 +29,7 @@ seealso:
 options:
   progress_live:
     description:
-      - Whether to redraw the line of the phase that is under way.
+      - Whether to redraw the line of the current phase.
       - V(auto) does so on a terminal, unless E(CI) is set or E(TERM) is V(dumb).
     type: str
     choices: [auto, always, never]
@@ -40,7 +40,7 @@ options:
       - section: callback_progress
         key: live
   progress_width:
-    description: The width of a line in columns. V(0) means that of the terminal, and 100 without one.
+    description: The width of a line in columns. V(0) means the width of the terminal, or 100 without a terminal.
     type: int
     default: 0
     env:

@@ -7,13 +7,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: progress_summary
 type: aggregate
-short_description: Tables of hosts and phases at the end of a run
+short_description: Print tables of hosts and phases at the end of a run
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Prints what P(gpumesh.cluster.progress#callback) prints at the end, beside whatever callback prints the run.
-  - Made for AWX and automation controller, which put their own callback in the place of yours and run this one too.
+  - Prints the final tables of P(gpumesh.cluster.progress#callback), together with any stdout callback.
+  - Intended for AWX and automation controller, which replace your stdout callback with their own, but also run this one.
 requirements:
   - Enable it in the configuration with C(callbacks_enabled).
 seealso:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: cluster_addresses
-short_description: The address of each member in its cluster
+short_description: Get the address of each member in its cluster
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - The address at which the other members reach each one. It is the mesh address where the cluster has a mesh, else the
-    member's own address in the subnet.
+  - Returns the address at which the other members reach each member. This is the mesh address if the cluster has a mesh,
+    otherwise the member's own address in the subnet.
 options:
   _input:
     description: The cluster record.
@@ -21,7 +21,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Write where the members are
+- name: Show the addresses of the members
   ansible.builtin.debug:
     msg: "{{ cluster_record | gpumesh.cluster.cluster_addresses }}"
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: cluster_members
-short_description: Each member of a cluster as the layers above the mesh see it
+short_description: Get the properties of each member of a cluster
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Gives for each machine its C(rank) (from 0, in joining order), C(address) and C(interface) in the cluster, C(site),
+  - Returns for each machine its C(rank) (from 0, in joining order), C(address) and C(interface) in the cluster, C(site),
     C(endpoint), number of C(gpus), and whether it is the C(manager).
 options:
   _input:
@@ -21,7 +21,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Say what this host is
+- name: Show the properties of this host
   ansible.builtin.debug:
     msg: "{{ (cluster_record | gpumesh.cluster.cluster_members)[inventory_hostname] }}"
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: hostlist
-short_description: Slurm's short form of a list of hosts, both ways
+short_description: Convert between lists of hosts and Slurm's hostlist expressions
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Makes C(n[1-3],head) of a list of names, each once, and a list of such an expression.
+  - Converts a list of names to an expression such as C(n[1-3],head), without duplicates, and an expression to a list.
 options:
   _input:
     description: A list of names, or an expression.
@@ -24,14 +24,14 @@ EXAMPLES = r"""
   ansible.builtin.debug:
     msg: "{{ ['n1', 'n2', 'n3', 'head'] | gpumesh.cluster.hostlist }}"   # head,n[1-3]
 
-- name: Go through an allocation
+- name: Expand an allocation
   ansible.builtin.debug:
     msg: "{{ 'n[08-10]' | gpumesh.cluster.hostlist }}"                   # n08, n09, n10
 """
 
 RETURN = r"""
 _value:
-  description: The expression of a list, the list of an expression.
+  description: The expression for a list, or the list for an expression.
   type: raw
 """
 

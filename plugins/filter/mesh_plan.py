@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: mesh_plan
-short_description: The tunnel of one member, derived from the cluster record
+short_description: Derive the tunnel of a member from the cluster record
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Says with whom a member has a tunnel, who dials whom, and which members are reached through a relay.
-  - Members of one site dial each other's address on their LAN. Other sites dial the endpoint. A member without an endpoint keeps
-    its own side of each tunnel open. Two members without endpoints at different sites are relayed.
-  - Refuses, naming the pair, when two members have no way to each other.
+  - Returns the peers of a member, their endpoints, and the members that are reached through a relay.
+  - Members of the same site connect to each other's LAN address, members of other sites to the endpoint. A member without an
+    endpoint keeps its tunnels open. Two members without endpoints at different sites are relayed.
+  - Fails and names the pair if two members cannot reach each other.
 positional: machine, relays
 options:
   _input:
@@ -22,18 +22,18 @@ options:
     type: dict
     required: true
   machine:
-    description: The member that the plan is for.
+    description: The member for which to create the plan.
     type: str
     required: true
   relays:
-    description: Members that may forward for others, in the order of preference. By default the manager.
+    description: Members that can relay for others, in order of preference. Defaults to the manager.
     type: list
     elements: str
     default: []
 """
 
 EXAMPLES = r"""
-- name: Show what a member's tunnel will be
+- name: Show the tunnel of a member
   ansible.builtin.debug:
     msg: "{{ cluster_record | gpumesh.cluster.mesh_plan('n2') }}"
 
@@ -46,12 +46,12 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(public_key) is the member's own in the record, empty where it has none yet.
-    - C(interface), C(address) in CIDR form, C(listen_port) and C(mtu) in bytes are the member's own.
-    - C(peers) is what the module M(gpumesh.cluster.wireguard) takes.
-    - C(relayed) names each member that is reached through a relay, with the relay.
-    - C(relay) is true where this member forwards for others.
-    - C(pending) names the members that have no key yet, and so no tunnel.
+    - C(public_key) is the member's own key in the record, empty if it has none yet.
+    - C(interface), C(address) in CIDR notation, C(listen_port) and C(mtu) in bytes are those of the member.
+    - C(peers) is a list of peers as required by M(gpumesh.cluster.wireguard).
+    - C(relayed) lists the members that are reached through a relay, with the relay.
+    - C(relay) is true if this member relays for others.
+    - C(pending) lists the members that have no key yet, and therefore no tunnel.
   type: dict
 """
 

@@ -11,31 +11,31 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Finds the subnets in which every host has an address that another machine can reach, and ranks them by these
-    criteria, each deciding only where those before it are equal.
-    What you prefer; physical before virtual before tunnels; RDMA on every host; the speed of the slowest; the smallest
-    MTU; private addresses; the same interface name everywhere; the smaller subnet.
+  - Finds the subnets in which every host has an address that other machines can reach, and ranks them by the following
+    criteria, in this order.
+    Your preference; physical before virtual before tunnels; RDMA on every host; the speed of the slowest host; the smallest
+    MTU; private addresses; the same interface name on all hosts; the smaller subnet.
   - Bridges of container runtimes and hypervisors, bridges without a physical port, loopback, link-local and single
-    addresses are out. So is a subnet in which two hosts have the same address, since then each has one of its own.
-  - An interface of a container that is a host itself, a veth with an address, is in.
-  - That two hosts have addresses in one subnet does not prove that they reach each other.
-    M(gpumesh.cluster.reachability) does.
+    addresses are ignored. So are subnets in which two hosts have the same address, since these are separate networks.
+  - The interface of a container that is itself a host, a veth with an address, is used.
+  - Two hosts with addresses in the same subnet cannot necessarily reach each other.
+    M(gpumesh.cluster.reachability) tests that.
 extends_documentation_fragment:
   - gpumesh.cluster.subnets
 options:
   subnet:
     description:
-      - The only subnet to take, as C(ip addr) prints it, host bits and all. Addresses inside it count whatever their
-        own mask.
+      - Only consider this subnet, in the form that C(ip addr) prints, with or without host bits. Addresses inside it are
+        used regardless of their own prefix length.
     type: str
 """
 
 EXAMPLES = r"""
-- name: Look at every host
+- name: Examine every host
   gpumesh.cluster.interface_info:
   register: detected
 
-- name: Rank what they share
+- name: Rank the shared subnets
   ansible.builtin.debug:
     msg: "{{ (facts | gpumesh.cluster.shared_subnets).candidates | map(attribute='subnet') }}"
   vars:
@@ -45,11 +45,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The candidates, the best first, and the others with the reasons.
+  description: The candidates, best first, and the rejected subnets with the reasons.
   type: dict
   contains:
     candidates:
-      description: The subnets that all hosts share, the best first; with O(min_hosts), those on more hosts come first.
+      description: The subnets that all hosts share, best first. With O(min_hosts), those on more hosts come first.
       type: list
       elements: dict
       sample:
@@ -69,8 +69,8 @@ _value:
               rdma: null
     rejected:
       description:
-        - The other subnets, those on the most hosts first. C(reasons) says of each host what it has there or why that
-          is out. Of very many subnets only those on the most hosts name the hosts that have nothing in them.
+        - The other subnets, those on the most hosts first. C(reasons) describes for each host what it has in the subnet or
+          why that is ignored. If there are very many subnets, only those on the most hosts list hosts without an address.
       type: list
       elements: dict
       sample:

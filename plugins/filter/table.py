@@ -6,42 +6,42 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: table
-short_description: Draw rows as a table for a terminal
+short_description: Format rows as a table for a terminal
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Draws rows as a table with a frame, fitted to the terminal.
-  - Wide columns wrap between words. Numbers go to the right. V(none) and the empty text are shown as C(-), truth as
-    C(yes) or C(no), lists joined by commas.
-  - Control characters in the values are replaced, since they come from remote hosts.
+  - Formats rows as a table with a frame that fits the terminal.
+  - Wide columns are wrapped between words. Numbers are right-aligned. V(none) and empty strings are shown as C(-), booleans
+    as C(yes) or C(no), and lists separated by commas.
+  - Control characters in the values are replaced, since the values can come from remote hosts.
 positional: columns
 options:
   _input:
-    description: The rows. Mappings are read by column key, lists by position.
+    description: The rows. Values are selected by column key from mappings, and by position from lists.
     type: list
     elements: raw
     required: true
   columns:
     description:
-      - The columns. Each is a key, or a mapping with C(key) and, if you like, C(title) and C(align), which is one of
+      - The columns. Each is a key, or a mapping with C(key) and, optionally, C(title) and C(align), which is one of
         C(auto), C(left), C(right) and C(center).
-      - By default the keys of the rows in their order of appearance.
+      - Defaults to the keys of the rows in order of appearance.
     type: list
     elements: raw
   style:
-    description: The characters of the frame.
+    description: The characters for the frame.
     type: str
     choices: [unicode, ascii]
     default: unicode
   width:
     description:
-      - The room in terminal columns. V(0) means the width of the terminal, or of E(COLUMNS) where that is set; V(-1)
-        means no limit.
+      - The maximum width in terminal columns. V(0) means the width of the terminal, or E(COLUMNS) if it is set; V(-1) means
+        no limit.
     type: int
     default: 0
   group:
-    description: The key of a column whose repeated values are shown once, with a rule between the groups.
+    description: The key of a column whose repeated values are shown only once, with a line between the groups.
     type: str
 """
 

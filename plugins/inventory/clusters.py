@@ -6,19 +6,19 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: clusters
-short_description: Inventory from cluster records
+short_description: Use cluster records as an inventory source
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Makes hosts and groups from the records of clusters, in a folder of this machine or on a manager over SSH.
-  - "For each cluster there are the groups C(<name>), C(<name>_members) with all its members, and C(<name>_manager).
-    C(-) in a name becomes C(_)."
-  - Every host has the variables C(ansible_host), C(cluster_name), C(cluster_rank), C(cluster_address),
-    C(cluster_interface), C(cluster_gpus), C(cluster_is_manager), C(cluster_site) and C(cluster_endpoint). A host of
-    several clusters has them of the last one by name, and of each one in C(clusters).
-  - The group has C(cluster_name), C(cluster_subnet), C(cluster_generation) and C(cluster_manager).
-  - The file of the source is called C(clusters.yml), or ends in C(.clusters.yml).
+  - Creates hosts and groups from cluster records, either in a local directory or on a manager over SSH.
+  - "Creates for each cluster the groups C(<name>), C(<name>_members) with all its members, and C(<name>_manager).
+    C(-) in names is replaced with C(_)."
+  - Each host has the variables C(ansible_host), C(cluster_name), C(cluster_rank), C(cluster_address),
+    C(cluster_interface), C(cluster_gpus), C(cluster_is_manager), C(cluster_site) and C(cluster_endpoint). For a host
+    in several clusters, they are those of the last cluster by name; C(clusters) has those of all clusters.
+  - The group of a cluster has the variables C(cluster_name), C(cluster_subnet), C(cluster_generation) and C(cluster_manager).
+  - The name of the source file must be C(clusters.yml) or end in C(.clusters.yml).
 extends_documentation_fragment:
   - constructed
   - inventory_cache
@@ -29,13 +29,13 @@ options:
     required: true
     choices: [gpumesh.cluster.clusters]
   path:
-    description: The folder of the records, on this machine or on O(host).
+    description: The directory of the records, on this machine or on O(host).
     type: str
     default: /var/lib/gpumesh/clusters
   host:
     description:
-      - The manager to read the records from over SSH, as C(USER@HOST) or any name that the SSH configuration knows.
-      - Without it the folder is one of this machine.
+      - The manager from which to read the records over SSH, as C(USER@HOST) or any name from the SSH configuration.
+      - If not set, a local directory is read.
     type: str
     env:
       - name: GPUMESH_MANAGER
@@ -44,43 +44,43 @@ options:
     type: int
     default: 22
   private_key_file:
-    description: The private key for O(host). By default what the SSH configuration and agent say.
+    description: The private key for O(host). By default, the SSH configuration and agent are used.
     type: path
     env:
       - name: ANSIBLE_PRIVATE_KEY_FILE
       - name: GPUMESH_PRIVATE_KEY_FILE
   ssh_common_args:
-    description: More options for C(ssh), as on its command line.
+    description: Additional command-line options for C(ssh).
     type: str
     default: ""
     env:
       - name: ANSIBLE_SSH_COMMON_ARGS
       - name: GPUMESH_SSH_COMMON_ARGS
   become:
-    description: Read the records as root by C(sudo -n), which they belong to.
+    description: Whether to read the records as root, with C(sudo -n). Root is the owner of the records.
     type: bool
     default: false
   timeout:
-    description: How many seconds the manager may take.
+    description: The timeout for the manager in seconds.
     type: int
     default: 20
   names:
-    description: Only the clusters of these names. By default all.
+    description: Only include clusters with these names. By default, all are included.
     type: list
     elements: str
     default: []
   address:
     description:
-      - What becomes C(ansible_host).
-      - V(own) is the member's own address in the subnet, V(cluster) is the one in the mesh, V(none) leaves it to other
-        inventory sources and the name service.
+      - The address to use as C(ansible_host).
+      - V(own) is the member's own address in the subnet, V(cluster) is the address in the mesh, and V(none) leaves it to
+        other inventory sources and name resolution.
     type: str
     choices: [own, cluster, none]
     default: own
 """
 
 EXAMPLES = r"""
-# clusters.yml: the records of a manager. For a folder of copies, give path: ./records instead of host.
+# clusters.yml: the records of a manager. For a directory with copies, set path: ./records instead of host.
 plugin: gpumesh.cluster.clusters
 host: root@gpu1.example.com
 keyed_groups:
