@@ -15,9 +15,12 @@ description:
   - Runs all checks in parallel, each with a time limit. The default set takes less than five seconds on a healthy host.
   - A check that does not apply is skipped with a reason. A check that could not be performed is an error, not a pass.
   - The module does not fail if a check fails. Evaluate RV(status) and RV(checks) instead.
+  - If O(record) is given, the other options that follow from it are derived on the controller. Members that have dropped out
+    of the play are left out of O(ssh_peers) and O(mesh_peers).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.record.given
 options:
   only:
     description:
@@ -202,6 +205,7 @@ def main() -> None:
     """The module's entry."""
     module = AnsibleModule(
         argument_spec={
+            "record": {"type": "dict"},
             "only": {"type": "list", "elements": "str", "default": []},
             "machine": {"type": "str"},
             "gpus": {"type": "int"},

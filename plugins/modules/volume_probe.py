@@ -14,7 +14,7 @@ author:
 description:
   - Tests whether a volume is the same file system on all members and whether locks held by one member are respected by the
     others, and measures its usage and the speed of writing, reading and creating small files.
-  - All members must complete a phase before the next one starts. P(gpumesh.cluster.verdict#filter) evaluates the results.
+  - All members must complete a phase before the next one starts. M(gpumesh.cluster.verdict) evaluates the results.
   - Each member writes to its own directory on the volume, C(.gpumesh-check-RUN-MACHINE), which V(clean) removes. It writes
     as root or, if root may not, as the owner of the volume.
   - The module always returns in time. Problems with a volume are returned as results and do not fail the module.

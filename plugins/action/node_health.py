@@ -1,0 +1,26 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of node_health. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.node_health import desired
+
+
+class ActionModule(HostAction):
+    """Runs the module, with what the record says of the node."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = dict(self._task.args)
+        record = given.pop("record", None)
+        if record is not None:
+            silent = set(self.variables["ansible_play_hosts_all"]) - set(self.variables["ansible_play_hosts"])
+            relays = self.variable("mesh_relays", [])
+            given = {**desired(model.parse(record), self.machine, silent, relays), **given}
+        return self.module("gpumesh.cluster.node_health", given)

@@ -1,0 +1,38 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node has to be like, by the record of its cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology import plan_for, read_mesh
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+
+
+def desired(record: Record, machine: str, silent: Collection[str], relays: Sequence[str]) -> dict[str, Any]:
+    """The parameters of the module node_health that follow from the record.
+
+    ``silent``: members that do not answer anybody, which is a finding of its own. Raises InputError.
+    """
+    member = derive.member_of(record, machine)
+    peers = [one["machine"] for one in record["members"] if one["machine"] not in (machine, *silent)]
+    volumes = record["storage"]["volumes"]
+    parameters: dict[str, Any] = {
+        "machine": machine,
+        "gpus": member["gpus"],
+        "cluster_address": derive.cluster_address(record, member),
+        # The server of a volume has the folder, and not a mount of it.
+        "mounts": [one["mount_point"] for one in volumes if one.get("server", machine) != machine],
+        "external_mounts": [one["mount_point"] for one in volumes if "server" not in one],
+        "read_only_mounts": [one["mount_point"] for one in volumes if one.get("read_only")],
+        "ssh_peers": {peer: peer for peer in peers},
+    }
+    if record["mesh"]["backend"] == "wireguard":
+        plan = plan_for(read_mesh(record, relays), machine)
+        keys = {peer["machine"]: peer["public_key"] for peer in plan["peers"] if peer["machine"] in peers}
+        parameters.update(mesh_interface=record["mesh"]["interface"], mesh_peers=keys)
+    return parameters

@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action verdict: which answers it judges, where it writes the reports, and what it hands on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.action.verdict import ActionModule
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
+from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
+
+SCHEMA = Path(__file__).resolve().parents[3] / "plugins" / "plugin_utils" / "report" / "verdict.schema.json"
+REGISTERED = {
+    "health": "seen",
+    "volumes": {"write": "wrote", "compare": "compared", "release": "released", "take": "took"},
+    "reachability": "reached",
+    "slurm": "sinfo",
+    "job": "ran",
+    "collectives": "summed",
+}
+HEALTHY = {"checks": [samples.check("health.disk", None)]}
+SICK = {"checks": [samples.check("health.disk", None, "fail", reason="It is full.")]}
+
+
+def judged(
+    folder: Path, found: dict[str, dict[str, Any]], present: tuple[str, ...] = ("n1", "n2"), **variables: Any
+) -> dict[str, Any]:
+    """Of a play on n1 and n2, with what n1 and n2 have registered; the task runs on n1."""
+    given = {
+        "ansible_play_hosts_all": list(present),
+        "ansible_play_hosts": list(present),
+        "hostvars": {machine: found.get(machine, {}) for machine in present},
+        **found.get("n1", {}),
+        **variables,
+    }
+    arguments = {"record": RECORD, "registered": REGISTERED, "report_dir": str(folder)}
+    return play(ActionModule, arguments, {}, given).result
+
+
+def statuses(result: dict[str, Any], name: str) -> dict[str | None, str]:
+    return {one["host"]: one["status"] for one in result["verdict"]["checks"] if one["id"] == name}
+
+
+def test_all_answers_are_judged_together(tmp_path: Path) -> None:
+    result = judged(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": SICK}})
+    assert statuses(result, "health.disk") == {"n1": "pass", "n2": "fail"}
+    assert result["verdict"]["status"] == "fail"
+    assert not result["changed"] and not result.get("failed")
+    assert "It is full." in result["text"]
+    assert result["ansible_stats"]["data"] == {
+        "gpumesh_cluster": "lab",
+        "gpumesh_status": "fail",
+        "gpumesh_counts": result["verdict"]["counts"],
+        "gpumesh_failing": ["health.disk@n2"],
+    }
+
+
+def test_the_reports_are_written_and_whole(tmp_path: Path) -> None:
+    result = judged(tmp_path, {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}})
+    folder = tmp_path / "lab"
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert verdict == result["verdict"]
+    jsonschema.validate(verdict, json.loads(SCHEMA.read_text()))
+    assert int(ElementTree.parse(folder / "junit.xml").getroot().attrib["tests"]) == len(verdict["checks"])
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    assert (folder / "gpumesh.prom").read_text().startswith("# HELP gpumesh_cluster_ok")
+    assert result["text"].endswith(f"Report: {folder}/report.html")
+
+
+def test_a_verdict_knows_those_before_it(tmp_path: Path) -> None:
+    for _run in range(2):
+        result = judged(tmp_path, {"n1": {"seen": SICK}, "n2": {"seen": HEALTHY}})
+    assert [run["failing"] for run in result["verdict"]["history"]] == [["health.disk@n1"]]
+    (tmp_path / "lab" / "verdict.json").write_bytes(b"\xff no verdict")
+    assert judged(tmp_path, {"n1": {"seen": SICK}})["verdict"]["history"] == []
+
+
+@pytest.mark.parametrize(
+    "limited",
+    [{"present": ("n1",)}, {"ansible_run_tags": ["health"]}, {"ansible_skip_tags": ["slurm"]}],
+)
+def test_a_part_leaves_the_verdict_on_the_whole_as_it_is(tmp_path: Path, limited: dict[str, Any]) -> None:
+    healthy = {"n1": {"seen": HEALTHY}, "n2": {"seen": HEALTHY}}
+    judged(tmp_path, healthy, ansible_run_tags=["all"])
+    whole = (tmp_path / "lab" / "verdict.json").read_bytes()
+    result = judged(tmp_path, healthy, **limited)
+    assert result["verdict"]["history"] == []
+    assert (tmp_path / "lab" / "part" / "verdict.json").exists()
+    assert (tmp_path / "lab" / "verdict.json").read_bytes() == whole
+
+
+def test_what_was_not_asked_is_skipped(tmp_path: Path) -> None:
+    result = judged(tmp_path, {})
+    assert statuses(result, "health.node") == {None: "skipped"}
+    assert statuses(result, "slurm.node") == {None: "skipped"}
+    assert statuses(result, "collective.run") == {None: "skipped"}
+    assert statuses(result, "members.answer") == {"n1": "pass", "n2": "pass"}
+
+
+def test_members_that_cannot_dial_the_others_are_skipped(tmp_path: Path) -> None:
+    groups = {"gpumesh_only_dialled": ["n2", "elsewhere"]}
+    result = judged(tmp_path, {"n1": {"seen": HEALTHY}}, present=("n1",), groups=groups)
+    assert statuses(result, "health.disk") == {"n1": "pass"}
+    assert statuses(result, "health.node") == {"n2": "skipped"}
+    assert (tmp_path / "lab" / "verdict.json").exists()
