@@ -71,7 +71,7 @@ options:
     type: bool
     default: false
   interfaces:
-    description: The C(prefer), C(exclude) and C(include) of P(gpumesh.cluster.choose_subnet#filter).
+    description: The C(prefer), C(exclude) and C(include) of P(gpumesh.cluster.shared_subnets#filter).
     type: dict
     default: {}
 """

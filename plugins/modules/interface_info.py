@@ -24,8 +24,7 @@ options: {}
 seealso:
   - plugin: gpumesh.cluster.shared_subnets
     plugin_type: filter
-  - plugin: gpumesh.cluster.choose_subnet
-    plugin_type: filter
+  - module: gpumesh.cluster.discover
 """
 
 EXAMPLES = r"""

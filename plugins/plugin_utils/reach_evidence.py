@@ -21,6 +21,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 
+#: Seconds of a listener's life for each member: with Ansible's five at a time a phase grows with them.
+_SECONDS_EACH = 8
+
 
 class Target(NamedTuple):
     """A member as it should be: its address and the interface that has it."""
@@ -30,17 +33,20 @@ class Target(NamedTuple):
     interface: str
 
 
-def targets(members: Any) -> list[Target]:
+def targets(members: Any, layer: str = "mesh") -> list[Target]:
     """The members from a cluster record, or from a list of mappings with machine, address and interface.
 
-    Raises InputError.
+    ``layer``: those of a record at their cluster addresses (mesh), or at their own (subnet). Raises InputError.
     """
     if isinstance(members, Mapping) and "members" in members:
-        members = list(seats(cast(Record, members)).values())
+        members = list(seats(cast(Record, members)).values()) if layer == "mesh" else members["members"]
     if not isinstance(members, Sequence) or isinstance(members, str):
         raise InputError("The members are neither a cluster record nor a list.", "Give the fact cluster_record.")
     found = []
     for member in members:
+        if isinstance(member, Target):
+            found.append(member)
+            continue
         if not isinstance(member, Mapping) or not {"machine", "address", "interface"} <= set(member):
             raise InputError(f"{str(member)[:80]!r} is no member.", "Each member needs machine, address and interface.")
         found.append(Target(str(member["machine"]), str(member["address"]), str(member["interface"])))
@@ -61,6 +67,14 @@ def peers(listening: Mapping[str, Mapping[str, Any]], members: Any) -> list[dict
         }
         for target in targets(members)
     ]
+
+
+def lifetime(least: int, hosts: int, throughput_seconds: int) -> int:
+    """Seconds after which the listener of each of so many hosts ends at the latest."""
+    seconds = max(least, _SECONDS_EACH * hosts)
+    if throughput_seconds:
+        seconds += 120 + _SECONDS_EACH * hosts + hosts * 2 * (throughput_seconds * 3 + 7)
+    return seconds
 
 
 class Evidence:

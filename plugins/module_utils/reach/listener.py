@@ -28,8 +28,6 @@ _IDLE_SECONDS = 120.0
 _SESSIONS = 4096
 #: Datagrams that a session may send.
 _DATAGRAMS = 4096
-#: Seconds that `ready` waits for those who do not come.
-_GATHER_SECONDS = 60.0
 #: Seconds that a measurement of throughput may take at most.
 _MEASUREMENT_SECONDS = 120.0
 
@@ -233,9 +231,9 @@ class Listener:
         if len(self._ready) >= hosts:
             self._start()
         elif self._gathering is None:
-            self._gathering = loop.call_later(_GATHER_SECONDS, self._start)
+            self._gathering = loop.call_later(protocol.gather_seconds(hosts), self._start)
         # The visitor hangs up when it has been told.
-        await asyncio.wait_for(reader.read(1), _GATHER_SECONDS + _HANDSHAKE_SECONDS)
+        await asyncio.wait_for(reader.read(1), protocol.gather_seconds(hosts) + _HANDSHAKE_SECONDS)
 
     def _start(self) -> None:
         if self._gathering is not None:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The phases of a run on one host, as the module calls them."""
+"""The phases of a run on one host, as the modules call them."""
 
 from __future__ import annotations
 
@@ -131,12 +131,14 @@ def probe(own: Self, token: str, peers: Sequence[Peer], limits: Limits, check_na
 
 
 def start_throughput(own: Self, run: str, token: str, peers: Sequence[Peer], seconds: int) -> int:
-    """Start what measures the throughput by itself; returns the seconds within which it is through.
+    """Start what measures the throughput by itself; returns the seconds within which it is through, 0 without any other.
 
     ``peers`` are all that take part, in one order on all hosts; the first one's listener gives the start to all.
     """
     timetable = schedule.timetable([peer["machine"] for peer in peers], own.machine)
-    longest = runner.longest(timetable, runner.half_round(peers, seconds))
+    if not timetable:
+        return 0
+    longest = runner.longest(timetable, runner.half_round(peers, seconds), len(peers))
     control = detach.control_socket("runner", run)
     try:
         by_name = {peer["machine"]: peer for peer in peers}
@@ -153,7 +155,9 @@ def collect_throughput(run: str, timeout: float) -> List[Bandwidth]:
     answer = detach.ask("runner", run, "collect", timeout)
     if answer is None:
         raise HostStateError(
-            f"No measurement of run {run} is on this host.", "Start one with the phase throughput.", run=run
+            f"No measurement of run {run} is on this host.",
+            "Start one with throughput_seconds of the module reachability.",
+            run=run,
         )
     measured: List[Bandwidth] = answer["measured"]
     return measured

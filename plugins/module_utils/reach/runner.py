@@ -33,8 +33,8 @@ _RDMA_MARGIN = 4.0
 _RETRY_SECONDS = 0.3
 #: Seconds between the common start and the first round, more than the start needs to reach everybody.
 _LEAD = 1.0
-#: Seconds that all hosts have to come to the start.
-_GATHER_SECONDS = 70.0
+#: Seconds by which the first listener's patience for those who do not come to the start ends before that of the others.
+_GATHER_MARGIN = 10.0
 #: Seconds between two looks whether the results have been collected.
 _CONTROL_SPACING = 0.2
 _PIECE = bytes(1 << 20)
@@ -88,10 +88,14 @@ def half_round(peers: Iterable[Peer], seconds: int) -> float:
     return seconds + _MARGIN + (2 * seconds + _RDMA_MARGIN if rdma else 0.0)
 
 
-def longest(timetable: Sequence[Slot], half: float) -> int:
+def length(timetable: Sequence[Slot], half: float) -> float:
+    """Seconds from the first round to the end of the last one in which this host takes part."""
+    return (1 + max((slot.round for slot in timetable), default=0)) * 2 * half
+
+
+def longest(timetable: Sequence[Slot], half: float, hosts: int) -> int:
     """Seconds that a whole run takes at most."""
-    rounds = 1 + max((slot.round for slot in timetable), default=0)
-    return int(_GATHER_SECONDS + _LEAD + rounds * 2 * half) + 10
+    return int(protocol.gather_seconds(hosts) + _GATHER_MARGIN + _LEAD + length(timetable, half)) + 10
 
 
 class Runner:
@@ -153,14 +157,19 @@ class Runner:
         self._collected.set()
 
     def _all(self, starter: str) -> None:
+        half = half_round(self._peers.values(), self._seconds)
         try:
             begin = self._await_start(starter)
+            self._keep_to_timetable(begin, half)
         except (OSError, protocol.ProtocolError) as failure:
+            begin = time.monotonic()
             reason = f"the start, which {starter} gives, did not come: {failure}"
             self._measured = [_failed(slot.peer, reason) for slot in self._timetable]
-            self._through.set()
-            return
-        half = half_round(self._peers.values(), self._seconds)
+        # Whoever collects stops the listener next, to which others may still be sending.
+        time.sleep(max(0.0, begin + length(self._timetable, half) - time.monotonic()))
+        self._through.set()
+
+    def _keep_to_timetable(self, begin: float, half: float) -> None:
         for slot in self._timetable:
             moment = begin + (2 * slot.round + slot.half) * half
             # A round that is late must not reach into the next one's time: then it is left out.
@@ -168,11 +177,11 @@ class Runner:
             measured = self._measure(slot.peer, moment + self._seconds + _MARGIN)
             measured["rdma"] = self.rdma(slot.peer, moment + half)
             self._measured.append(measured)
-        self._through.set()
 
     def _await_start(self, starter: str) -> float:
         peer = self._peers[starter]
-        with Channel(peer["address"], _port_of(peer), self._token, self._own.machine, _GATHER_SECONDS) as channel:
+        patience = protocol.gather_seconds(len(self._peers)) + _GATHER_MARGIN
+        with Channel(peer["address"], _port_of(peer), self._token, self._own.machine, patience) as channel:
             channel.ask({"do": "ready", "hosts": len(self._peers)})
         return time.monotonic() + _LEAD
 

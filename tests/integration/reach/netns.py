@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-MODULE = Path(__file__).parents[3] / "plugins" / "modules" / "reachability.py"
+MODULES = Path(__file__).parents[3] / "plugins" / "modules"
 
 
 def call(*argv: str, stdin: str | None = None) -> str:
@@ -82,11 +82,19 @@ class Host:
         """Run a command as on this host."""
         return call(*self.command(*argv))
 
-    def module(self, **options: Any) -> dict[str, Any]:
-        """Run the module here, as Ansible does: its options on the standard input."""
+    def listener(self, **options: Any) -> dict[str, Any]:
+        """Run the module reachability_listener here."""
+        return self._run_module("reachability_listener", options)
+
+    def probe(self, **options: Any) -> dict[str, Any]:
+        """Run the module reachability here."""
+        return self._run_module("reachability", options)
+
+    def _run_module(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Run a module here, as Ansible does: its options on the standard input."""
         own = {"machine": self.machine, "address": self.address, "interface": self.interface}
         arguments = json.dumps({"ANSIBLE_MODULE_ARGS": {**own, **options}})
-        argv = self.command(sys.executable, str(MODULE))
+        argv = self.command(sys.executable, str(MODULES / f"{name}.py"))
         done = subprocess.run(argv, input=arguments, capture_output=True, text=True, check=False, timeout=120)
         assert done.stdout, done.stderr
         result: dict[str, Any] = json.loads(done.stdout)
@@ -276,12 +284,12 @@ def record_of(members: Sequence[Host]) -> list[dict[str, str]]:
 
 
 def measure(members: Sequence[Host], silent: Sequence[Host] = (), **options: Any) -> dict[str, dict[str, Any]]:
-    """All phases, as the role runs them. ``silent`` members cannot be reached over SSH, but are targets.
+    """A whole run, as the role does it. ``silent`` members cannot be reached over SSH, but are targets.
 
-    Returns the results by phase and machine, as ``reachability_verdicts`` takes them.
+    Returns the results by phase and machine, as ``reach_verdicts.judge`` takes them.
     """
-    run = {"run": uuid4().hex, "token": uuid4().hex}
-    common = {"ports": [22, 6817], "timeout": 2, "lifetime": 90, **options}
+    run = {"run": uuid4().hex, "token": uuid4().hex, "ports": [22, 6817]}
+    probing = {"timeout": 2, **options}
     talking = [host for host in members if host not in silent]
     unreachable = {"unreachable": True, "msg": "Failed to connect to the host via ssh"}
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -289,9 +297,7 @@ def measure(members: Sequence[Host], silent: Sequence[Host] = (), **options: Any
         listening = dict(
             zip(
                 [host.machine for host in talking],
-                pool.map(
-                    lambda host: host.module(phase="listen", visitors=visitors[host.machine], **run, **common), talking
-                ),
+                pool.map(lambda host: host.listener(visitors=visitors[host.machine], lifetime=90, **run), talking),
             )
         )
         ports = {machine: result.get("ports", []) for machine, result in listening.items()}
@@ -302,11 +308,11 @@ def measure(members: Sequence[Host], silent: Sequence[Host] = (), **options: Any
                 for peer in members
                 if peer is not host
             ]
-            return host.module(phase="probe", peers=peers, **run, **common)
+            return host.probe(peers=peers, **run, **probing)
 
         probed = list(pool.map(probe, talking))
         for host in talking:
-            host.module(phase="stop", run=run["run"])
+            host.listener(state="stopped", run=run["run"])
     return {
         "listen": {**listening, **{host.machine: unreachable for host in silent}},
         "probe": {host.machine: result for host, result in zip(talking, probed)},

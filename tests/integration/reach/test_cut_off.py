@@ -25,10 +25,9 @@ def farm(net: Network, tmp_path: Path) -> Farm:
 
 
 def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]:
-    """The tasks of a run that is still at its first phase."""
+    """The tasks of a run in which the members still listen."""
     addresses = {member.machine: member.address for member in farm.members}
     options = {
-        "phase": "listen",
         "run": run,
         "token": "T0ken",
         "machine": "{{ inventory_hostname }}",
@@ -39,7 +38,7 @@ def listen_and_wait(farm: Farm, run: str, lifetime: int) -> list[dict[str, Any]]
         "visitors": list(addresses),
     }
     return [
-        {"gpumesh.cluster.reachability": options, "vars": {"addresses": addresses}},
+        {"gpumesh.cluster.reachability_listener": options, "vars": {"addresses": addresses}},
         {"ansible.builtin.pause": {"seconds": 120}},
     ]
 
@@ -136,7 +135,7 @@ def test_the_run_of_another_controller_is_left_alone(farm: Farm) -> None:
 def test_a_service_gets_its_port(net: Network) -> None:
     member = net.member(1)
     for run in ("one", "two"):
-        listened = member.module(phase="listen", run=run, token="T0ken", ports=[PORTS[run == "two"]], lifetime=60)
+        listened = member.listener(run=run, token="T0ken", ports=[PORTS[run == "two"]], lifetime=60)
         assert "ports" in listened, listened
     code = (
         "import socket\n"

@@ -63,7 +63,7 @@ def listen(host: Host, **options: Any) -> tuple[str, dict[str, int]]:
     """The run, and a port of each kind."""
     run = uuid4().hex
     settings = {"ports": [], "sample_count": 1, "lifetime": 60, "token": TOKEN, **options}
-    result = host.module(phase="listen", run=run, **settings)
+    result = host.listener(run=run, **settings)
     assert "ports" in result, result
     return run, {port["protocol"]: port["port"] for port in result["ports"]}
 
@@ -103,7 +103,7 @@ def test_strangers_learn_nothing(pair: tuple[Host, Host]) -> None:
         0,
         0,
     ]
-    assert one.module(phase="stop", run=run)["stopped"] is True
+    assert one.listener(state="stopped", run=run)["stopped"] is True
 
 
 def test_a_recorded_datagram_is_answered_once(pair: tuple[Host, Host]) -> None:
@@ -123,7 +123,7 @@ def test_it_ends_after_its_lifetime(pair: tuple[Host, Host]) -> None:
     assert one.processes() != []
     time.sleep(3)
     assert one.processes() == []
-    assert one.module(phase="stop", run=run)["stopped"] is False
+    assert one.listener(state="stopped", run=run)["stopped"] is False
 
 
 def test_it_ends_although_its_program_hangs(pair: tuple[Host, Host]) -> None:
@@ -148,7 +148,7 @@ def test_another_user_cannot_stop_it(pair: tuple[Host, Host]) -> None:
     with pytest.raises(AssertionError, match="(ConnectionReset|BrokenPipe)Error"):
         one.run("setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-c", code)
     assert one.processes() != []
-    assert one.module(phase="stop", run=run)["stopped"] is True
+    assert one.listener(state="stopped", run=run)["stopped"] is True
     time.sleep(0.5)
     assert one.processes() == []
 
@@ -162,11 +162,11 @@ def test_a_port_of_a_service_is_left_to_it(pair: tuple[Host, Host]) -> None:
     )
     try:
         time.sleep(0.5)
-        result = one.module(phase="listen", run=uuid4().hex, token=TOKEN, ports=[6817], lifetime=30)
+        result = one.listener(run=uuid4().hex, token=TOKEN, ports=[6817], lifetime=30)
         ports = {port["port"]: port["state"] for port in result["ports"]}
         assert ports[6817] == "service"
         peers = [{"machine": "n1", "address": one.address, "ports": result["ports"]}]
-        probed = other.module(phase="probe", run=uuid4().hex, token=TOKEN, peers=peers)["probe"]["peers"][0]
+        probed = other.probe(run=uuid4().hex, token=TOKEN, peers=peers)["probe"]["peers"][0]
         outcomes = {(port["protocol"], port["port"]): port["outcome"] for port in probed["ports"]}
         assert outcomes.pop(("tcp", 6817)) == "connected"
         assert set(outcomes.values()) == {"ok"}
@@ -177,9 +177,9 @@ def test_a_port_of_a_service_is_left_to_it(pair: tuple[Host, Host]) -> None:
 
 def test_a_wrong_token_meets_a_stranger(pair: tuple[Host, Host]) -> None:
     one, other = pair
-    result = one.module(phase="listen", run=uuid4().hex, token=TOKEN, ports=[], sample_count=1, lifetime=30)
+    result = one.listener(run=uuid4().hex, token=TOKEN, ports=[], sample_count=1, lifetime=30)
     peers = [{"machine": "n1", "address": one.address, "ports": result["ports"]}]
-    probed = other.module(phase="probe", run=uuid4().hex, token="another", peers=peers)["probe"]["peers"][0]
+    probed = other.probe(run=uuid4().hex, token="another", peers=peers)["probe"]["peers"][0]
     assert [port["outcome"] for port in probed["ports"]] == ["closed", "not_checked"]
     assert probed["seen"] is None
 
@@ -187,10 +187,10 @@ def test_a_wrong_token_meets_a_stranger(pair: tuple[Host, Host]) -> None:
 def test_a_run_has_one_listener_on_a_host(pair: tuple[Host, Host]) -> None:
     one, _other = pair
     run, _ports = listen(one)
-    again = one.module(phase="listen", run=run, token=TOKEN, ports=[])
+    again = one.listener(run=run, token=TOKEN, ports=[])
     assert again["failed"] is True
     assert again["error"]["kind"] == "host_state"
-    assert one.module(phase="stop", run=run)["stopped"] is True
+    assert one.listener(state="stopped", run=run)["stopped"] is True
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_run_has_one_listener_on_a_host(pair: tuple[Host, Host]) -> None:
     ],
 )
 def test_bad_options_are_refused_in_words(pair: tuple[Host, Host], options: dict[str, Any], words: str) -> None:
-    result = pair[0].module(**{"phase": "listen", "run": uuid4().hex, "token": TOKEN, **options})
+    result = pair[0].listener(**{"run": uuid4().hex, "token": TOKEN, **options})
     assert result["failed"] is True
     assert words in result["msg"]
     assert result["error"]["remedy"]

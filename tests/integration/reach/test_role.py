@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Network, call
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, Network, call
 
 ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
 
@@ -109,11 +110,11 @@ def test_the_secret_is_in_no_list_of_processes(farm: Farm) -> None:
     """What Ansible hands over must not be seen by other users of a host."""
     token = "T0kenThatNobodyMaySee"
     run_one = {"run": "visible", "token": token, "ports": [], "lifetime": 30}
-    farm.members[0].module(phase="listen", **run_one)
+    farm.members[0].listener(**run_one)
     shown = call("ps", "-eo", "args")
     assert token not in shown
     assert listeners(farm) == ["gpumesh-reach"]
-    assert farm.members[0].module(phase="stop", run="visible")["stopped"] is True
+    assert farm.members[0].listener(state="stopped", run="visible")["stopped"] is True
 
 
 def test_the_own_sender_measures_where_iperf3_does_not_work(net: Network) -> None:
@@ -124,22 +125,24 @@ def test_the_own_sender_measures_where_iperf3_does_not_work(net: Network) -> Non
     peers = []
     for member in members:
         member.wrapper = ["unshare", "--mount", "sh", "-c", script, "sh"]
-        listening = member.module(phase="listen", **run_one)
+        listening = member.listener(**run_one)
         peers.append({"machine": member.machine, "address": member.address, "ports": listening["ports"]})
     members[1].run(
         "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "80mbit", "burst", "64kb", "latency", "9ms"
     )
-    for member in members:
-        started = member.module(phase="throughput", peers=peers, throughput_seconds=1, **run_one)
-        assert started["longest"] > 0, started
-    rates = {}
-    for member in members:
-        measured = member.module(phase="collect", run="rates", timeout=started["longest"])["throughput"]
-        assert {one["method"] for one in measured} == {"gpumesh"}, measured
-        rates.update({(member.machine, one["machine"]): one["gbps"] for one in measured})
-    # Not before all are through: who is through himself is still measured by others.
-    for member in members:
-        member.module(phase="stop", run="rates")
+    own = {"run": "rates", "token": "T0ken", "ports": [], "payload_bytes": 0}
+    started = [member.probe(peers=peers, throughput_seconds=1, **own) for member in members]
+    assert all(one["longest"] > 0 for one in started), started
+
+    def collect(member: Host) -> list[dict[str, Any]]:
+        measured: list[dict[str, Any]] = member.listener(state="stopped", run="rates", timeout=120)["throughput"]
+        return measured
+
+    # Whoever is through stops at once, and all of them are at the same time.
+    with ThreadPoolExecutor() as pool:
+        collected = dict(zip([member.machine for member in members], pool.map(collect, members)))
+    assert {one["method"] for measured in collected.values() for one in measured} == {"gpumesh"}, collected
+    rates = {(machine, one["machine"]): one["gbps"] for machine, measured in collected.items() for one in measured}
     assert len(rates) == 6
     assert all(0.03 < rate < 0.09 for (one, _other), rate in rates.items() if one == "n2"), rates
     assert all(rate > 0.3 for (one, _other), rate in rates.items() if one != "n2"), rates
@@ -148,6 +151,6 @@ def test_the_own_sender_measures_where_iperf3_does_not_work(net: Network) -> Non
 
 
 def test_a_measurement_that_was_not_started_is_an_error_in_words(net: Network) -> None:
-    result = net.member(1).module(phase="collect", run="nothing", timeout=1)
+    result = net.member(1).listener(state="stopped", run="nothing", timeout=1)
     assert result["failed"] is True
     assert "No measurement of run nothing" in result["msg"]

@@ -11,7 +11,6 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.gpumesh.cluster.plugins.filter import (
-    choose_subnet,
     shared_subnets,
     table,
 )
@@ -20,24 +19,20 @@ from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_subnets im
 FACTS = hosts([interface("eno1", "10.0.0.1/24")], [interface("eno1", "10.0.0.2/24")])
 
 
-@pytest.mark.parametrize("plugin", [choose_subnet, shared_subnets, table])
+@pytest.mark.parametrize("plugin", [shared_subnets, table])
 def test_a_filter_has_the_name_of_its_file(plugin: Any) -> None:
     name = plugin.__name__.rpartition(".")[2]
     assert list(plugin.FilterModule().filters()) == [name]
 
 
-def test_the_choice_is_the_first_candidate() -> None:
-    candidates = shared_subnets.shared_subnets(FACTS)["candidates"]
-    assert choose_subnet.choose_subnet(FACTS) == candidates[0]
-    assert choose_subnet.choose_subnet(FACTS, "10.0.0.9/24", min_hosts=2)["subnet"] == "10.0.0.0/24"
+def test_the_patterns_reach_the_ranking() -> None:
+    assert shared_subnets.shared_subnets(FACTS)["candidates"][0]["subnet"] == "10.0.0.0/24"
     assert shared_subnets.shared_subnets(FACTS, exclude=["eno*"])["candidates"] == []
 
 
 def test_an_error_of_ours_is_a_filter_error_with_the_remedy() -> None:
-    with pytest.raises(
-        AnsibleFilterError, match=r"Give cluster_subnet=10\.0\.0\.0/24, or put n1 and n2 on the cluster"
-    ):
-        choose_subnet.choose_subnet(FACTS, "192.168.1.0/24")
+    with pytest.raises(AnsibleFilterError, match="10.0.0.300/24"):
+        shared_subnets.shared_subnets(FACTS, "10.0.0.300/24")
 
 
 def test_the_table_takes_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+#!/usr/bin/python
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
@@ -5,48 +6,77 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-name: reachability_verdicts
+module: reachability_verdicts
 short_description: Say for each pair of members whether they reach each other, and if not why
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
   - Judges what M(gpumesh.cluster.reachability) found out on all members. Each ordered pair gets one verdict, the cause
-    that explains the others, in words and with what to do about it.
+    that explains the others, in words and with what to do about it. Run it once, not on every host.
   - A pair that could not be measured is C(not_checked), and its message says why.
-positional: members, max_clock_offset
+  - Runs on the controller alone; no connection is made.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.reachability
 options:
-  _input:
-    description:
-      - Under the keys C(listen), C(probe) and C(throughput) (the phase C(collect)), by machine what the task registered.
-        A machine that is not in the run is left out.
+  members:
+    required: true
+  run:
+    description: Name of the run, for the result.
+    type: str
+    default: ""
+  registered:
+    description: The variables in which the tasks have registered their results on all members.
     type: dict
     required: true
-  members:
-    description: The cluster record, or a list of mappings with C(machine), C(address) and C(interface).
-    type: raw
-    required: true
+    suboptions:
+      listen:
+        description: That of M(gpumesh.cluster.reachability_listener) with C(state=started).
+        type: str
+        required: true
+      probe:
+        description: That of M(gpumesh.cluster.reachability).
+        type: str
+        required: true
+      throughput:
+        description: That of M(gpumesh.cluster.reachability_listener) with C(state=stopped), where the throughput was measured.
+        type: str
   max_clock_offset:
     description: Seconds by which the clocks of two members may differ.
     type: float
-    default: 5.0
-seealso:
-  - module: gpumesh.cluster.reachability
-  - plugin: gpumesh.cluster.reachability_matrix
-    plugin_type: filter
+    default: 5
+  show:
+    description: Print who reaches whom as a matrix, one letter a pair, with what is wrong in words below.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
-- name: Name what is wrong
-  ansible.builtin.debug:
-    msg: >-
-      {{ ({'listen': dict(machines | zip(machines | map('extract', hostvars, 'listening'))),
-           'probe': dict(machines | zip(machines | map('extract', hostvars, 'probed')))}
-          | gpumesh.cluster.reachability_verdicts(cluster_record)).summary }}
+- name: Judge every pair
+  gpumesh.cluster.reachability_verdicts:
+    members: "{{ cluster_record }}"
+    registered:
+      listen: listening
+      probe: probed
+    show: true
+  run_once: true
+
+# from \ to 1 2 3
+# 1 n1        · ·
+# 2 n2      ·   F
+# 3 n3      · ·
+#
+# · reaches   F filtered (no answer)
+#
+# n2 → n3: filtered (no answer). n3 does not answer n2 on TCP 33420, 46690; TCP 22 pass.
+#     Open TCP and UDP on the whole ephemeral range from 10.77.0.12 in the firewall of n3 (`nft list ruleset`) and on
+#     the way.
 """
 
 RETURN = r"""
-_value:
+verdicts:
   description:
     - C(status), the worst of all, one of C(pass), C(fail), C(error) and C(skipped); C(summary) in words; C(counts), the
       number of pairs by verdict.
@@ -61,19 +91,13 @@ _value:
     - C(checks), the same in the form of all checks of this collection.
     - C(rdma), by machine the RDMA port by which it was measured, or the C(reason) why it has none.
     - C(lingering), the machines whose listener may still be there, so that it should be stopped.
+    - C(layer) and C(run), as given.
+  returned: success
   type: dict
+text:
+  description: The matrix, without a final newline.
+  returned: success
+  type: str
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import as_filter
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_verdicts import judge
-
-
-class FilterModule:
-    """The filter of this file."""
-
-    def filters(self) -> dict[str, Callable[..., Any]]:
-        """Its name and function."""
-        return {"reachability_verdicts": as_filter(judge)}
+# The work is done by the action plugin of the same name.

@@ -1,0 +1,190 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: reachability_listener
+short_description: Let the other members of a cluster connect to this one
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Starts or stops what answers to M(gpumesh.cluster.reachability) on the other members.
+  - A listener binds to the member's address alone, hangs up on whoever does not prove to know O(token), and is ended by
+    the kernel after O(lifetime), even if everything else has died. Nothing is written to the disk.
+  - Where a run is cut off, what it has left ends a quarter of O(lifetime) after the SSH connection of its controller is
+    gone, and at once when the same controller begins another run, or when the module M(gpumesh.cluster.daemon) starts
+    a service. What belongs to another controller that is still connected is left alone.
+  - Needs Python and iproute2 on the host, and root for ports below 1024.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.reachability
+  - gpumesh.cluster.reachability.host
+attributes:
+  check_mode:
+    details:
+      - It only measures. What it starts ends by itself and leaves nothing behind.
+options:
+  state:
+    description:
+      - V(started) starts the listener and returns the ports that it got. A host that is not among O(members) is skipped.
+      - V(stopped) ends what the run has left on this host; without O(run), what runs that were cut off have.
+    type: str
+    choices: [started, stopped]
+    default: started
+  ephemeral_range:
+    description: The ports that programs such as NCCL are given, as FIRST-LAST. TCP and UDP are tested.
+    type: str
+    default: 32768-60999
+  sample_count:
+    description: How many ports of O(ephemeral_range) stand for all. They are spread over the range.
+    type: int
+    default: 4
+  lifetime:
+    description: Seconds after which the listener ends. With O(members), it is longer where there are many.
+    type: int
+    default: 300
+  visitors:
+    description:
+      - The machines that will probe this one. After the last of them the listener ends. With an empty list it waits to be
+        stopped, or for its end. With O(members), they are the other members in the play.
+    type: list
+    elements: str
+    default: []
+  throughput_seconds:
+    description: As for M(gpumesh.cluster.reachability). Where it is not V(0), the listener waits to be stopped.
+    type: int
+    default: 0
+  timeout:
+    description:
+      - With V(stopped), how many seconds to wait for the results of the throughput first. V(0) does not wait for any.
+    type: float
+    default: 0
+seealso:
+  - module: gpumesh.cluster.reachability
+"""
+
+EXAMPLES = r"""
+- name: Listen on every member
+  gpumesh.cluster.reachability_listener:
+    run: "{{ run_name }}"
+    token: "{{ run_token }}"
+    members: "{{ cluster_record }}"
+  register: listening
+
+- name: Stop listening
+  gpumesh.cluster.reachability_listener:
+    run: "{{ run_name }}"
+    state: stopped
+"""
+
+RETURN = r"""
+ports:
+  description: What became of each port.
+  returned: O(state=started)
+  type: list
+  elements: dict
+  contains:
+    port:
+      description: Its number.
+      type: int
+    role:
+      description: C(named) or C(ephemeral).
+      type: str
+    protocol:
+      description: C(tcp) or C(udp).
+      type: str
+    state:
+      description:
+        - C(listening) where the listener has it, C(service) where something else listens there, C(forbidden) where this
+          user may not open it.
+      type: str
+rdma:
+  description:
+    - The RDMA port by which this host takes part, C(device), C(port), C(gid_index) and C(rate_gbps). That behind
+      O(interface), else the fastest that is active.
+    - Where there is none, or no perftest, C(device) is empty and C(reason) says why.
+  returned: O(state=started)
+  type: dict
+throughput:
+  description:
+    - For each peer C(machine), C(gbps) (10^9 bits a second to it), C(method) and C(error).
+    - C(rdma) has what C(ib_write_bw) and C(ib_write_lat) measured where both ends have RDMA, C(gbps) and C(latency_us)
+      (microseconds one way), and C(error).
+  returned: a measurement was under way, and O(timeout) is set
+  type: list
+  elements: dict
+stopped:
+  description: Whether there was something to end.
+  returned: O(state=stopped)
+  type: bool
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import phases
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.ports import check_ports, parse_range
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Self
+
+
+def start(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Start the listener."""
+    own = Self(params["machine"], params["address"], params["interface"])
+    wanted = phases.Wanted(
+        check_ports(params["ports"]),
+        parse_range(params["ephemeral_range"]),
+        params["sample_count"],
+        params["lifetime"],
+    )
+    return phases.listen(own, params["run"], params["token"], wanted, params["visitors"])._asdict()
+
+
+def stop(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Stop it, after the results of the throughput have come where they are waited for."""
+    try:
+        measured = phases.collect_throughput(params["run"], params["timeout"]) if params["timeout"] else None
+    finally:
+        stopped = phases.stop(params["run"])
+    return {"stopped": stopped, **({"throughput": measured} if measured is not None else {})}
+
+
+def main() -> None:
+    """The module's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "members": {"type": "raw"},
+            "layer": {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"},
+            "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
+            "run": {"type": "str"},
+            "token": {"type": "str", "no_log": True},
+            "machine": {"type": "str"},
+            "address": {"type": "str"},
+            "interface": {"type": "str"},
+            "ports": {"type": "list", "elements": "int", "default": [22, 2049, 6817, 6818]},
+            "ephemeral_range": {"type": "str", "default": "32768-60999"},
+            "sample_count": {"type": "int", "default": 4},
+            "lifetime": {"type": "int", "default": 300},
+            "visitors": {"type": "list", "elements": "str", "default": []},
+            "throughput_seconds": {"type": "int", "default": 0},
+            "timeout": {"type": "float", "default": 0},
+        },
+        required_if=[
+            ("state", "started", ["run", "token"]),
+            ("state", "started", ["machine", "members"], True),
+        ],
+        required_together=[("machine", "address", "interface")],
+        supports_check_mode=True,
+    )
+    work = {"started": start, "stopped": stop}[module.params["state"]]
+    exit_with(module, lambda: Outcome(False, work(module.params)), host=module.params["machine"])
+
+
+if __name__ == "__main__":
+    main()

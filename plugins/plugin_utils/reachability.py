@@ -1,0 +1,40 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the actions of reachability share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import Target, targets
+
+LAYER = {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"}
+
+
+class ReachabilityAction(HostAction):
+    """An action that is given members, and the layer at whose addresses they are."""
+
+    def targets(self, members: Any, layer: str) -> list[Target]:
+        """The members. Raises InputError where there are none."""
+        if not members:
+            raise InputError(
+                "There is neither a cluster record nor a list of members.",
+                "Run the role gpumesh.cluster.cluster with tasks_from=load before, or give reachability_members.",
+            )
+        return targets(members, layer)
+
+    def asked(self, members: list[Target]) -> list[str]:
+        """The members that are in this run, also those that have dropped out of it.
+
+        Members that cannot dial the others, as the role cluster has grouped them, are left out of it.
+        """
+        only_dialled = self.variables.get("groups", {}).get("gpumesh_only_dialled", [])
+        machines = {member.machine for member in members} - set(only_dialled)
+        return [machine for machine in self.variables["ansible_play_hosts_all"] if machine in machines]
+
+    def own(self, members: list[Target]) -> Target | None:
+        """The task's host; None where it is not among the members."""
+        return next((member for member in members if member.machine == self.machine), None)

@@ -1,0 +1,119 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The actions of reachability: who listens for whom, who is probed, and what becomes of the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.action import (
+    reachability,
+    reachability_listener,
+    reachability_peers,
+    reachability_verdicts,
+)
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import lifetime
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+from ansible_collections.gpumesh.cluster.tests.unit.action.test_storage import RECORD
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_reach_verdicts import members, sound
+
+MESHED = {
+    **RECORD,
+    "mesh": {**RECORD["mesh"], "backend": "wireguard"},
+    "members": [
+        {**member, "mesh": {"address": f"10.99.0.{place}", "public_key": "k="}}
+        for place, member in enumerate(RECORD["members"], 1)
+    ],
+}
+LISTENER, PROBE = "gpumesh.cluster.reachability_listener", "gpumesh.cluster.reachability"
+
+
+def variables(number: int = 3, own: str = "n1", **more: Any) -> dict[str, Any]:
+    machines = [f"n{place}" for place in range(1, number + 1)]
+    return {"inventory_hostname": own, "ansible_play_hosts_all": machines, **more}
+
+
+def listen(given: dict[str, Any], **options: Any) -> Played:
+    arguments = {"run": "r", "token": "t", "members": members(3), **options}
+    return play(reachability_listener.ActionModule, arguments, {LISTENER: [{"changed": False}]}, given)
+
+
+def sent(done: Played) -> dict[str, Any]:
+    ((_name, arguments),) = done.ran
+    return arguments
+
+
+def test_a_listener_waits_for_the_others_in_the_play() -> None:
+    arguments = sent(listen(variables(), throughput_seconds=0))
+    assert (arguments["machine"], arguments["address"], arguments["interface"]) == ("n1", "10.0.0.1", "eth0")
+    assert arguments["visitors"] == ["n2", "n3"]
+    assert "members" not in arguments
+    only_dialled = {"groups": {"gpumesh_only_dialled": ["n2"]}}
+    assert sent(listen(variables(**only_dialled)))["visitors"] == ["n3"]
+    assert sent(listen(variables(2)))["visitors"] == ["n2"]
+
+
+def test_a_listener_stays_for_the_throughput() -> None:
+    arguments = sent(listen(variables(), throughput_seconds=3))
+    assert arguments["visitors"] == []
+    assert arguments["lifetime"] == lifetime(300, 3, 3) > lifetime(300, 3, 0) == 300
+    assert lifetime(300, 1000, 0) == 8000
+
+
+def test_a_host_that_is_not_a_member_is_left_alone() -> None:
+    assert listen(variables(own="elsewhere")).result["skipped"]
+    arguments = {"run": "r", "token": "t", "members": RECORD}
+    done = play(reachability.ActionModule, arguments, {}, variables(own="elsewhere"))
+    assert done.result["skipped"]
+
+
+def test_the_layer_says_at_which_addresses_members_are() -> None:
+    for layer, address, check_name in (("mesh", "10.99.0.1", True), ("subnet", "192.168.1.1", False)):
+        arguments = {"run": "r", "token": "t", "members": MESHED, "layer": layer, "peers": []}
+        done = play(reachability.ActionModule, arguments, {PROBE: [{"changed": False}]}, variables(2))
+        assert (sent(done)["address"], sent(done)["check_name"]) == (address, check_name)
+
+
+def test_what_is_stopped_needs_no_members() -> None:
+    arguments = {"state": "stopped", "run": "r"}
+    done = play(reachability_listener.ActionModule, arguments, {LISTENER: [{"stopped": True}]}, variables())
+    assert done.ran == [(LISTENER, arguments)]
+
+
+def test_nothing_is_tested_without_members() -> None:
+    result = listen(variables(), members=[]).result
+    assert result["failed"]
+    assert "reachability_members" in result["msg"]
+
+
+def answers(number: int, **changed: Any) -> dict[str, Any]:
+    found = {**sound(number), **changed}
+    machines = [f"n{place}" for place in range(1, number + 1)]
+    hostvars = {
+        machine: {phase: result[machine] for phase, result in found.items() if machine in result}
+        for machine in machines
+    }
+    return variables(number, hostvars=hostvars)
+
+
+def test_each_member_is_a_peer_with_the_ports_of_its_listener() -> None:
+    found = sound(3)
+    del found["listen"]["n3"]
+    arguments = {"members": members(3), "registered": "listen"}
+    result = play(reachability_peers.ActionModule, arguments, {}, answers(3, listen=found["listen"])).result
+    assert [peer["machine"] for peer in result["peers"]] == ["n1", "n2", "n3"]
+    assert result["peers"][0]["ports"] == found["listen"]["n1"]["ports"]
+    assert result["peers"][2]["ports"] == []
+
+
+def test_the_pairs_are_judged() -> None:
+    arguments = {"members": members(3), "run": "r", "registered": {"listen": "listen", "probe": "probe"}}
+    result = play(reachability_verdicts.ActionModule, arguments, {}, answers(3)).result
+    verdicts = result["verdicts"]
+    assert (verdicts["status"], verdicts["layer"], verdicts["run"]) == ("pass", "mesh", "r")
+    assert len(verdicts["pairs"]) == 6
+    assert result["text"].startswith("from")
+    silent = {machine: result for machine, result in sound(3)["probe"].items() if machine != "n3"}
+    verdicts = play(reachability_verdicts.ActionModule, arguments, {}, answers(3, probe=silent)).result["verdicts"]
+    assert {pair["status"] for pair in verdicts["pairs"] if pair["from"] == "n3"} != {"pass"}
