@@ -168,13 +168,12 @@ def work(params: Dict[str, Any]) -> Outcome:
 
 def main() -> None:
     """The module's entry point."""
-    needed = {"type": "str", "required": True}
     module = AnsibleModule(
         argument_spec={
             "members": {"type": "raw"},
             "layer": {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"},
-            "run": needed,
-            "token": {"type": "str", "required": True, "no_log": True},
+            "run": {"type": "str"},
+            "token": {"type": "str", "no_log": True},
             "machine": {"type": "str"},
             "address": {"type": "str"},
             "interface": {"type": "str"},
@@ -209,7 +208,7 @@ def main() -> None:
             "check_name": {"type": "bool", "default": True},
             "throughput_seconds": {"type": "int", "default": 0},
         },
-        required_together=[("machine", "address", "interface")],
+        required_together=[("run", "token", "machine", "address", "interface")],
         required_one_of=[("machine", "members")],
         supports_check_mode=True,
     )

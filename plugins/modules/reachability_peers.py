@@ -22,6 +22,8 @@ extends_documentation_fragment:
   - gpumesh.cluster.reachability
 options:
   members:
+    description: The cluster record, or a list of mappings with C(machine), C(address) and C(interface).
+    type: raw
     required: true
   registered:
     description: The variable in which the task of M(gpumesh.cluster.reachability_listener) has registered its result.

@@ -22,6 +22,8 @@ extends_documentation_fragment:
   - gpumesh.cluster.reachability
 options:
   members:
+    description: The cluster record, or a list of mappings with C(machine), C(address) and C(interface).
+    type: raw
     required: true
   run:
     description: Name of the run, for the result.
