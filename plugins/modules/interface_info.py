@@ -176,7 +176,7 @@ host:
         addresses: [127.0.1.1]
         hosts_file: [127.0.1.1]
         loopback: true
-        problem: "The host's own name n1 resolves to 127.0.1.1 (in /etc/hosts): services listen where no one else is."
+        problem: "The host's own name n1 resolves to 127.0.1.1 (in /etc/hosts): services listen where others cannot reach them."
         remedy: Map n1 to its cluster address in /etc/hosts instead of 127.0.1.1.
     efa:
       description: Whether AWS EFA is present, its devices, and the evidence.

@@ -43,7 +43,7 @@ def find(nodes: Sequence[str], measure: Callable[[Sequence[str]], bool]) -> Culp
     """Find what is slow. ``measure(nodes)`` runs the collective on some of them: True when it is fast enough."""
     bench = _Bench(measure)
     if len(nodes) < 2:
-        return Culprit("none", (), "One node has no link to another.")
+        return Culprit("none", (), "A single node has no link to another one.")
     if len(nodes) <= _ALL_PAIRS_UP_TO:
         return _from_pairs(list(nodes), bench)
     bad = _bad_neighbours(list(nodes), bench)
@@ -71,17 +71,18 @@ def _from_pairs(nodes: List[str], bench: _Bench) -> Culprit:
             return Culprit(
                 "group",
                 tuple(nodes),
-                f"Every pair of {', '.join(nodes)} is fast enough by itself: what they share is slow, such as a switch.",
+                f"Every pair of {', '.join(nodes)} is fast enough on its own: "
+                "something that they share is slow, such as a switch.",
             )
-        return Culprit("none", (), f"{' and '.join(nodes)} are fast enough when measured again.")
+        return Culprit("none", (), f"{' and '.join(nodes)} are fast enough in a second measurement.")
     if len(bad) == len(pairs):
         names = ", ".join(nodes)
-        return Culprit("group", tuple(nodes), f"Every pair of {names} is slow: look at what all of them share.")
+        return Culprit("group", tuple(nodes), f"Every pair of {names} is slow: check what all of them share.")
     # A node whose every pair is slow is slow itself; it explains all of its pairs.
     slow = [node for node in nodes if all(not bench.good(node, other) for other in nodes if other != node)]
     left = [pair for pair in bad if not set(pair) & set(slow)]
     if slow and not left:
-        return Culprit("node", tuple(slow), f"Every pair with {' or '.join(slow)} is slow, and no other pair is.")
+        return Culprit("node", tuple(slow), f"Every pair with {' or '.join(slow)} is slow, but no other pair is.")
     words = [f"the link between {a} and {b}" for a, b in left] + [f"node {name}" for name in slow]
     return Culprit("link", left[0], f"Slow: {', '.join(words)}.")
 
@@ -96,7 +97,7 @@ def _from_halves(nodes: List[str], bench: _Bench) -> Culprit:
             return Culprit(
                 "group",
                 tuple(nodes),
-                f"{nodes[0]} to {nodes[-1]} are slow together {where}, and no pair of neighbours is: look at the "
+                f"{nodes[0]} to {nodes[-1]} are slow together {where}, but no pair of neighbours is: check the "
                 "switches between them.",
             )
         nodes = halves[0]

@@ -17,7 +17,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.thresho
 )
 
 #: What nccl-tests exits with.
-_EXIT_CODES = {1: "it was called wrongly, or failed before the test", 2: "a CUDA call failed", 3: "an NCCL call failed"}
+_EXIT_CODES = {
+    1: "it was called incorrectly, or failed before the test",
+    2: "a CUDA call failed",
+    3: "an NCCL call failed",
+}
 
 
 class Expected(NamedTuple):
@@ -89,20 +93,19 @@ def _missing(output: Output, expected: Expected) -> Optional[Problem]:
         return Problem(
             "missing_rank",
             f"{len(ranks)} of {expected.ranks} ranks took part: rank {named} is missing.",
-            "Check that each rank can be started on each node, and that MPI and Slurm agree on how (srun --mpi=list).",
+            "Check that each rank can be started on each node, and that Slurm's MPI plugin matches the MPI (srun --mpi=list).",
         )
     if len(ranks) > expected.ranks or len(output["devices"]) != len(ranks):
         return Problem(
             "wrong_ranks",
-            f"{len(output['devices'])} ranks announced themselves instead of {expected.ranks}.",
-            "The binary may have been built without MPI, so that every process runs a test of its own: build it with "
-            "MPI=1.",
+            f"{len(output['devices'])} ranks reported instead of {expected.ranks}.",
+            "The binary may have been built without MPI, so that every process runs its own test: build it with MPI=1.",
         )
     if len(hosts) != expected.nodes:
         return Problem(
             "wrong_nodes",
             f"The ranks ran on {len(hosts)} nodes ({', '.join(sorted(hosts))}) instead of {expected.nodes}.",
-            "Give the launcher one host a node, and check that host names differ.",
+            "Give the launcher one host per node, and check that the host names are unique.",
         )
     return None
 
@@ -112,15 +115,15 @@ def _timeout(output: Output, expected: Expected) -> Problem:
     ranks = {device["rank"] for device in output["devices"]}
     silent = sorted(set(range(expected.ranks)) - ranks)
     where = f"after {reached['size_bytes']} bytes" if reached else "before the first size"
-    who = f" Rank {', '.join(map(str, silent[:8]))} never announced itself." if silent and ranks else ""
+    who = f" Rank {', '.join(map(str, silent[:8]))} never reported." if silent and ranks else ""
     # When the time is over the launcher kills every rank; one alone has died before.
     deaths = [line for line in output["failures"] if _killed([line])]
     cause = f" It had lost {_killed(deaths)}." if len(deaths) == 1 and expected.ranks > 1 else ""
     return Problem(
         "timeout",
-        f"It did not end within {expected.timeout_s:g} s and stopped {where}.{who}{cause}",
-        "A hang is mostly a port range that is closed, an interface that the others cannot reach, or a path MTU: "
-        "see the reachability matrix, and run with NCCL_DEBUG=INFO.",
+        f"It did not finish within {expected.timeout_s:g} s and stopped {where}.{who}{cause}",
+        "A hang is usually caused by a closed port range, an interface that others cannot reach, or the path MTU: see "
+        "the reachability matrix, and run with NCCL_DEBUG=INFO.",
     )
 
 
@@ -135,14 +138,14 @@ def _not_run(output: Output) -> Optional[Problem]:
     if any("Requested nodes are busy" in line for line in output["failures"]):
         return Problem(
             "busy",
-            "Not run: somebody's job has the nodes.",
+            "Not run: other jobs use the nodes.",
             "Run it again when the nodes are free.",
         )
     if any("No module named 'torch'" in line for line in output["failures"]):
         return Problem(
             "not_installed",
             "The nodes have neither nccl-tests nor PyTorch.",
-            "Install python3-torch on the nodes, or give the folder of the nccl-tests binaries as path.",
+            "Install python3-torch on the nodes, or set path to the directory of the nccl-tests binaries.",
         )
     return None
 
@@ -156,23 +159,23 @@ def _broken_off(output: Output, rc: int) -> Optional[Problem]:
         return Problem(
             "rank_died",
             f"A process ended early: {killed}.",
-            "Look at the kernel log and at slurmd's log of that node, for memory that ran out or a GPU fault.",
+            "Check the kernel log and slurmd's log on that node for out-of-memory or GPU errors.",
         )
     if output["failures"]:
         return Problem(
             "failed",
             f"It failed: {_failure_text(output['failures']).rstrip('.')}.",
-            "Look at that node first. NCCL_DEBUG=INFO says more.",
+            "Check that node first. NCCL_DEBUG=INFO shows details.",
         )
     if rc != 0:
         known = _EXIT_CODES.get(rc)
         return Problem(
-            "exit_status", f"It exited {rc}{f': {known}' if known else ''}.", "Run it by hand with NCCL_DEBUG=INFO."
+            "exit_status", f"It exited {rc}{f': {known}' if known else ''}.", "Run it manually with NCCL_DEBUG=INFO."
         )
     return Problem(
         "truncated",
-        "Its output ends before the footer, so it is not known whether it got to its end.",
-        "Run it again. If it stays so, a rank ends without a word: look at the kernel log of the nodes.",
+        "Its output ends before the footer, so it is not known whether it finished.",
+        "Run it again. If the error persists, a rank exits silently: check the kernel log of the nodes.",
     )
 
 
@@ -182,19 +185,19 @@ def _measured(output: Output, threshold: Optional[Threshold]) -> Optional[Proble
     if output["out_of_bounds"] or wrong:
         return Problem(
             "wrong_values",
-            f"{max(wrong, output['out_of_bounds'] or 0)} values are wrong: data was damaged on its way.",
+            f"{max(wrong, output['out_of_bounds'] or 0)} values are wrong: data was corrupted in transit.",
             "Do not train on these nodes. Look for ECC errors and bad links with node_health, and find the pair by "
             "running it on two nodes at a time.",
         )
     reached = largest(output["rows"])
     if reached is None:
-        return Problem("no_rows", "There is a footer but no measurement.", "Check min_bytes and max_bytes.")
+        return Problem("no_rows", "The output has a footer but no measurements.", "Check min_bytes and max_bytes.")
     value = reached["busbw_gbps"] or 0.0
     if threshold is not None and value < threshold.gbps:
         return Problem(
             "slow",
-            f"{value:g} GB/s at {_size(reached['size_bytes'])}, {threshold.gbps:g} are required ({threshold.source}).",
-            "See which pair of nodes is slow, then its cable, NIC rate, PCIe width and the interface that NCCL chose.",
+            f"{value:g} GB/s at {_size(reached['size_bytes'])}, but {threshold.gbps:g} are required ({threshold.source}).",
+            "Find the slow pair of nodes, then check its cable, NIC rate, PCIe width and the interface that NCCL chose.",
         )
     return None
 

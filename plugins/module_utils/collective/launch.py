@@ -53,9 +53,7 @@ _TAKEN = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
 _RING = {"NCCL_ALGO": "Ring"}
 
 
-_LOOK_AT_IT = (
-    "Look there at the cable, the rate of the card, its PCIe width, and the interface that NCCL or Gloo chose."
-)
+_LOOK_AT_IT = "Check the cable, the rate of the NIC, its PCIe width, and the interface that NCCL or Gloo chose."
 
 
 class Request(NamedTuple):
@@ -104,22 +102,22 @@ def check(request: Request) -> None:
     """Refuse what cannot be run. Raises InputError."""
     if request.ranks < request.nodes or request.ranks % request.nodes:
         raise InputError(
-            f"{request.ranks} ranks cannot be dealt out to {request.nodes} nodes evenly.",
-            "Give a multiple of nodes as ranks.",
+            f"{request.ranks} ranks cannot be distributed evenly over {request.nodes} nodes.",
+            "Set ranks to a multiple of nodes.",
         )
     if request.launcher == "local" and request.nodes != 1:
-        raise InputError("The launcher local has one node.", "Use srun or mpirun for several nodes.")
+        raise InputError("The launcher local supports only one node.", "Use srun or mpirun for several nodes.")
     if request.launcher == "mpirun" and len(request.nodelist) != request.nodes:
         raise InputError(
-            f"mpirun needs the names of {request.nodes} nodes, and {len(request.nodelist)} were given.",
+            f"mpirun needs the names of {request.nodes} nodes, but got {len(request.nodelist)}.",
             "Give nodelist.",
         )
     if request.min_bytes > request.max_bytes:
         raise InputError(f"min_bytes {request.min_bytes} is more than max_bytes {request.max_bytes}.", "Swap them.")
     if not request.path and request.collective not in ("all_reduce", "all_gather", "broadcast"):
         raise InputError(
-            f"{request.collective} needs nccl-tests or rccl-tests: our own program knows all_reduce, all_gather and "
-            "broadcast.",
+            f"{request.collective} needs nccl-tests or rccl-tests: the built-in program supports only all_reduce, "
+            "all_gather and broadcast.",
             "Give path.",
         )
 
@@ -295,8 +293,8 @@ def _unjudged(made: Measurement) -> Optional[str]:
     if made.unjudged is None:
         return None
     return (
-        f"{made.unjudged.gbps:g} GB/s are required of messages of {LARGE_BYTES >> 30} GiB and more "
-        f"({made.unjudged.source}), and the largest was smaller. Give max_bytes={LARGE_BYTES}."
+        f"{made.unjudged.gbps:g} GB/s are required for messages of {LARGE_BYTES >> 30} GiB and more "
+        f"({made.unjudged.source}), but the largest was smaller. Set max_bytes={LARGE_BYTES}."
     )
 
 

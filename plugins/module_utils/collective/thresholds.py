@@ -34,22 +34,22 @@ class Fabric(NamedTuple):
     source: str
 
 
-_TYPICAL = "typical of healthy machines; the gate is nine tenths of it"
+_TYPICAL = "typical of healthy machines; the threshold is nine tenths of it"
 
 MACHINES = (
     Machine(r"\bB200\b", 8, 838.0, 754.0, f"8 × B200, NVLink 5: {_TYPICAL}"),
-    Machine(r"\bH200\b", 8, 473.0, 431.0, "8 × H200, NVLink 4: 473 to 482 typical; acceptance gate 431"),
-    Machine(r"\bH100\b", 8, 480.0, 460.0, "8 × H100, NVLink 4: 480 typical; acceptance gate 460"),
+    Machine(r"\bH200\b", 8, 473.0, 431.0, "8 × H200, NVLink 4: 473 to 482 typical; acceptance threshold 431"),
+    Machine(r"\bH100\b", 8, 480.0, 460.0, "8 × H100, NVLink 4: 480 typical; acceptance threshold 460"),
     Machine(r"\bA100\b", 8, 233.0, 210.0, f"8 × A100, NVLink 3: {_TYPICAL}"),
     Machine(r"\bMI300X\b", 8, 313.0, 282.0, f"8 × MI300X, Infinity Fabric: {_TYPICAL}"),
     Machine(r"RTX 4090", 2, 2.0, 1.5, "2 × RTX 4090 over PCIe, without peer-to-peer: 2 to 4 typical"),
 )
 
 FABRICS = (
-    Fabric("rdma", 100.0, 12.0, "a 100 Gbit/s card with RDMA carries 12 GB/s"),
-    Fabric("rdma", 200.0, 24.0, "a 200 Gbit/s card with RDMA carries 24 GB/s"),
-    Fabric("rdma", 400.0, 48.0, "a 400 Gbit/s card with RDMA carries 48 GB/s"),
-    Fabric("tcp", 100.0, 5.0, "TCP over a 100 Gbit/s card carries about 5 GB/s"),
+    Fabric("rdma", 100.0, 12.0, "a 100 Gbit/s NIC with RDMA reaches 12 GB/s"),
+    Fabric("rdma", 200.0, 24.0, "a 200 Gbit/s NIC with RDMA reaches 24 GB/s"),
+    Fabric("rdma", 400.0, 48.0, "a 400 Gbit/s NIC with RDMA reaches 48 GB/s"),
+    Fabric("tcp", 100.0, 5.0, "TCP over a 100 Gbit/s NIC reaches about 5 GB/s"),
 )
 _SHARE_OF_WIRE = 0.8
 
@@ -91,7 +91,9 @@ def between_nodes(nic_gbps: float, nics: int, kind: str = "rdma") -> Threshold:
     # A rate that is not in the table is taken in proportion to the nearest one.
     nearest = min(known, key=lambda fabric: abs(fabric.nic_gbps - nic_gbps))
     carried = nearest.typical * nic_gbps / nearest.nic_gbps * nics
-    return Threshold(round(carried * _SHARE_OF_WIRE, 2), f"{nics} × {nearest.source}; the gate is 80 % of it", True)
+    return Threshold(
+        round(carried * _SHARE_OF_WIRE, 2), f"{nics} × {nearest.source}; the threshold is 80 % of it", True
+    )
 
 
 def _fits(own: Own, ran: Ran) -> bool:
@@ -113,7 +115,7 @@ def look_up(
     """The gate for what was run; None where neither the user nor the table has one, or the messages are too small for it."""
     for entry in own:
         if _fits(entry, ran):
-            return Threshold(entry.min_busbw_gbps, entry.source or "an entry of your own")
+            return Threshold(entry.min_busbw_gbps, entry.source or "your own entry")
     if ran.collective != "all_reduce" or ran.largest_bytes < LARGE_BYTES:
         return None
     if ran.nodes > 1:

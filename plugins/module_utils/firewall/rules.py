@@ -46,7 +46,7 @@ class Desired(NamedTuple):
 def table_of(cluster: str) -> str:
     """The name of a cluster's table. Raises InputError."""
     if not _NAME.match(cluster):
-        raise InputError(f"'{cluster}' cannot be the name of a cluster.", "Use letters, digits, '-', '_' and '.'.")
+        raise InputError(f"'{cluster}' is an invalid cluster name.", "Use letters, digits, '-', '_' and '.'.")
     # nft takes the same signs in a name, so that no two clusters share a table.
     return f"gpumesh_{cluster}"
 
@@ -59,11 +59,11 @@ def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:
         try:
             values.interface_name(interface)
         except ValueError as failure:
-            raise InputError(f"{failure}.", "Give mesh_interface with mesh_members.") from failure
+            raise InputError(f"{failure}.", "Set mesh_interface with mesh_members.") from failure
     members = _addresses(given.get("members") or ())
     if not members and not mesh_members:
         raise InputError(
-            "A firewall without members would close the cluster to itself.", "Give the members' addresses."
+            "A firewall without members would lock out the cluster itself.", "Set the addresses of the members."
         )
     return Desired(
         table_of(cluster),
@@ -83,7 +83,7 @@ def ephemeral_range(text: str) -> str:
     """The range in /proc/sys/net/ipv4/ip_local_port_range, ``32768-60999``. Raises InputError."""
     ends = text.split()
     if len(ends) != 2 or not all(end.isdecimal() for end in ends):
-        raise InputError(f"'{text.strip()}' is not the range of the kernel's ephemeral ports.")
+        raise InputError(f"'{text.strip()}' is an invalid range of ephemeral ports.")
     return "-".join(ends)
 
 
@@ -177,7 +177,7 @@ def _addresses(texts: Iterable[str]) -> Tuple[str, ...]:
             # A zone, as in fe80::1%eth0, may be any text at all.
             found.add(ipaddress.ip_address(value if "%" not in value else ""))
         except ValueError as failure:
-            raise InputError(f"'{value}' is not an address.", "Write it as 10.99.0.2.", address=value) from failure
+            raise InputError(f"'{value}' is an invalid address.", "Write it as 10.99.0.2.", address=value) from failure
     return tuple(str(one) for one in sorted(found, key=lambda one: (one.version, int(one))))
 
 
@@ -187,7 +187,7 @@ def _networks(texts: Iterable[str]) -> Tuple[str, ...]:
         try:
             found.add(ipaddress.ip_network(value if "%" not in value else ""))
         except ValueError as failure:
-            raise InputError(f"'{value}' is not a network.", "Write it as 10.1.0.0/16.", network=value) from failure
+            raise InputError(f"'{value}' is an invalid subnet.", "Write it as 10.1.0.0/16.", network=value) from failure
     return tuple(str(one) for one in sorted(found, key=lambda one: (one.version, int(one[0]), one.prefixlen)))
 
 
@@ -197,10 +197,12 @@ def _ports(texts: Iterable[Any]) -> Tuple[str, ...]:
     for value in texts:
         first, _dash, last = str(value).partition("-")
         if not _PORT.fullmatch(first) or (last and not _PORT.fullmatch(last)):
-            raise InputError(f"'{value}' is no port.", "Write it as 2049 or 6817-6819.", port=str(value))
+            raise InputError(f"'{value}' is an invalid port.", "Write it as 2049 or 6817-6819.", port=str(value))
         low, high = int(first), int(last or first)
         if not 0 < low <= high < 65536:
-            raise InputError(f"'{value}' is no range of ports.", "Ports go from 1 to 65535.", port=str(value))
+            raise InputError(
+                f"'{value}' is an invalid range of ports.", "Ports range from 1 to 65535.", port=str(value)
+            )
         spans.append((low, high))
     merged: List[Tuple[int, int]] = []
     for low, high in sorted(spans):

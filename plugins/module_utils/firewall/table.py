@@ -157,5 +157,5 @@ def _load(host: Host, path: str) -> None:
 def _refused(words: str) -> HostStateError:
     return HostStateError(
         f"nftables cannot be used on this host: {words.strip()[-600:]}",
-        "In a container it needs the capability NET_ADMIN; without, set firewall_enabled to false for this host.",
+        "In a container, this requires the capability NET_ADMIN; otherwise set firewall_enabled to false for this host.",
     )

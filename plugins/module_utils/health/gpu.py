@@ -49,7 +49,7 @@ BAD_XIDS = {
     92: "high rate of single-bit memory errors",
     94: "contained memory error",
     95: "uncontained memory error",
-    119: "GPU system processor does not answer",
+    119: "GPU system processor does not respond",
     120: "GPU system processor error",
     140: "unrecovered memory error",
     149: "NVLink error",
@@ -61,7 +61,7 @@ _XID = re.compile(
     r"(?P<number>[0-9]{1,4})(?![^,\s])"
 )
 _NOT_THERE = ("", "[n/a]", "n/a", "[not supported]", "not supported")
-_RESET = "Drain the node, let its jobs end and reboot it. Replace the GPU if it comes back."
+_RESET = "Drain the node, wait for its jobs to end and reboot it. Replace the GPU if the error recurs."
 
 
 class Gpu(Dict[str, Optional[str]]):
@@ -84,23 +84,25 @@ def parse_query(text: str) -> List[Gpu]:
 
 
 def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> Judgement:
-    """As many GPUs as the record says."""
+    """The number of GPUs matches the record."""
     if problem:
-        return failed(found, expected, problem, "Load the driver, or give the GPUs to this container.", "GPUs")
+        return failed(
+            found, expected, problem, "Load the driver, or make the GPUs available in this container.", "GPUs"
+        )
     if expected is None:
-        return skipped("Nobody said how many GPUs this host has.")
+        return skipped("The expected number of GPUs is not set.")
     if found == expected:
         return passed(found, expected, "GPUs")
     return failed(
         found,
         expected,
-        f"{found} of {expected} GPUs are there."
+        f"{found} of {expected} GPUs are present."
         if found < expected
-        else f"{found} GPUs are there, {expected} are on record.",
-        "Look at the kernel log for GPUs that fell off the bus, and reboot. If they are to be fewer from now on, join the "
-        "machine again (playbook join with its name in cluster_machines)."
+        else f"{found} GPUs are present, but {expected} are in the record.",
+        "Check the kernel log for GPUs that fell off the bus, and reboot. If the machine has fewer GPUs from now on, join "
+        "it again (playbook join with its name in cluster_machines)."
         if found < expected
-        else "Run site again, which brings the record up to date.",
+        else "Run the site playbook again, which updates the record.",
         "GPUs",
     )
 
@@ -110,7 +112,7 @@ def judge_ecc(gpus: Sequence[Gpu]) -> Judgement:
     counted = {gpu["index"]: whole_number(gpu["ecc.errors.uncorrected.volatile.total"]) for gpu in gpus}
     known = {index: number for index, number in counted.items() if number is not None}
     if not known:
-        return skipped("These GPUs have no ECC, or it is switched off.")
+        return skipped("These GPUs have no ECC, or it is disabled.")
     total = sum(known.values())
     if not total:
         return passed(0, 0, "errors")
@@ -130,12 +132,12 @@ def judge_retired(gpus: Sequence[Gpu], remapped: Optional[str]) -> Judgement:
             pending += [row[0]] if waiting else []
             failures += [row[0]] if failed_rows else []
     if not seen:
-        return skipped("These GPUs do not tell about retired memory.")
+        return skipped("These GPUs do not report retired memory.")
     if failures:
         reason = f"Bad memory rows could not be replaced on {', '.join(failures)}."
         return failed(len(failures), 0, reason, "Drain the node and replace the GPU.", "GPUs")
     if pending:
-        reason = f"Memory is to be retired at the next reset of {', '.join(pending)}."
+        reason = f"Memory will be retired at the next reset of {', '.join(pending)}."
         return failed(len(pending), 0, reason, "Drain the node and reboot it.", "GPUs")
     return passed(0, 0, "GPUs")
 
@@ -153,14 +155,14 @@ def judge_pcie(gpus: Sequence[Gpu]) -> Judgement:
         if now < full:
             narrow.append(f"GPU {gpu['index']} at x{now} of x{full}")
     if not known:
-        return skipped("nvidia-smi does not know the width of the links.")
+        return skipped("nvidia-smi does not report the width of the links.")
     if not narrow:
         return passed(f"x{widest}", f"x{widest}")
     return failed(
         f"{known - len(narrow)} of {known}",
         f"{known} at full width",
         "; ".join(narrow) + ".",
-        "Seat the card anew; look for errors on the PCI bus in the kernel log.",
+        "Reseat the card; look for PCI errors in the kernel log.",
         "links",
     )
 
@@ -189,7 +191,7 @@ def judge_nvlink(text: str) -> Judgement:
         up,
         total,
         "; ".join(down) + ".",
-        "Restart nvidia-fabricmanager where there is one, then reboot. Replace the baseboard or bridge if it stays.",
+        "Restart nvidia-fabricmanager if there is one, then reboot. Replace the baseboard or bridge if the error persists.",
         "links",
     )
 
@@ -197,7 +199,7 @@ def judge_nvlink(text: str) -> Judgement:
 def judge_xid(records: Optional[str]) -> Judgement:
     """No Xid in the kernel log, as /dev/kmsg has it, after which a GPU cannot be trusted. None: it may not be read."""
     if records is None:
-        return unknown("/dev/kmsg cannot be read.", "Run as root on the host itself; containers may not read it.")
+        return unknown("/dev/kmsg cannot be read.", "Run as root on the host itself; containers cannot read it.")
     bad: Dict[str, int] = {}
     for message in kernel_log.messages(records):
         found = _XID.match(message)
@@ -216,14 +218,14 @@ def judge_fabric_manager(state: Optional[str], has_switch: bool) -> Judgement:
     if not has_switch:
         return skipped("There is no NVSwitch in this host.")
     if state is None:
-        return unknown("The state of nvidia-fabricmanager cannot be asked.", "Look at it with systemctl status.")
+        return unknown("The state of nvidia-fabricmanager cannot be determined.", "Check it with systemctl status.")
     if state == "active":
         return passed("active", "active")
     return failed(
         state,
         "active",
-        "Without the fabric manager the GPUs cannot be opened, or do not see each other.",
-        "Install the fabric manager of the driver's very version and start nvidia-fabricmanager.",
+        "Without the fabric manager, the GPUs cannot be opened or cannot communicate with each other.",
+        "Install the fabric manager in exactly the driver's version and start nvidia-fabricmanager.",
     )
 
 
@@ -249,12 +251,12 @@ def judge_dcgm(text: str) -> Judgement:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        return unknown("dcgmi diag printed no JSON.", "Start nvidia-dcgm, and run dcgmi diag -r 1 -j by hand.")
+        return unknown("dcgmi diag printed no JSON.", "Start nvidia-dcgm, and run dcgmi diag -r 1 -j manually.")
     results = list(_verdicts(document))
     bad = [one for one in results if one["status"].lower() not in ("pass", "skip", "skipped", "not run", "warn")]
     ran = [one for one in results if one["status"].lower() in ("pass", "warn")] + bad
     if not ran:
-        return unknown("dcgmi diag made no test.", "Run dcgmi diag -r 1 -j by hand, and see why.")
+        return unknown("dcgmi diag ran no test.", "Run dcgmi diag -r 1 -j manually to see why.")
     if not bad:
         return passed(len(ran), len(ran), "tests")
     named = "; ".join(f"{' / '.join(one['path']) or 'test'} {one['status']}{_warning(one)}" for one in bad[:8])

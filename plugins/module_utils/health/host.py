@@ -99,13 +99,13 @@ def _is_slurmd(tree: Tree, pid: str) -> bool:
 def judge_memlock(limit: Optional[int], ports: Sequence[RdmaPort]) -> Judgement:
     """RDMA pins the buffers that it sends from."""
     if not ports:
-        return skipped("There is no RDMA device, and nothing else pins memory.")
+        return skipped("There is no RDMA device, and nothing else locks memory.")
     if limit is None:
         return passed("unlimited", "unlimited")
     return failed(
         round(limit / _MIB, 2),
         "unlimited",
-        "Jobs may pin only a part of the memory, so RDMA transports cannot register their buffers.",
+        "Jobs can lock only a part of the memory, so RDMA transports cannot register their buffers.",
         "Set LimitMEMLOCK=infinity for slurmd and restart it.",
         "MiB",
     )
@@ -133,8 +133,8 @@ def judge_swap(text: Optional[str], limit_mib: float) -> Judgement:
     return failed(
         used,
         limit_mib,
-        f"{used:g} MiB are swapped out.",
-        "Find what takes the memory (ps aux --sort -rss), then switch swap off with swapoff -a.",
+        f"{used:g} MiB of swap are in use.",
+        "Find out what uses the memory (ps aux --sort -rss), then disable swap with swapoff -a.",
         "MiB",
     )
 
@@ -239,7 +239,7 @@ def _space(path: str, mounts: Sequence[Mounted]) -> Hashable:
 def judge_disks(disks: Sequence[Disk], limit_percent: float) -> Judgement:
     """Logs, checkpoints and Slurm's state need room."""
     if not disks:
-        return unknown("No file system could be looked at.", "Check that / can be read.")
+        return unknown("No file system could be checked.", "Check that / can be read.")
     fullest = max(disks, key=lambda disk: max(disk.used_percent, disk.inodes_percent))
     worst = max(fullest.used_percent, fullest.inodes_percent)
     if worst < limit_percent:
@@ -249,7 +249,7 @@ def judge_disks(disks: Sequence[Disk], limit_percent: float) -> Judgement:
         worst,
         f"< {limit_percent:g}",
         f"{fullest.path} has {worst:g} % of its {what} in use.",
-        f"Make room: du -xh --max-depth=2 {fullest.path} | sort -h shows what takes it.",
+        f"Free some space: du -xh --max-depth=2 {fullest.path} | sort -h shows what uses it.",
         "%",
     )
 
@@ -282,7 +282,7 @@ def try_mount(path: str, read_only: bool = False, seconds: float = 10.0) -> Opti
             if stream is not None:
                 stream.close()
         if expired.output:
-            return Trouble(f"it answers, and took no file within {seconds:g} s", True)
+            return Trouble(f"it responds, but no file could be written within {seconds:g} s", True)
         return Trouble(f"no answer within {seconds:g} s")
     if process.returncode == 0:
         return None
@@ -312,7 +312,7 @@ def judge_mounts(
     With ``drains`` what is slow is no trouble: its server has work for all, and a node out of service makes none faster.
     """
     if not attempts:
-        return skipped("The record has no volume that is mounted here.")
+        return skipped("No volume in the record is mounted here.")
     troubles = []
     for path, trouble in attempts.items():
         if trouble and not (trouble.slow and drains):
@@ -326,8 +326,8 @@ def judge_mounts(
         good,
         len(attempts),
         "; ".join(troubles) + ".",
-        "Look at the server of the volume, then run the storage playbook again. One that others look after is theirs to "
-        "mount.",
+        "Check the server of the volume, then run the storage playbook again. An external file system has to be mounted "
+        "by its own administrators.",
         "mounts",
     )
 
@@ -338,15 +338,15 @@ def judge_mounts(
 def judge_clock(synchronised: Optional[str], container: bool) -> Judgement:
     """``synchronised`` is what timedatectl says: yes or no; None where it cannot be asked."""
     if container:
-        return skipped("This is a container: its clock is that of its host.")
+        return skipped("This is a container and uses the clock of its host.")
     if synchronised is None:
-        return skipped("timedatectl does not answer here; the members' clocks are compared with each other instead.")
+        return skipped("timedatectl does not work here; the clocks of the members are compared instead.")
     if synchronised == "yes":
         return passed(True, True)
     return failed(
         False,
         True,
-        "Nothing keeps the clock right, and munge refuses what is a few minutes off.",
+        "The clock is not synchronized, and munge rejects credentials that are a few minutes off.",
         "Install and start chrony or systemd-timesyncd.",
     )
 
@@ -377,12 +377,10 @@ def judge_name(name: str, addresses: Sequence[str], expected: Optional[str]) -> 
     shown = ", ".join(addresses) or "nothing"
     if list(addresses) == [expected]:
         return passed(shown, expected)
-    reason = f"{name} stands for {shown}, not for {expected}."
+    reason = f"{name} resolves to {shown} instead of {expected}."
     if any(address.startswith("127.") or address == "::1" for address in addresses):
-        reason = f"{name} stands for {shown}: the other members are sent to themselves."
-    return failed(
-        shown, expected, reason, f"Let {name} stand for {expected} alone in /etc/hosts; the site playbook does."
-    )
+        reason = f"{name} resolves to {shown}: other members would connect to themselves."
+    return failed(shown, expected, reason, f"Map {name} only to {expected} in /etc/hosts; the site playbook does this.")
 
 
 # RDMA
@@ -399,7 +397,7 @@ def judge_rdma(ports: Sequence[RdmaPort], rate_gbps: Optional[float]) -> Judgeme
             0,
             len(ports),
             "No RDMA port is active: " + ", ".join(f"{p['device']}:{p['port']} is {p['state']}" for p in ports) + ".",
-            "Look at the cables and, on InfiniBand, at the subnet manager (ibstat).",
+            "Check the cables and, on InfiniBand, the subnet manager (ibstat).",
             "active ports",
         )
     down = [f"{port['device']}:{port['port']} is {port['state']}" for port in cabled if port["state"] != "active"]
@@ -414,7 +412,7 @@ def judge_rdma(ports: Sequence[RdmaPort], rate_gbps: Optional[float]) -> Judgeme
         f"{len(active) - len(slow)} of {len(cabled)}",
         f"{len(cabled)} at {wanted:g} Gbit/s",
         "; ".join(down + slow) + ".",
-        "Replace the cable or transceiver of the port that is named, and look at the switch's port.",
+        "Replace the cable or transceiver of this port, and check the switch port.",
         "ports",
     )
 
@@ -453,13 +451,13 @@ def judge_handshakes(
     good = len(peers) - len(never) - len(old)
     if good == len(peers):
         return passed(good, len(peers), "peers")
-    parts = [f"never with {', '.join(never)}"] if never else []
-    parts += [f"not lately with {', '.join(old)}"] if old else []
+    parts = [f"no handshake with {', '.join(never)}"] if never else []
+    parts += [f"no recent handshake with {', '.join(old)}"] if old else []
     return failed(
         good,
         len(peers),
-        f"{interface} has shaken hands {' and '.join(parts)}.",
-        "Check that the UDP port of the mesh is open at the end that is dialled, then run the mesh playbook.",
+        f"{interface} has {' and '.join(parts)}.",
+        "Check that the UDP port of the endpoint is open, then run the mesh playbook.",
         "peers",
     )
 
@@ -470,7 +468,7 @@ def judge_ssh(attempts: Dict[str, Optional[str]], user: str, left: Sequence[str]
     good, number = len(attempts) - len(troubles), len(attempts) + len(left)
     if not troubles:
         return passed(good, number, "peers")
-    rest = f" None of these {len(attempts)} works, so {len(left)} others were not tried." if left else ""
+    rest = f" All of these {len(attempts)} fail, so {len(left)} others were not tried." if left else ""
     return failed(
         good,
         number,

@@ -148,16 +148,16 @@ def decide(results: Sequence[Result], node: Node, shared: Sequence[str] = ()) ->
     out = drained or node["state"] == "down" or "fail" in node["flags"]
     if failing:
         if out and not ours:
-            return Action("none", f"unfit, and out of service already: {node['reason'] or 'without a reason'}")
+            return Action("none", f"unhealthy, and already out of service: {node['reason'] or 'without a reason'}")
         reason = reason_of(failing)
         return Action("none", reason) if drained and node["reason"] == reason else Action("drain", reason)
     if shared and not (drained and ours):
-        return Action("none", f"left in service, since others have it too: {', '.join(shared)}")
+        return Action("none", f"kept in service, since other nodes have it too: {', '.join(shared)}")
     if not (drained and ours):
-        return Action("none", "fit" if not out else f"fit, and left alone: {node['reason'] or 'no reason'}")
+        return Action("none", "fit" if not out else f"healthy, and left alone: {node['reason'] or 'no reason'}")
     if unsure:
         return Action("none", f"stays drained, since these could not be checked: {', '.join(unsure)}")
-    return Action("resume", f"others have it too: {', '.join(shared)}" if shared else "fit again")
+    return Action("resume", f"other nodes have it too: {', '.join(shared)}" if shared else "fit again")
 
 
 def _shown(runner: Runner, *name: str) -> str:

@@ -134,7 +134,7 @@ def _fabric_manager(context: Context) -> Judgement:
 def _dcgm(context: Context) -> Judgement:
     level = context.expected.dcgm_level
     if not level:
-        return skipped("Asked for at level full and burn only.")
+        return skipped("Only performed at levels full and burn.")
     if not context.nvidia:
         return skipped(_NO_NVIDIA)
     if context.find("dcgmi") is None:
@@ -156,7 +156,9 @@ def _disks(context: Context) -> Judgement:
     if context.expected.drains:
         disks = [disk for disk in disks if not disk.users]
         if not disks:
-            return skipped("Users can write to every local file system, and no user is to take a node out of service.")
+            return skipped(
+                "Users can write to every local file system, and no user must be able to take a node out of service."
+            )
     return host.judge_disks(disks, context.expected.max_disk_percent)
 
 
@@ -214,7 +216,7 @@ def _handshakes(context: Context) -> Judgement:
 def _ssh(context: Context) -> Judgement:
     peers = context.expected.ssh_peers
     if not peers:
-        return skipped("No peer to log in to was given.")
+        return skipped("There are no peers to log in to.")
     if context.find("ssh") is None:
         return unknown("ssh is not installed.", "Install openssh-client.")
     own = context.expected.machine or socket.gethostname()
@@ -227,23 +229,23 @@ def _ssh_seconds(context: Context) -> float:
 
 
 CHECKS = (
-    Check("health.gpu_count", "As many GPUs as the record says", _gpu_count),
-    Check("health.gpu_ecc", "No uncorrected GPU memory error", functools.partial(_with_gpus, gpu.judge_ecc), 15.0),
-    Check("health.gpu_retired", "No GPU memory waits to be retired", _gpu_retired, 25.0),
-    Check("health.gpu_xid", "No GPU fault in the kernel log", _kernel_log, 15.0),
+    Check("health.gpu_count", "The number of GPUs matches the record", _gpu_count),
+    Check("health.gpu_ecc", "No uncorrected GPU memory errors", functools.partial(_with_gpus, gpu.judge_ecc), 15.0),
+    Check("health.gpu_retired", "No GPU memory is pending retirement", _gpu_retired, 25.0),
+    Check("health.gpu_xid", "No GPU errors in the kernel log", _kernel_log, 15.0),
     Check("health.nvlink", "NVLink is up on all GPUs", _nvlink, 15.0),
-    Check("health.fabric_manager", "The fabric manager runs where there are switches", _fabric_manager),
-    Check("health.pcie", "GPU links at full width", functools.partial(_with_gpus, gpu.judge_pcie), 15.0),
-    Check("health.rdma", "RDMA ports active at full rate", _rdma),
-    Check("health.memlock", "Jobs can pin memory without limit", _memlock),
-    Check("health.swap", "Little or no swap in use", _swap),
-    Check("health.disk", "Room on every local file system", _disks),
-    Check("storage.mounts", "Shared volumes are mounted and take a file", _mounts, 130.0),
-    Check("clock.synchronised", "The clock is kept right", _clock),
-    Check("health.name", "The own name stands for the cluster address", _name),
+    Check("health.fabric_manager", "The fabric manager is running if there are NVSwitches", _fabric_manager),
+    Check("health.pcie", "GPU PCIe links are at full width", functools.partial(_with_gpus, gpu.judge_pcie), 15.0),
+    Check("health.rdma", "RDMA ports are active at full rate", _rdma),
+    Check("health.memlock", "Jobs can lock memory without limit", _memlock),
+    Check("health.swap", "Little or no swap is in use", _swap),
+    Check("health.disk", "Free space on every local file system", _disks),
+    Check("storage.mounts", "Shared volumes are mounted and writable", _mounts, 130.0),
+    Check("clock.synchronised", "The clock is synchronized", _clock),
+    Check("health.name", "The host's own name resolves to its cluster address", _name),
     Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),
-    Check("mesh.handshake", "A fresh handshake with every peer", _handshakes),
-    Check("ssh.login", "Login to every other member without a prompt", _ssh, _ssh_seconds),
+    Check("mesh.handshake", "Recent handshake with every peer", _handshakes),
+    Check("ssh.login", "SSH login to every other member without a prompt", _ssh, _ssh_seconds),
 )
 
 
@@ -288,9 +290,11 @@ def _make(check: Check, context: Context) -> Judgement:
     try:
         return together({check.id: functools.partial(check.make, context)}, check.limit(context))[check.id]
     except GpumeshError as error:
-        return unknown(error.message, error.remedy or "Run the command by hand on this host.")
+        return unknown(error.message, error.remedy or "Run the command manually on this host.")
     except (OSError, ValueError, LookupError, ArithmeticError) as error:
-        return unknown(f"The check broke off: {type(error).__name__}: {error}.", "Please report this as a bug.")
+        return unknown(
+            f"The check failed unexpectedly: {type(error).__name__}: {error}.", "Please report this as a bug."
+        )
 
 
 def make_checks(context: Context, host_name: Optional[str], only: Sequence[str] = ()) -> List[Result]:

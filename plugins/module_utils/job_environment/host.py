@@ -48,8 +48,7 @@ def refuse_ports(settings: Mapping[str, Any], ports: Optional[LocalPorts]) -> No
     if ports is None or high < ports["first"] or low > ports["last"] or wanted in ports["reserved"]:
         return
     raise HostStateError(
-        f"job_environment_port_range {wanted} lies in the kernel's ephemeral ports {ports['first']}-{ports['last']}, so "
-        "a job's MASTER_PORT may be taken.",
-        "Choose a range outside, or have the kernel spare it with the sysctl "
-        f"net.ipv4.ip_local_reserved_ports={wanted}.",
+        f"job_environment_port_range {wanted} overlaps the kernel's ephemeral ports {ports['first']}-{ports['last']}, so "
+        "a job's MASTER_PORT may already be in use.",
+        f"Choose another range, or reserve this one with the sysctl net.ipv4.ip_local_reserved_ports={wanted}.",
     )

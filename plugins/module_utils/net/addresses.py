@@ -18,21 +18,19 @@ def normalise_subnet(text: str, option: str = "cluster_subnet") -> Network:
 
     ``option`` is the variable that the user gave, for the error. Raises InputError.
     """
-    remedy = f"Give {option} as `ip addr` prints it, such as 192.168.1.11/24."
+    remedy = f"Give {option} as `ip addr` prints it, for example 192.168.1.11/24."
     address, slash, _mask = text.strip().partition("/")
     if not slash:
-        raise InputError(f"{option}: {text!r} has no mask.", remedy, value=text)
+        raise InputError(f"{option}: {text!r} has no prefix length.", remedy, value=text)
     try:
         network = ipaddress.ip_interface(text.strip()).network
     except ValueError as failure:
-        raise InputError(f"{option}: {text!r} is no subnet: {failure}.", remedy, value=text) from failure
+        raise InputError(f"{option}: {text!r} is an invalid subnet: {failure}.", remedy, value=text) from failure
     if network.prefixlen == network.max_prefixlen:
-        raise InputError(
-            f"{option}: {text!r} holds a single address, {address}, and no other machine.", remedy, value=text
-        )
+        raise InputError(f"{option}: {text!r} contains only a single address, {address}.", remedy, value=text)
     if network.is_loopback or network.is_link_local or network.is_multicast:
         raise InputError(
-            f"{option}: {text!r} is a loopback, link-local or multicast range, which no other machine reaches.",
+            f"{option}: {text!r} is a loopback, link-local or multicast range, which other machines cannot reach.",
             remedy,
             value=text,
         )

@@ -32,7 +32,7 @@ def efa_hint(tree: Tree, ports: Sequence[RdmaPort], pci_devices: Sequence[PciDev
     elif on_bus:
         reasons.append(f"EFA on the PCI bus without its driver: {', '.join(on_bus)}")
     if reasons and not tree.exists(_EFA_LIBRARY):
-        reasons.append(f"libfabric for EFA is not in /{_EFA_LIBRARY}")
+        reasons.append(f"libfabric for EFA is not installed in /{_EFA_LIBRARY}")
     return {"present": bool(devices), "devices": devices or on_bus, "reasons": reasons}
 
 
@@ -41,6 +41,6 @@ def gpudirect_tcpx_hint(tree: Tree, nics: Mapping[str, Nic], gpus: Gpus) -> Hint
     devices = sorted(name for name, nic in nics.items() if nic.driver == "gve")
     reasons: List[str] = []
     if len(devices) >= _TCPX_NICS and gpus["count"]:
-        reasons.append(f"{len(devices)} gVNIC interfaces beside {gpus['count']} GPUs")
-    reasons += [f"/{place} is there" for place in _TCPX_PLACES if tree.exists(place)]
+        reasons.append(f"{len(devices)} gVNIC interfaces and {gpus['count']} GPUs")
+    reasons += [f"/{place} exists" for place in _TCPX_PLACES if tree.exists(place)]
     return {"present": bool(reasons), "devices": devices if reasons else [], "reasons": reasons}

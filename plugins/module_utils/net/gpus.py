@@ -51,7 +51,7 @@ def _problem(idle: List[PciDevice]) -> Optional[str]:
     names = ", ".join(f"{_VENDORS[device['vendor']]} {device['address']}" for device in idle)
     return (
         f"{len(idle)} GPU(s) on the PCI bus have no device file ({names}): "
-        "the driver is not loaded, or they were not given to this container."
+        "the driver is not loaded, or they are not available in this container."
     )
 
 

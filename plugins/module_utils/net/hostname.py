@@ -56,15 +56,13 @@ def judge(name: str, hosts_text: str, resolved: Optional[List[str]]) -> Hostname
     remedy: Optional[str] = None
     if resolved is None:
         problem = f"The host's own name {name} did not resolve within {RESOLVE_TIMEOUT:g} s."
-        remedy = f"Put {name} with its cluster address into /etc/hosts."
+        remedy = f"Add {name} to /etc/hosts with its cluster address."
     elif not resolved:
         problem = f"The host's own name {name} does not resolve."
-        remedy = f"Put {name} with its cluster address into /etc/hosts."
+        remedy = f"Add {name} to /etc/hosts with its cluster address."
     elif loopback:
         where = "in /etc/hosts" if loopback[0] in in_file else "by the system's resolver"
-        problem = (
-            f"The host's own name {name} resolves to {loopback[0]} ({where}): services listen where no one else is."
-        )
+        problem = f"The host's own name {name} resolves to {loopback[0]} ({where}): services listen where others cannot reach them."
         remedy = f"Map {name} to its cluster address in /etc/hosts instead of {loopback[0]}."
     return {
         "name": name,

@@ -63,14 +63,14 @@ class _Reader:
         try:
             items = from_json(text)
         except ValueError as failure:
-            raise self.fail(f"it is no JSON ({failure}), it begins with {text[:60]!r}") from failure
+            raise self.fail(f"it is not JSON ({failure}); it starts with {text[:60]!r}") from failure
         return [item for item in self.mappings(items, "the output") if item]
 
     def mappings(self, items: Any, what: str) -> List[Mapping[str, Any]]:
         if items is None:
             return []
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise self.fail(f"{what} is no list of objects")
+            raise self.fail(f"{what} is not a list of objects")
         return items
 
     def optional(self, item: Mapping[str, Any], key: str, kind: Type[_Value]) -> Optional[_Value]:
@@ -80,18 +80,18 @@ class _Reader:
         # A boolean is an int to Python and no number to us.
         if isinstance(value, kind) and not isinstance(value, bool):
             return value
-        raise self.fail(f"{key} is {str(value)[:60]!r}, which is no {'text' if kind is str else 'whole number'}")
+        raise self.fail(f"{key} is {str(value)[:60]!r}, which is not {'a string' if kind is str else 'an integer'}")
 
     def required(self, item: Mapping[str, Any], key: str, kind: Type[_Value]) -> _Value:
         value = self.optional(item, key, kind)
         if value is None:
-            raise self.fail(f"an entry has no {key}: it begins with {str(dict(item))[:80]!r}")
+            raise self.fail(f"an entry has no {key}: it starts with {str(dict(item))[:80]!r}")
         return value
 
     def texts(self, item: Mapping[str, Any], key: str) -> List[str]:
         values = item.get(key, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise self.fail(f"{key} is {str(values)[:60]!r}, which is no list of words")
+            raise self.fail(f"{key} is {str(values)[:60]!r}, which is not a list of strings")
         return values
 
     def mapping(self, item: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ class _Reader:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self.fail(f"{key} is {str(value)[:60]!r}, which is no object")
+            raise self.fail(f"{key} is {str(value)[:60]!r}, which is not an object")
         return value
 
     def link(self, item: Mapping[str, Any]) -> Link:
@@ -110,7 +110,7 @@ class _Reader:
         vlan = self.mapping(linkinfo, "info_data") if kind == "vlan" else {}
         name = self.required(item, "ifname", str)
         if not _INTERFACE_NAME.match(name):
-            raise self.fail(f"{name[:60]!r} is no name of an interface")
+            raise self.fail(f"{name[:60]!r} is an invalid interface name")
         return {
             "name": name,
             "alternative_names": self.texts(item, "altnames"),
@@ -137,7 +137,9 @@ class _Reader:
         try:
             address = ipaddress.ip_interface(f"{local}/{length}")
         except ValueError as failure:
-            raise self.fail(f"{local[:60]!r} with prefix length {length} is no address ({failure})") from failure
+            raise self.fail(
+                f"{local[:60]!r} with prefix length {length} is an invalid address ({failure})"
+            ) from failure
         flags = [flag for flag in ADDRESS_FLAGS if entry.get(flag) is True]
         return {
             "address": str(address.ip),

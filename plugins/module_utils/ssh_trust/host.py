@@ -131,14 +131,14 @@ def refusals(users: Sequence[str], host: Host) -> List[str]:
     unknown = [user for user in users if host.accounts[user] is None]
     if unknown:
         reasons.append(
-            f"there is no user {', '.join(unknown)}. Create the account on every member, or take the name out of "
+            f"there is no user {', '.join(unknown)}. Create the account on every member, or remove the name from "
             "ssh_trust_users."
         )
     if not host.server.public_key_login:
         reasons.append("the SSH server has PubkeyAuthentication no. Set it to yes.")
     if "root" in users and host.server.root_login == "no":
         reasons.append(
-            "the SSH server has PermitRootLogin no, and root is in ssh_trust_users. Name other users there, or set "
+            "the SSH server has PermitRootLogin no, but root is in ssh_trust_users. Set other users there, or set "
             "PermitRootLogin to prohibit-password."
         )
     if not any(path.endswith(".ssh/authorized_keys") for path in host.server.authorized_keys):

@@ -64,7 +64,7 @@ def _have_pair(run: Runner, work: str, path: str, owner: str) -> None:
         public_key = run(["ssh-keygen", "-y", "-P", "", "-f", path]).stdout.strip()
     except CommandError as failure:
         raise HostStateError(
-            f"The key {path} cannot be used: {failure.message}", f"Remove {path}, and run again.", path=path
+            f"The key {path} cannot be used: {failure.message}", f"Remove {path} and run again.", path=path
         ) from failure
     if (read_text(f"{path}.pub") or "").strip() != public_key:
         write_atomic(f"{path}.pub", public_key + "\n", 0o644)

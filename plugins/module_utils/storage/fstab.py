@@ -98,8 +98,8 @@ def refuse_without_right(status: str) -> None:
     found = re.search(r"(?m)^CapEff:\s*([0-9a-f]+)$", status)
     if found and not int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1:
         raise HostStateError(
-            "This container may not mount anything: it lacks CAP_SYS_ADMIN.",
-            "Start it with that capability, have its provider mount the volume and declare it without a server, or leave "
+            "This container cannot mount file systems: it lacks CAP_SYS_ADMIN.",
+            "Start it with that capability, have its provider mount the volume and declare it without a server, or exclude "
             "the host out with storage_backend=none.",
         )
 

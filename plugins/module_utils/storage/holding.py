@@ -33,7 +33,7 @@ def release(volume: str, run: str, machine: str) -> str:
 
 def _ask(volume: str, run: str, machine: str, question: str) -> str:
     answer = detach.ask(_purpose(volume, machine), run, question, _ANSWER_SECONDS)
-    return "the process that held it is gone" if answer is None else str(answer["trouble"])
+    return "the process that held it has died" if answer is None else str(answer["trouble"])
 
 
 def _keep(control: socket.socket, mount_point: str, run: str, machine: str) -> None:

@@ -37,9 +37,9 @@ def look(cluster: str, needed: bool, value: str = _VALUE, folder: str = _FOLDER)
     close = needed and first < _FIRST
     if close and not os.access(value, os.W_OK):
         raise HostStateError(
-            f"Every user of this host may use ports below 1024 ({SETTING} is {first}), so that each could be any user to the "
-            "servers of the volumes. It cannot be set from here.",
-            f"Start the container with --sysctl {SETTING}={_FIRST}, or leave the host out with storage_backend=none.",
+            f"Every user of this host can use ports below 1024 ({SETTING} is {first}) and could impersonate any user "
+            "to the servers of the volumes. It cannot be set from here.",
+            f"Start the container with --sysctl {SETTING}={_FIRST}, or exclude the host with storage_backend=none.",
         )
     return Plan(first, close, not needed and os.path.exists(file_of(cluster, folder)))
 

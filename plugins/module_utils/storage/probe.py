@@ -150,7 +150,7 @@ def _write(mount_point: str, run: str, machine: str, members: int, limits: Limit
         os.mkdir(name_of(run, machine), 0o755, dir_fd=volume)
     with _folder(mount_point, run, machine) as folder:
         if os.listdir(folder):
-            raise VolumeError(f"somebody has put another folder in the place of {name_of(run, machine)}")
+            raise VolumeError(f"another directory was put in the place of {name_of(run, machine)}")
         _leave(folder, "token", _token(run, machine), 0o644)
         # The neighbour may be another user there: with root_squash, root of a member is nobody, and root of the server is
         # not.
@@ -171,8 +171,8 @@ def _too_full(room: os.statvfs_result, limits: Limits, members: int) -> str:
     if room.f_bavail > wanted and after <= limits.max_used_percent:
         return ""
     return (
-        f"{members} files of {limits.size // _MIB} MiB would leave it {after:g} % full, and {limits.max_used_percent:g} % "
-        "is the limit"
+        f"{members} files of {limits.size // _MIB} MiB would leave it {after:g} % full, and the limit "
+        f"is {limits.max_used_percent:g} %"
     )
 
 
@@ -267,7 +267,7 @@ def try_lock(mount_point: str, run: str, machine: str) -> str:
             except OSError as failure:
                 return BUSY if failure.errno in (errno.EACCES, errno.EAGAIN) else os.strerror(failure.errno or 0)
     except FileNotFoundError:
-        return "there is no such file"
+        return "the file does not exist"
     return GRANTED
 
 
@@ -330,7 +330,7 @@ def _as_whoever_may(mount_point: str, work: Callable[[], _T]) -> _T:
         if os.geteuid() != 0 or owner.st_uid == 0:
             who = "root" if os.geteuid() == 0 else account_name(os.geteuid())
             raise VolumeError(
-                f"{who} of this host may not write there, and it belongs to user {owner.st_uid} with mode "
+                f"{who} of this host cannot write to it, and it is owned by user {owner.st_uid} with mode "
                 f"{owner.st_mode & 0o7777:04o}"
             ) from failure
         become(owner.st_uid, owner.st_gid)

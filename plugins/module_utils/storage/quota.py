@@ -62,11 +62,13 @@ _REMEDIES = {
     "that takes a rescue system, and rootflags=prjquota on the kernel's command line",
     "xfs": "Unmount it and mount it with the option pquota; a root file system needs rootflags=pquota on the kernel's command "
     "line",
-    "btrfs": "Limit the volume by 'btrfs qgroup limit'",
-    "zfs": "Limit the volume by 'zfs set quota'",
+    "btrfs": "Limit the volume with 'btrfs qgroup limit'",
+    "zfs": "Limit the volume with 'zfs set quota'",
 }
-_OTHER_REMEDY = "Have the volume on ext4 or XFS"
-_ELSEWHERE = "In a container, which may not do this, take quota out of the volume, and limit it on the machine itself."
+_OTHER_REMEDY = "Move the volume to ext4 or XFS"
+_ELSEWHERE = (
+    "In a container, where this is not allowed, remove quota from the volume, and limit it on the machine itself."
+)
 
 
 class Files(NamedTuple):
@@ -191,21 +193,21 @@ def _refuse_unfit(volume: Volume) -> None:
         raise HostStateError(
             f"{what} cannot have a quota: it is on {volume.filesystem} from {volume.source}, which is mounted without project "
             "quotas.",
-            f"{remedy}. Or take quota out of the volume in storage_volumes.",
+            f"{remedy}. Or remove quota from the volume in storage_volumes.",
             volume=volume.name,
         )
     if volume.owner not in (0, volume.number):
         raise HostStateError(
-            f"{what} cannot have a quota: its folder is in the project {volume.owner} already.",
-            f"Look for that number in {PROJECTS} and {PROJID}. If nobody needs it, take it off by "
-            f"'chattr -R -p 0 {volume.path}'. A volume with a quota cannot be within another one.",
+            f"{what} cannot have a quota: its directory already belongs to project {volume.owner}.",
+            f"Look for that project in {PROJECTS} and {PROJID}. If nobody needs it, remove it with "
+            f"'chattr -R -p 0 {volume.path}'. A volume with a quota cannot be inside another one.",
             volume=volume.name,
         )
     # What already has a limit may be given a larger one, though root may have filled it beyond both.
     if volume.used > volume.quota and not 0 < volume.limit <= volume.quota:
         raise HostStateError(
-            f"{what} has {in_words(volume.used)} in it, more than its quota of {in_words(volume.quota)}.",
-            "Give it a larger quota, or remove what is not needed.",
+            f"{what} contains {in_words(volume.used)}, more than its quota of {in_words(volume.quota)}.",
+            "Increase the quota, or delete files that are not needed.",
             volume=volume.name,
         )
 
@@ -367,7 +369,7 @@ def _told(path: str) -> Iterator[None]:
         yield
     except OSError as failure:
         raise HostStateError(
-            f"The quota of {path} cannot be read or set: {failure.strerror}.",
-            f"Look at what forbids it, such as an attribute that lsattr shows. {_ELSEWHERE}",
+            f"The quota of {path} could not be read or set: {failure.strerror}.",
+            f"Find out what prevents it, such as an attribute that lsattr shows. {_ELSEWHERE}",
             path=path,
         ) from failure

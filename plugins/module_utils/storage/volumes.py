@@ -36,7 +36,7 @@ def locate(path: str) -> Dict[str, Any]:
     real = os.path.realpath(path)
     if real != path:
         # The checks compare paths with mount points, some of them without a look at the file system.
-        raise VolumeError(f"it is a link, give {real} as its mount_point")
+        raise VolumeError(f"it is a symbolic link; set mount_point to {real}")
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
         mount = mount_of(parse_mountinfo(stream.read()), path)
     if mount.filesystem == AUTOMOUNT:
@@ -50,9 +50,9 @@ def trouble_of(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> str:
     if wanted and mount["filesystem"] != wanted:
         return f"it is {mount['filesystem']} from {mount['source']}, and {wanted} is required"
     if not wanted and mount["point"] == "/":
-        return "nothing is mounted there: it is a folder of the host's own root file system"
+        return "nothing is mounted there: it is a directory on the host's own root file system"
     if mount["read_only"] and not volume.get("read_only"):
-        return "it is mounted read-only, and the volume is not declared read_only"
+        return "it is mounted read-only, but the volume is not declared read_only"
     return ""
 
 
@@ -69,8 +69,8 @@ def refuse_missing(volumes: Sequence[Mapping[str, Any]]) -> None:
             troubles.append(f"volume {volume['volume']} at {path}: {trouble}")
     if troubles:
         raise HostStateError(
-            f"A file system that is to be there already is not: {'; '.join(troubles)}.",
-            "Mount it on this host as its own instructions say, or correct storage_volumes: this collection never mounts "
-            "a volume that has no server.",
+            f"A required file system is missing: {'; '.join(troubles)}.",
+            "Mount it on this host according to its own instructions, or correct storage_volumes: this collection never "
+            "mounts a volume without a server.",
             troubles=troubles,
         )

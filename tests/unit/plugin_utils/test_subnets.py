@@ -371,7 +371,7 @@ def test_single_addresses_of_a_cloud_are_named_with_what_helps() -> None:
         ({"n1": {"msg": "unreachable"}}, {}, "n1: there is no list of interfaces"),
         ({"n1": None}, {}, "n1: there is no list of interfaces"),
         ({"n1": {"interfaces": []}}, {"min_hosts": 2}, "min_hosts is 2, but there are only 1 hosts"),
-        ({"n1": {"interfaces": []}}, {"subnet": "10.0.0.1"}, "has no mask"),
+        ({"n1": {"interfaces": []}}, {"subnet": "10.0.0.1"}, "prefix length"),
     ],
 )
 def test_misuse_is_refused_in_words(facts: dict[str, Any], options: dict[str, Any], words: str) -> None:

@@ -427,7 +427,7 @@ def test_what_all_nodes_have_drains_none_and_one_that_had_it_first_comes_back(la
             for _again in range(2):
                 time.sleep(10)
                 assert all_idle(lab), nodes(lab)
-            assert "others have it too" in lab.run("k2", PROGRAM)
+            assert "other nodes have it too" in lab.run("k2", PROGRAM)
             run, verdict = check(lab, tmp_path, "--tags", "health")
             assert run.code != 0
             assert set(bad(verdict)) == {"storage.mounts@None"}

@@ -219,7 +219,7 @@ def test_a_quota_on_xfs(lab: KernelLab) -> None:
         volumes = [DATA, SCRATCH, *({**place, "quota": quota} for quota in quotas)]
         return lab.module("v2", "gpumesh.cluster.storage", record=record, volumes=volumes).output
 
-    assert re.search(r"has 24\S* MiB in it, more than its quota of 16 MiB", limit("16M"))
+    assert re.search(r"24\S* MiB, more than its quota of 16 MiB", limit("16M"))
     lab.shell("v2", "rm /srv/xfs/data/file")
     assert "CHANGED" in limit("16M")
     assert "SUCCESS" in limit("16M")

@@ -151,7 +151,7 @@ def test_mounts_must_be_mounted_and_take_a_file(tmp_path: Path) -> None:
     assert host.kind_at("/mnt/d", {"/": "ext4", **mounted}, external=True) == ""
     assert host.judge_mounts({"/mnt/c": None}, mounted).status == "fail"
     assert host.judge_mounts({"/mnt/d": None}, mounted).status == "fail"
-    slow = {"/mnt/a b": host.Trouble("it answers, and took no file within 10 s", slow=True)}
+    slow = {"/mnt/a b": host.Trouble("it responds, but no file could be written within 10 s", slow=True)}
     assert host.judge_mounts(slow, mounted).status == "fail"
     assert host.judge_mounts(slow, mounted, drains=True).status == "pass"
     assert "no answer" in host.judge_mounts({"/mnt/a b": host.Trouble("no answer within 3 s")}, mounted).reason
@@ -185,7 +185,7 @@ def test_handshakes_name_who_is_silent() -> None:
         shown, {"n1": "keyA=", "n2": "keyB=", "n3": "keyC=", "n4": "keyD="}, 1050, 180, "gpumesh0"
     )
     assert (judged.status, judged.actual, judged.required) == ("fail", 1, 4)
-    assert judged.reason == "gpumesh0 has shaken hands never with n2, n4 and not lately with n3 (650 s ago)."
+    assert judged.reason == "gpumesh0 has no handshake with n2, n4 and no recent handshake with n3 (650 s ago)."
     assert host.judge_handshakes(shown, {"n1": "keyA="}, 1050, 180, "gpumesh0").status == "pass"
 
 

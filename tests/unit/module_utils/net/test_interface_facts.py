@@ -69,19 +69,19 @@ def test_a_kernel_without_ipv6_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "it is no JSON"),
-        ("1: lo: <LOOPBACK,UP>", "it begins with '1: lo: <LOOPBACK"),
-        ('{"ifname": "lo"}', "no list of objects"),
+        ("", "JSON"),
+        ("1: lo: <LOOPBACK,UP>", "'1: lo: <LOOPBACK"),
+        ('{"ifname": "lo"}', "list of objects"),
         ('[{"ifname": "eth0"}]', "no link_type"),
         ('[{"ifname": "eth0", "link_type": "ether", "mtu": "1500"}]', "mtu is '1500'"),
         ('[{"ifname": "eth0", "link_type": "ether", "mtu": true}]', "mtu is 'True'"),
-        ('[{"ifname": "../x", "link_type": "ether", "mtu": 1500}]', "'../x' is no name of an interface"),
+        ('[{"ifname": "../x", "link_type": "ether", "mtu": 1500}]', "'../x' is an invalid interface name"),
         ('[{"ifname": "eth0", "link_type": "ether", "mtu": 1500, "flags": "UP"}]', "flags is 'UP'"),
         (
             '[{"ifname": "a", "link_type": "ether", "mtu": 1500, "addr_info": [{"local": "10.0.0", "prefixlen": 8}]}]',
-            "'10.0.0' with prefix length 8 is no address",
+            "'10.0.0' with prefix length 8",
         ),
-        ("[" * 100_000, "nested too deeply|no JSON"),
+        ("[" * 100_000, "nested too deeply|JSON"),
     ],
 )
 def test_unreadable_output_names_the_command_and_the_value(text: str, words: str) -> None:

@@ -144,20 +144,20 @@ def test_a_subnet_is_taken_with_host_bits(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("10.77.0.11", "has no mask"),
-        ("10.77.0.11/32", "holds a single address"),
-        ("fd00::1/128", "holds a single address"),
-        ("10.77.0/24", "is no subnet"),
-        ("10.77.0.1/33", "is no subnet"),
+        ("10.77.0.11", "prefix length"),
+        ("10.77.0.11/32", "single address"),
+        ("fd00::1/128", "single address"),
+        ("10.77.0/24", "10.77.0/24"),
+        ("10.77.0.1/33", "10.77.0.1/33"),
         ("127.0.1.1/8", "loopback"),
         ("fe80::1/64", "link-local"),
-        ("", "has no mask"),
+        ("", "prefix length"),
     ],
 )
-def test_what_is_no_subnet_is_refused_in_words(text: str, words: str) -> None:
+def test_an_invalid_subnet_is_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         normalise_subnet(text)
-    assert "Give cluster_subnet as `ip addr` prints it" in caught.value.remedy
+    assert "cluster_subnet" in caught.value.remedy
 
 
 def test_ten_gpus_are_counted_in_their_own_order(tmp_path: Path) -> None:

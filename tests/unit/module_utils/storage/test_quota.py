@@ -171,7 +171,7 @@ def test_a_volume_that_moves_leaves_its_old_folder() -> None:
         ("xfs", "option pquota"),
         ("btrfs", "'btrfs qgroup limit'"),
         ("zfs", "'zfs set quota'"),
-        ("overlay", "on ext4 or XFS"),
+        ("overlay", "to ext4 or XFS"),
     ],
 )
 def test_a_file_system_without_projects_is_refused(filesystem: str, remedy: str) -> None:
@@ -180,17 +180,17 @@ def test_a_file_system_without_projects_is_refused(filesystem: str, remedy: str)
     told = str(caught.value)
     assert f"Volume 'data' at /srv/data cannot have a quota: it is on {filesystem} from /dev/vdb" in told
     assert remedy in told
-    assert "take quota out of the volume" in told
+    assert "storage_volumes" in told
 
 
 def test_a_folder_of_another_project_is_refused() -> None:
-    with pytest.raises(HostStateError, match=r"its folder is in the project 7 already.*chattr -R -p 0 /srv/data"):
+    with pytest.raises(HostStateError, match=r"project 7\..*chattr -R -p 0 /srv/data"):
         plan(FRESH._replace(owner=7))
 
 
 @pytest.mark.parametrize("limit", [0, 128 * MIB])
 def test_a_quota_below_what_is_there_is_refused(limit: int) -> None:
-    with pytest.raises(HostStateError, match=r"has 100 MiB in it, more than its quota of 64 MiB\. Give"):
+    with pytest.raises(HostStateError, match=r"100 MiB.* 64 MiB"):
         plan(SET._replace(limit=limit, used=100 * MIB))
 
 
@@ -358,5 +358,5 @@ def test_what_the_kernel_forbids_is_told(tmp_path: Path, host: Host, monkeypatch
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(quota.fcntl, "ioctl", refused)
-    with pytest.raises(HostStateError, match=r"The quota of .* cannot be read or set: Operation not permitted\."):
+    with pytest.raises(HostStateError, match=r"The quota of .* could not be read or set: Operation not permitted\."):
         host.look(tmp_path)

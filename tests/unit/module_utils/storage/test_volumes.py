@@ -69,7 +69,7 @@ def test_every_volume_that_is_not_there_is_named(tmp_path: Path) -> None:
     words = str(caught.value)
     assert "good" not in words
     assert f"volume gone at {tmp_path}/none: No such file" in words
-    assert "it is a link, give /proc" in words
+    assert "set mount_point to /proc" in words
     assert "volume other at /proc: it is proc" in words
 
 

@@ -14,10 +14,10 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
 )
 
 HEALTH = [
-    ("health.gpu_count", "As many GPUs as the record says", 8, 8, ""),
+    ("health.gpu_count", "The number of GPUs matches the record", 8, 8, ""),
     ("health.gpu_ecc", "No uncorrected memory error on a GPU", 0, 0, ""),
-    ("health.kernel_xid", "No GPU fault in the kernel log", 0, 0, ""),
-    ("health.pcie_link", "GPU links at full width and speed", "x16", "x16", ""),
+    ("health.kernel_xid", "No GPU errors in the kernel log", 0, 0, ""),
+    ("health.pcie_link", "GPU PCIe links are at full width", "x16", "x16", ""),
     ("health.memlock", "Memory can be pinned without limit", "unlimited", "unlimited", ""),
     ("health.swap", "No swap in use", 0, 0, "MiB"),
     ("health.disk_root", "Room on the root file system", 41.5, 95, "%"),
