@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+from ansible import constants
+
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import lifetime
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reachability import ReachabilityAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reachability import ReachabilityAction, runs_beside
 
 _MODULE = "gpumesh.cluster.reachability_listener"
 
@@ -19,6 +23,9 @@ class ActionModule(ReachabilityAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         given = dict(self._task.args)
+        if given.get("run") and given.get("state", "started") == "started":
+            # The parent of a worker is the playbook.
+            given.setdefault("spared", runs_beside(given["run"], Path(constants.DEFAULT_LOCAL_TMP), os.getppid()))
         if "members" not in given:
             return self.module(_MODULE, given)
         members = self.targets(given.pop("members"), str(given.pop("layer", "mesh")))

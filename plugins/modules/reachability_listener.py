@@ -17,7 +17,7 @@ description:
     the kernel after O(lifetime), even if everything else has died. Nothing is written to the disk.
   - Where a run is cut off, what it has left ends a quarter of O(lifetime) after the SSH connection of its controller is
     gone, and at once when the same controller begins another run, or when the module M(gpumesh.cluster.daemon) starts
-    a service. What belongs to another controller that is still connected is left alone.
+    a service. What belongs to another controller that is still connected is left alone, and so are the runs in O(spared).
   - Needs Python and iproute2 on the host, and root for ports below 1024.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -55,6 +55,12 @@ options:
     type: list
     elements: str
     default: []
+  spared:
+    description:
+      - Runs that the same controller is still making, such as those of another playbook at the same time. Their listeners
+        stay. By default, the runs of the user's other playbooks on the controller.
+    type: list
+    elements: str
   throughput_seconds:
     description: As for M(gpumesh.cluster.reachability). Where it is not V(0), the listener waits to be stopped.
     type: int
@@ -143,7 +149,8 @@ def start(params: Dict[str, Any]) -> Dict[str, Any]:
         params["sample_count"],
         params["lifetime"],
     )
-    return phases.listen(own, params["run"], params["token"], wanted, params["visitors"])._asdict()
+    listening = phases.listen(own, params["run"], params["token"], wanted, params["visitors"], params["spared"] or [])
+    return listening._asdict()
 
 
 def stop(params: Dict[str, Any]) -> Dict[str, Any]:
@@ -172,6 +179,7 @@ def main() -> None:
             "sample_count": {"type": "int", "default": 4},
             "lifetime": {"type": "int", "default": 300},
             "visitors": {"type": "list", "elements": "str", "default": []},
+            "spared": {"type": "list", "elements": "str"},
             "throughput_seconds": {"type": "int", "default": 0},
             "timeout": {"type": "float", "default": 0},
         },

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -12,6 +15,36 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import Host
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import Target, targets
 
 LAYER = {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"}
+
+
+#: Begins the name of a file in a playbook's temporary folder: then come the run and the process of the playbook.
+_NOTE = "gpumesh-run"
+
+
+def runs_beside(run: str, temporary: Path, process: int) -> list[str]:
+    """Note that the playbook ``process`` makes ``run``; the runs of other playbooks of this user that are under way.
+
+    To a host, all playbooks that share an SSH connection are one controller. Only here it is known which of them still live.
+    ``temporary`` is the playbook's own temporary folder, beside those of the others; Ansible deletes it in the end.
+    """
+    (temporary / f"{_NOTE}.{run}.{process}").touch(mode=0o600)
+    return sorted(_living(temporary.parent.glob(f"*/{_NOTE}.*"), process))
+
+
+def _living(notes: Iterable[Path], own: int) -> Iterable[str]:
+    for note in notes:
+        _begin, run, process = note.name.split(".")
+        if int(process) != own and _lives(int(process)):
+            yield run
+
+
+def _lives(process: int) -> bool:
+    """Whether a process of this user, such as a playbook, is there."""
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
 
 
 class ReachabilityAction(HostAction):

@@ -143,12 +143,13 @@ def ask(purpose: str, run: str, what: str, timeout: float) -> Optional[Dict[str,
     return _ask(_name(purpose, run), what, timeout)
 
 
-def replace_others(run: str) -> int:
+def replace_others(run: str, spared: Collection[str] = ()) -> int:
     """End what earlier runs have left on this host, unless their controller is another one that is still there.
 
-    Returns how many were asked.
+    ``spared``: runs that the same controller is still making. Returns how many were asked.
     """
-    return _ask_all([name for name in _names() if not name.endswith(f"/{run}")], "replace")
+    kept = {run, *spared}
+    return _ask_all([name for name in _names() if name.rpartition("/")[2] not in kept], "replace")
 
 
 def stop_all() -> int:

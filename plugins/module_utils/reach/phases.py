@@ -68,12 +68,14 @@ class Listening(NamedTuple):
     rdma: RdmaEnd
 
 
-def listen(own: Self, run: str, token: str, wanted: Wanted, visitors: Sequence[str]) -> Listening:
+def listen(
+    own: Self, run: str, token: str, wanted: Wanted, visitors: Sequence[str], spared: Sequence[str] = ()
+) -> Listening:
     """Start the listener; it serves when this returns. Raises HostStateError.
 
-    What a run that was cut off has left is ended before: its listener has the ports.
+    What a run that was cut off has left is ended before: its listener has the ports. Those of ``spared`` runs stay.
     """
-    detach.replace_others(run)
+    detach.replace_others(run, spared)
     end = _rdma_end(own)
     control = detach.control_socket("listener", run)
     opened: List[socket.socket] = []

@@ -132,6 +132,20 @@ def test_the_run_of_another_controller_is_left_alone(farm: Farm) -> None:
         assert listening(farm) == left
 
 
+def test_two_playbooks_at_once_on_one_controller_do_not_disturb_each_other(farm: Farm) -> None:
+    with farm.playing(listen_and_wait(farm, "first", 120)):
+        left = await_listeners(farm)
+        # By the connections that the first one has opened.
+        done = farm.play(
+            [ROLE],
+            reachability_members=farm.members_variable(),
+            reachability_ports=PORTS,
+            reachability_assert=True,
+        )
+        assert done.returncode == 0, done.stdout
+        assert listening(farm) == left
+
+
 def test_a_service_gets_its_port(net: Network) -> None:
     member = net.member(1)
     for run in ("one", "two"):
