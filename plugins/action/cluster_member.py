@@ -27,6 +27,4 @@ class ActionModule(HostAction):
 
     def _returned(self, name: str) -> list[Any]:
         """What ``registration`` is in the variable of this name, for each host that is still in the play."""
-        variables = self.variables["hostvars"]
-        results = (variables[machine].get(name) or {} for machine in self.variables["ansible_play_batch"])
-        return [result["registration"] for result in results if result.get("registration")]
+        return [result["registration"] for result in self.registered(name).values() if result.get("registration")]

@@ -87,6 +87,28 @@ class HostAction(ActionBase):
         """The name of the task's host in the inventory, and in the record."""
         return str(self.variables["inventory_hostname"])
 
+    def own_options(self, specification: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The task's options that are the action's own, checked, and all others, which are for a module.
+
+        A cluster record is best taken from the others: checking copies what it checks. Raises InputError.
+        """
+        own = {name: value for name, value in self._task.args.items() if name in specification}
+        checked = ArgumentSpecValidator(specification).validate(own)
+        if checked.error_messages:
+            raise InputError(f"Invalid options: {' '.join(checked.error_messages)}")
+        rest = {name: value for name, value in self._task.args.items() if name not in specification}
+        return dict(checked.validated_parameters), rest
+
+    @property
+    def present(self) -> list[str]:
+        """The hosts of the play that have neither failed nor become unreachable."""
+        return list(self.variables["ansible_play_batch"])
+
+    def registered(self, name: str) -> dict[str, Mapping[str, Any]]:
+        """What each host that is present has registered under this name, by host; nothing where it has not."""
+        hosts = self.variables["hostvars"]
+        return {host: hosts[host].get(name) or {} for host in self.present}
+
     @property
     def check_mode(self) -> bool:
         """Whether nothing may change."""

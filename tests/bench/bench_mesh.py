@@ -36,7 +36,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
 
 SIZES = (10, 100, 200, 400, 600, 800, 1000)
 #: Seconds for 1,000 members, each with 999 peers, all told.
-LIMIT = 60.0
+LIMIT = 20.0
 #: A second run costs at most this many times one ping of the same hosts.
 PING_LIMIT = 3.0
 #: How much faster than the number of peers the time may grow, from the middle of the table to its end.

@@ -184,7 +184,7 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
     interface = desired.interface
     prepared = read_text(next_key_path(host, interface))
     if prepared is None:
-        raise HostStateError("There is no next key to switch to.", "Prepare it first: rotation=prepare.")
+        raise HostStateError("There is no next key to switch to.", "Prepare it first: step=prepare.")
     public_key = str(host.run(["wg", "pubkey"], stdin=prepared).stdout).strip()
     runtime = read_runtime(host, interface)
     if runtime is None:

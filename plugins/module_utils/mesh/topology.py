@@ -10,7 +10,8 @@ dials. Two members behind different NATs have neither: a relay that both reach d
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+import socket
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import join_endpoint
@@ -70,11 +71,13 @@ def read_mesh(record: Mapping[str, Any], relays: Sequence[str] = ()) -> Mesh:
             cluster=name,
         ) from failure
     nodes = {}
+    in_mesh = _membership(network)
     for member in record.get("members", []):
         own = member.get("mesh") or {}
-        nodes[str(member["machine"])] = Node(
-            str(member["machine"]),
-            _lan_address(member, network),
+        machine = str(member["machine"])
+        nodes[machine] = Node(
+            machine,
+            _lan_address(member, in_mesh),
             str(member.get("site") or "default"),
             member.get("endpoint") or None,
             str(own.get("address") or ""),
@@ -84,7 +87,7 @@ def read_mesh(record: Mapping[str, Any], relays: Sequence[str] = ()) -> Mesh:
     unknown = [relay for relay in chosen if relay not in nodes]
     if unknown:
         raise InputError(
-            f"mesh_relays names {', '.join(unknown)}, no member of cluster {name}.",
+            f"mesh_relays names {', '.join(unknown)}, not among the members of cluster {name}.",
             f"Choose among {', '.join(nodes)}.",
             relays=list(unknown),
         )
@@ -102,7 +105,7 @@ def plan_for(mesh: Mesh, machine: str) -> Dict[str, Any]:
     """
     if machine not in mesh.nodes:
         raise InputError(
-            f"{machine} is no member of cluster {mesh.cluster}.",
+            f"{machine} is not among the members of cluster {mesh.cluster}.",
             f"Join it first: cluster_machines={machine}.",
             machine=machine,
         )
@@ -117,18 +120,18 @@ def plan_for(mesh: Mesh, machine: str) -> Dict[str, Any]:
     relayed: List[Dict[str, str]] = []
     pending: List[str] = []
     for node in mesh.nodes.values():
-        if node.machine == machine:
+        if node is own:
             continue
         if not node.public_key:
             pending.append(node.machine)
             continue
-        via = node.machine if is_direct(mesh, own, node) else _relay_between(mesh, own, node).machine
-        if not mesh.nodes[via].public_key:
+        via = node if is_direct(own, node) else _relay_between(mesh, own, node)
+        if not via.public_key:
             pending.append(node.machine)
             continue
-        allowed.setdefault(via, []).append(_host_network(node.mesh_address))
-        if via != node.machine:
-            relayed.append({"machine": node.machine, "relay": via})
+        allowed.setdefault(via.machine, []).append(_host_network(node.mesh_address))
+        if via is not node:
+            relayed.append({"machine": node.machine, "relay": via.machine})
     return {
         "public_key": own.public_key,
         "interface": mesh.interface,
@@ -142,6 +145,12 @@ def plan_for(mesh: Mesh, machine: str) -> Dict[str, Any]:
     }
 
 
+def refuse_without_way(mesh: Mesh) -> None:
+    """Raise InputError for a pair of members without a way to each other. Looks at pairs only where there may be one."""
+    if not any(mesh.nodes[relay].endpoint for relay in mesh.relays):
+        relayed_pairs(mesh)
+
+
 def relayed_pairs(mesh: Mesh) -> List[Dict[str, str]]:
     """Every pair that is relayed, as ``a``, ``b`` and ``relay``. Raises InputError for a pair without a way.
 
@@ -152,32 +161,18 @@ def relayed_pairs(mesh: Mesh) -> List[Dict[str, str]]:
         {"a": a.machine, "b": b.machine, "relay": _relay_between(mesh, a, b).machine}
         for index, a in enumerate(hidden)
         for b in hidden[index + 1 :]
-        if not is_direct(mesh, a, b)
+        if not is_direct(a, b)
     ]
 
 
-def dial(mesh: Mesh, node: Node, by: Node) -> Optional[str]:
-    """Where a member dials ``node``: its LAN address where both are on the LAN of one site, else its endpoint, or None."""
-    if node.site == by.site and node.lan_address and by.lan_address:
-        return join_endpoint(node.lan_address, mesh.port)
-    return node.endpoint
+def share_lan(a: Node, b: Node) -> bool:
+    """Whether the two are on the LAN of one site."""
+    return a.site == b.site and a.lan_address != "" and b.lan_address != ""
 
 
-def is_direct(mesh: Mesh, a: Node, b: Node) -> bool:
+def is_direct(a: Node, b: Node) -> bool:
     """Whether the two need nobody else: one of them can dial the other."""
-    return dial(mesh, a, b) is not None or dial(mesh, b, a) is not None
-
-
-def registrations(mesh: Mesh, public_keys: Mapping[str, Optional[str]]) -> List[Dict[str, Any]]:
-    """The members whose key the record does not know yet: ``machine`` and ``mesh`` with its ``public_key``.
-
-    A machine that is no member, or has no key yet, is left out.
-    """
-    return [
-        {"machine": machine, "mesh": {"public_key": key}}
-        for machine, key in public_keys.items()
-        if key and machine in mesh.nodes and mesh.nodes[machine].public_key != key
-    ]
+    return a.endpoint is not None or b.endpoint is not None or share_lan(a, b)
 
 
 def with_keys(record: Mapping[str, Any], public_keys: Mapping[str, str]) -> Dict[str, Any]:
@@ -191,23 +186,38 @@ def with_keys(record: Mapping[str, Any], public_keys: Mapping[str, str]) -> Dict
     return {**record, "members": members}
 
 
-def _lan_address(member: Mapping[str, Any], tunnels: _Network) -> str:
+def _lan_address(member: Mapping[str, Any], in_mesh: Callable[[str], bool]) -> str:
     """Dialling an address inside the mesh would send the tunnel through itself: members that share nothing but the mesh
     have another one for their site, or none."""
     address = str(member.get("address") or "")
-    if address and ipaddress.ip_address(address) not in tunnels:
+    if address and not in_mesh(address):
         return address
     return str(member.get("lan_address") or "")
 
 
+def _membership(network: _Network) -> Callable[[str], bool]:
+    """Whether an address is in ``network``. By number: an object of each of a thousand addresses takes longer than all else."""
+    first, mask = int(network.network_address), int(network.netmask)
+    six = network.version == 6
+
+    def is_inside(address: str) -> bool:
+        if (":" in address) != six:
+            return False
+        packed = socket.inet_pton(socket.AF_INET6 if six else socket.AF_INET, address)
+        return int.from_bytes(packed, "big") & mask == first
+
+    return is_inside
+
+
 def _peer(mesh: Mesh, own: Node, node: Node, networks: List[str]) -> Dict[str, Any]:
+    near = share_lan(own, node)
     return {
         "machine": node.machine,
         "public_key": node.public_key,
-        "endpoint": dial(mesh, node, own),
+        "endpoint": join_endpoint(node.lan_address, mesh.port) if near else node.endpoint,
         "allowed_ips": sorted(networks),
         # Whoever cannot be dialled keeps its own side open; the other side then always finds it.
-        "persistent_keepalive": KEEPALIVE_SECONDS if dial(mesh, own, node) is None else 0,
+        "persistent_keepalive": 0 if near or own.endpoint is not None else KEEPALIVE_SECONDS,
     }
 
 
@@ -215,7 +225,7 @@ def _relay_between(mesh: Mesh, a: Node, b: Node) -> Node:
     """The first relay that both reach directly: the same one whichever of the two asks. Raises InputError."""
     for machine in mesh.relays:
         relay = mesh.nodes[machine]
-        if machine not in (a.machine, b.machine) and is_direct(mesh, a, relay) and is_direct(mesh, b, relay):
+        if machine not in (a.machine, b.machine) and is_direct(a, relay) and is_direct(b, relay):
             return relay
     raise InputError(
         f"{a.machine} (site {a.site}) and {b.machine} (site {b.site}) have no way to each other: neither has an "
@@ -233,4 +243,4 @@ def _must_relay(mesh: Mesh) -> bool:
 
 
 def _host_network(address: str) -> str:
-    return f"{address}/{ipaddress.ip_address(address).max_prefixlen}"
+    return f"{address}/{128 if ':' in address else 32}"

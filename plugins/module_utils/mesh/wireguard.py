@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import socket
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError
@@ -235,6 +236,9 @@ def _networks(texts: Iterable[str], machine: str) -> List[str]:
     """Sorted CIDR networks without repeats. A default route is no part of a mesh and refused."""
     networks = set()
     for value in texts:
+        if _host_number(value) is not None:
+            networks.add(value)
+            continue
         try:
             network = ipaddress.ip_network(value if "%" not in value else "")
         except ValueError as failure:
@@ -248,6 +252,20 @@ def _networks(texts: Iterable[str], machine: str) -> List[str]:
             )
         networks.add(str(network))
     return sorted(networks)
+
+
+def _host_number(network: str) -> Optional[int]:
+    """The number of the one IPv4 address in ``network``, or None for any other text.
+
+    Nearly all networks of a mesh are of this form, and there are as many as members: ipaddress takes ten times as long.
+    """
+    address, _slash, length = network.partition("/")
+    if length != "32":
+        return None
+    try:
+        return int.from_bytes(socket.inet_pton(socket.AF_INET, address), "big")
+    except (OSError, ValueError):
+        return None
 
 
 # --- read what the tools print -------------------------------------------------------------------------------
@@ -419,16 +437,21 @@ def _peer_lines(peer: Peer) -> List[str]:
 def _outside_networks(desired: Desired) -> FrozenSet[str]:
     """The allowed networks that the route of the interface's own network does not cover."""
     own = ipaddress.ip_interface(desired.address).network
-    prefix = f"{own.network_address}"
+    first, mask = int(own.network_address), int(own.netmask)
     outside = set()
     for peer in desired.peers:
         for text in peer.allowed_ips:
+            number = _host_number(text)
+            if number is not None and own.version == 4:
+                if number & mask != first:
+                    outside.add(text)
+                continue
             network = ipaddress.ip_network(text)
             if network.version != own.version or not (
                 network.network_address in own and network.prefixlen >= own.prefixlen
             ):
                 outside.add(text)
-    return frozenset(outside - {f"{prefix}/{own.prefixlen}"})
+    return frozenset(outside)
 
 
 def is_ours(conf: str) -> bool:
@@ -448,22 +471,26 @@ class Written(NamedTuple):
 def parse_conf(conf: str) -> Dict[str, Written]:
     """The peers of a configuration of ours by public key. Lines that are not ours are passed over."""
     peers: Dict[str, Written] = {}
-    key, found = "", Written("", None)
+    key, machine, endpoint, path_mtu = "", "", None, None
     for line in [*conf.splitlines(), "[Peer]"]:
-        name, _equals, value = line.partition("=")
-        name, value = name.strip().lower(), value.strip()
+        if line.startswith("#"):
+            _name, _equals, value = line.partition("=")
+            if line.startswith(_MACHINE_COMMENT):
+                machine = value.strip()
+            elif line.startswith(_PATH_COMMENT):
+                path_mtu = int(value) if value.strip().isdecimal() else 0
+            continue
         if line.strip() == "[Peer]":
             if key:
-                peers[key] = found if found.machine else found._replace(machine=key)
-            key, found = "", Written("", None)
-        elif line.startswith(_MACHINE_COMMENT):
-            found = found._replace(machine=value)
-        elif line.startswith(_PATH_COMMENT):
-            found = found._replace(path_mtu=int(value) if value.isdecimal() else 0)
-        elif name == "publickey":
-            key = value
+                peers[key] = Written(machine or key, endpoint, path_mtu)
+            key, machine, endpoint, path_mtu = "", "", None, None
+            continue
+        name, _equals, value = line.partition("=")
+        name = name.strip().lower()
+        if name == "publickey":
+            key = value.strip()
         elif name == "endpoint":
-            found = found._replace(endpoint=value)
+            endpoint = value.strip()
     return peers
 
 

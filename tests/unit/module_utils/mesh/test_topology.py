@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology import (
     plan_for,
     read_mesh,
-    registrations,
+    refuse_without_way,
     relayed_pairs,
     with_keys,
 )
@@ -119,7 +119,7 @@ def test_mesh_relays_come_before_the_manager_and_in_order() -> None:
 
 
 def test_no_relay_is_refused_with_the_pair_and_the_remedy() -> None:
-    for refuse in (lambda mesh: plan_for(mesh, "nat-c"), relayed_pairs):
+    for refuse in (lambda mesh: plan_for(mesh, "nat-c"), relayed_pairs, refuse_without_way):
         with pytest.raises(InputError, match=r"nat-c \(site c\) and nat-d \(site d\).*mesh_relays") as refused:
             refuse(read_mesh(record(NAT_C, NAT_D)))
         assert refused.value.details["pair"] == ["nat-c", "nat-d"]
@@ -143,18 +143,12 @@ def test_members_without_a_key_wait_and_so_do_those_behind_a_relay_without_one()
 
 
 def test_strangers_and_members_without_address_are_refused() -> None:
-    with pytest.raises(InputError, match="stranger is no member"):
+    with pytest.raises(InputError, match="stranger is not among the members"):
         plan_for(read_mesh(record(HEAD)), "stranger")
     with pytest.raises(InputError, match="mesh_backend"):
         plan_for(read_mesh(record({**HEAD, "mesh": None})), "head")
     with pytest.raises(RecordError, match="no usable mesh"):
         read_mesh({**record(HEAD), "mesh": {"backend": "none"}})
-
-
-def test_only_new_keys_of_members_are_registered() -> None:
-    mesh = read_mesh(record(HEAD, DIALLED, {**NAT_C, "mesh": {"address": "10.99.0.3", "public_key": None}}))
-    keys = {"head": key("head"), "dialled": key("new"), "nat-c": None, "stranger": key("stranger")}
-    assert registrations(mesh, keys) == [{"machine": "dialled", "mesh": {"public_key": key("new")}}]
 
 
 def test_with_keys_leaves_the_record_alone() -> None:

@@ -1,0 +1,99 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: wireguard_preshared
+short_description: Make the keys that a host shares with its WireGuard peers
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Returns a key for each pair of hosts, beside their own keys. Of the two ends, the one whose name sorts first makes it. A
+    key that is in use is returned as it is.
+  - Nothing is changed. M(gpumesh.cluster.wireguard) takes the keys, with O(gpumesh.cluster.wireguard#module:preshared_keys)
+    or O(gpumesh.cluster.wireguard#module:preshared_results), at both ends.
+  - The keys are secret. The task needs C(no_log=true).
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.record.given
+  - gpumesh.cluster.mesh
+options:
+  interface:
+    description: Name of the interface. Required without O(record).
+    type: str
+  machine:
+    description: This host's name. Required without O(record).
+    type: str
+  peers:
+    description:
+      - The names of those with whom the host is to share a key. With O(record), they are the members of the play with which it
+        has a tunnel.
+    type: list
+    elements: str
+    default: []
+  renew:
+    description: Return new keys and not those in use.
+    type: bool
+    default: false
+seealso:
+  - module: gpumesh.cluster.wireguard
+"""
+
+EXAMPLES = r"""
+- name: Make the keys of the pairs
+  gpumesh.cluster.wireguard_preshared:
+    record: "{{ cluster_record }}"
+  register: made
+  no_log: true
+
+- name: Give them to both ends
+  gpumesh.cluster.wireguard:
+    record: "{{ cluster_record }}"
+    preshared_results: made
+"""
+
+RETURN = r"""
+preshared_keys:
+  description: The keys that this host makes, by the peer's machine. Secret.
+  type: dict
+  returned: success
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import DIRECTORY
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preshared import folder_of, offer
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Make the keys."""
+    given = module.params
+    folder = folder_of(DIRECTORY, given["interface"])
+    return Outcome(False, {"preshared_keys": offer(folder, given["machine"], given["peers"], given["renew"])})
+
+
+def main() -> None:
+    """The module's entry point. What belongs to the record is the action's: it is turned into the other options."""
+    module = AnsibleModule(
+        argument_spec={
+            **RECORD,
+            "interface": {"type": "str"},
+            "machine": {"type": "str"},
+            "peers": {"type": "list", "elements": "str", "default": []},
+            "renew": {"type": "bool", "default": False},
+        },
+        required_one_of=[("interface", "record"), ("machine", "record")],
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: wireguard_rotation
+short_description: One step of a change of WireGuard keys without a lost packet
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Gives a host another key while its sessions go on. All members take each step before any takes the next.
+  - After the last step the new public keys have to be registered in the cluster record, and M(gpumesh.cluster.wireguard) has
+    to run on all members.
+  - With O(record), refuses a play in which members are missing, and skips a host that has no tunnel yet.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+  - gpumesh.cluster.mesh
+  - gpumesh.cluster.mesh.tunnel
+attributes:
+  diff_mode:
+    support: none
+  idempotent:
+    support: none
+    details:
+      - Its purpose is a new key.
+options:
+  step:
+    description:
+      - V(prepare) makes the host's next key and returns its public half.
+      - V(arm) needs O(peers) with their next keys. A process in the background waits, for an hour at most, for each peer's
+        announcement to replace its key; it listens inside the tunnel on the UDP port after O(listen_port).
+      - V(switch) changes the key, in step with the peers. One host after the other, as with C(throttle=1). Refused, with
+        nothing changed, when a peer that has a session does not answer.
+    type: str
+    choices: [prepare, arm, switch]
+    required: true
+  prepared:
+    description:
+      - With O(record) and O(step=arm), the variable in which each host of the play has registered what O(step=prepare)
+        returned.
+    type: str
+seealso:
+  - module: gpumesh.cluster.wireguard
+"""
+
+EXAMPLES = r"""
+- name: Make each member's next key
+  gpumesh.cluster.wireguard_rotation:
+    record: "{{ cluster_record }}"
+    step: prepare
+  register: next_key
+
+- name: Wait for the peers' announcements in the background
+  gpumesh.cluster.wireguard_rotation:
+    record: "{{ cluster_record }}"
+    step: arm
+    prepared: next_key
+
+- name: Switch to the next key, one member after the other
+  gpumesh.cluster.wireguard_rotation:
+    record: "{{ cluster_record }}"
+    step: switch
+  register: next_key
+  throttle: 1
+"""
+
+RETURN = r"""
+next_public_key:
+  description: The public half of the next key. Null in check mode where it would be made.
+  type: str
+  returned: with O(step=prepare)
+public_key:
+  description: The public half of the key that the host has now.
+  type: str
+  returned: with O(step=switch), not in check mode
+registration:
+  description: What the cluster record has to learn of the host, for O(gpumesh.cluster.cluster_member#module:registered).
+  type: dict
+  returned: with O(record), when its key is not the one in the record
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import Host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD, ROTATION_OPTIONS, TUNNEL
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.rotation import arm, prepare, switch
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import make_desired
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Take the step."""
+    given = module.params
+    host = Host(run, module.check_mode)
+    if given["step"] == "prepare":
+        changed, next_key = prepare(host, given["interface"])
+        return Outcome(changed, {"next_public_key": next_key})
+    desired = make_desired(given["interface"], given["address"], given["listen_port"], 0, given["peers"])
+    if given["step"] == "arm":
+        return Outcome(arm(host, desired), {})
+    if host.check_mode:
+        return Outcome(True, {})
+    switched = switch(host, desired)
+    for late in switched.late:
+        module.warn(f"No new session yet with {late}; the next run sets it right.")
+    return Outcome(True, {"public_key": switched.public_key})
+
+
+def main() -> None:
+    """The module's entry point. What belongs to the record is the action's: it is turned into the other options."""
+    module = AnsibleModule(
+        argument_spec={**RECORD, **TUNNEL, **ROTATION_OPTIONS},
+        required_by={"peers": ("address",)},
+        required_one_of=[("interface", "record")],
+        supports_check_mode=True,
+    )
+    if module.params["step"] != "prepare" and module.params["peers"] is None:
+        module.fail_json(msg=f"step={module.params['step']} needs peers, or the record that they follow from.")
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

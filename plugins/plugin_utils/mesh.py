@@ -1,0 +1,147 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each member's mesh must be, worked out on the controller from the cluster record. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology import (
+    plan_for,
+    read_mesh,
+    refuse_without_way,
+    relayed_pairs,
+    with_keys,
+)
+
+#: What one host has registered, by host.
+Results = Mapping[str, Mapping[str, Any]]
+
+
+# --- the settings ------------------------------------------------------------------------------------------------
+
+
+def wanted_settings(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the mesh that are given and differ from the record. Raises InputError while the mesh is in use."""
+    mesh = record["mesh"]
+    wanted = {name: value for name, value in given.items() if value and value != mesh.get(name)}
+    users = enrolled(record)
+    # The MTU alone may change at any time.
+    if set(wanted) - {"mtu"} and users:
+        raise InputError(
+            f"The mesh of cluster {record['name']} is in use by {', '.join(users)} with {_in_words(mesh)}; "
+            f"{_in_words(wanted)} would cut them off.",
+            "Leave these settings out to keep the mesh as it is, or delete the cluster and create it with the new ones.",
+            machines=users,
+        )
+    return wanted
+
+
+def refuse_rotation(record: Mapping[str, Any], backend: str, present: Container[str]) -> None:
+    """Refuse to change keys that are not ours, or without a member of the cluster. Raises InputError."""
+    if backend != "wireguard":
+        raise InputError(
+            f"mesh_rotate_keys has no keys to rotate: the mesh of cluster {record['name']} is '{backend}', and nothing "
+            "has been changed.",
+            "A tailnet's keys are renewed at its control server. Leave mesh_rotate_keys out.",
+        )
+    missing = sorted(machine for machine in machines(record) if machine not in present)
+    if missing:
+        raise InputError(
+            f"{', '.join(missing)} not in this play, or not reachable: the peers there would not learn the new keys and "
+            "lose their tunnels.",
+            "Run without --limit when all members are up.",
+            machines=missing,
+        )
+
+
+def refuse_unconnected(record: Mapping[str, Any], relays: Sequence[str]) -> None:
+    """Refuse a WireGuard mesh in which two members have no way to each other. Raises InputError."""
+    if record["mesh"]["backend"] == "wireguard":
+        refuse_without_way(read_mesh(record, relays))
+
+
+def machines(record: Mapping[str, Any]) -> list[str]:
+    """The members."""
+    return [str(member["machine"]) for member in record["members"]]
+
+
+def enrolled(record: Mapping[str, Any]) -> list[str]:
+    """The members that the mesh connects already: with a key, or in a tailnet with an address."""
+    end = "address" if record["mesh"]["backend"] == "tailscale" else "public_key"
+    return [str(member["machine"]) for member in record["members"] if (member.get("mesh") or {}).get(end)]
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
+
+
+# --- WireGuard ---------------------------------------------------------------------------------------------------
+
+
+def tunnel(record: Mapping[str, Any], machine: str, relays: Sequence[str]) -> dict[str, Any]:
+    """The options of the module wireguard with which a member has what the record says. Raises InputError."""
+    plan = plan_for(read_mesh(record, relays), machine)
+    return {
+        **_interface(record),
+        "address": plan["address"],
+        "peers": plan["peers"],
+        "public_key": plan["public_key"],
+        "forward": plan["relay"],
+        "mtu": plan["mtu"],
+        "probe_mtu": record["mesh"]["mtu"] is None,
+    }
+
+
+def rotation(
+    record: Mapping[str, Any], machine: str, relays: Sequence[str], step: str, prepared: Results
+) -> dict[str, Any]:
+    """The options of the module wireguard_rotation. ``prepared``: what it has returned to each member at its first step."""
+    options = {"interface": record["mesh"]["interface"], "step": step}
+    if step == "prepare":
+        return options
+    if step == "arm":
+        record = with_keys(record, {name: str(found.get("next_public_key") or "") for name, found in prepared.items()})
+    plan = plan_for(read_mesh(record, relays), machine)
+    return {**options, **_interface(record), "address": plan["address"], "peers": plan["peers"]}
+
+
+def pairs(record: Mapping[str, Any], machine: str, relays: Sequence[str], present: Container[str]) -> list[str]:
+    """With whom a member has a tunnel, among the hosts that are present to hear of a key that the two share."""
+    return [
+        peer["machine"] for peer in plan_for(read_mesh(record, relays), machine)["peers"] if peer["machine"] in present
+    ]
+
+
+def shared_keys(machine: str, made: Results) -> dict[str, str]:
+    """The keys that a member shares, by peer. ``made``: by host, what the module wireguard_preshared has returned there."""
+    own = made.get(machine, {}).get("preshared_keys") or {}
+    theirs = {
+        host: found["preshared_keys"][machine]
+        for host, found in made.items()
+        if machine in (found.get("preshared_keys") or {})
+    }
+    return {**own, **theirs}
+
+
+def _interface(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"interface": record["mesh"]["interface"], "listen_port": record["mesh"]["port"]}
+
+
+def key_registration(record: Mapping[str, Any], machine: str, public_key: str | None) -> dict[str, Any] | None:
+    """What the record has to learn of a member's key, as the module cluster_member takes it; None where it knows."""
+    if not public_key or public_key == (_member(record, machine).get("mesh") or {}).get("public_key"):
+        return None
+    return {"machine": machine, "mesh": {"public_key": public_key}}
+
+
+def relayed(record: Mapping[str, Any], relays: Sequence[str]) -> list[dict[str, str]]:
+    """Every pair of members that is relayed, as ``a``, ``b`` and ``relay``; none where the mesh is not WireGuard's."""
+    return relayed_pairs(read_mesh(record, relays)) if record["mesh"]["backend"] == "wireguard" else []
+
+
+def _member(record: Mapping[str, Any], machine: str) -> Mapping[str, Any]:
+    return next((member for member in record["members"] if member["machine"] == machine), {})

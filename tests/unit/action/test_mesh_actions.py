@@ -1,0 +1,175 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The actions of the mesh: what they run on a host, with which options, and what they leave to the controller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from action_runs import Played, play
+
+from ansible_collections.gpumesh.cluster.plugins.action import (
+    mesh_settings,
+    wireguard,
+    wireguard_preshared,
+    wireguard_rotation,
+)
+from ansible_collections.gpumesh.cluster.tests.unit.module_utils.mesh.hosts import key, member, record
+
+HEAD = member("head", 1, "a", "203.0.113.1:51820")
+DIALLED = member("dialled", 2, "b", "203.0.113.2:51820")
+NEW = {**member("new", 4, "d"), "mesh": {"address": "10.99.0.4", "public_key": None}}
+HIDDEN, ALSO = member("hidden", 5, "e"), member("also", 6, "f")
+RECORD = record(HEAD, DIALLED)
+MODULE = "gpumesh.cluster.wireguard"
+RAN = {
+    "changed": False,
+    "public_key": key("head"),
+    "tools": True,
+    "implementation": "kernel",
+    "interface_up": True,
+    "boot": True,
+}
+BARE = {**RAN, "public_key": None, "tools": False, "interface_up": False, "boot": False}
+
+
+def on(host: str, present: list[str] | None = None, **registered: dict[str, Any]) -> dict[str, Any]:
+    """The variables of a host in a play of ``present``. ``registered``: what each host has registered, by its name."""
+    hosts = present or ["head", "dialled"]
+    return {
+        "inventory_hostname": host,
+        "ansible_play_batch": hosts,
+        "ansible_facts": {"pkg_mgr": "apt"},
+        "hostvars": {name: {variable: each.get(name) for variable, each in registered.items()} for name in hosts},
+    }
+
+
+def tunnel(results: list[dict[str, Any]], check_mode: bool = False, **given: Any) -> Played:
+    installed = {"ansible.builtin.apt": [{"changed": True}]}
+    return play(
+        wireguard.ActionModule, {"record": RECORD, **given}, {MODULE: results, **installed}, on("head"), check_mode
+    )
+
+
+def test_a_tunnel_that_is_right_takes_one_module() -> None:
+    played = tunnel([RAN])
+    assert played.result == {**RAN, "ready": True}
+    assert [(name, given["address"]) for name, given in played.ran] == [(MODULE, "10.99.0.1/16")]
+    assert "record" not in played.ran[0][1]
+    assert "preshared_without" not in played.ran[0][1]
+
+
+@pytest.mark.parametrize(("up", "boot"), [(False, True), (True, False)])
+def test_a_tunnel_is_not_ready_before_its_service_runs_it(up: bool, boot: bool) -> None:
+    assert tunnel([{**RAN, "interface_up": up, "boot": boot}]).result["ready"] is False
+
+
+@pytest.mark.parametrize(
+    ("first", "packages"),
+    [
+        (BARE, ["wireguard-tools"]),
+        ({**BARE, "implementation": "missing"}, ["wireguard-tools", "wireguard-go"]),
+        ({**BARE, "implementation": "userspace"}, ["wireguard-tools", "wireguard-go"]),
+        ({**RAN, "implementation": "missing"}, ["wireguard-tools", "wireguard-go"]),
+    ],
+)
+def test_what_is_missing_is_installed_and_the_module_runs_again(first: dict[str, Any], packages: list[str]) -> None:
+    played = tunnel([first, RAN])
+    assert [name for name, _given in played.ran] == [MODULE, "ansible.builtin.apt", MODULE]
+    assert played.ran[1][1]["name"] == packages
+    assert played.result["changed"] is True
+    assert [name for name, _given in tunnel([first], check_mode=True).ran] == [MODULE]
+
+
+def test_a_host_says_what_the_record_has_to_learn_of_it() -> None:
+    entry = {"machine": "head", "mesh": {"public_key": key("made")}}
+    assert tunnel([{**RAN, "public_key": key("made")}]).result["registration"] == entry
+    assert "registration" not in tunnel([BARE], check_mode=True).result
+    given = {"record": RECORD, "step": "switch"}
+    name = "gpumesh.cluster.wireguard_rotation"
+    switched = {name: [{"changed": True, "public_key": key("made")}]}
+    assert play(wireguard_rotation.ActionModule, given, switched, on("head")).result["registration"] == entry
+
+
+def test_an_option_that_is_given_wins_over_the_record() -> None:
+    assert tunnel([RAN], listen_port=51900).ran[0][1]["listen_port"] == 51900
+
+
+def test_without_a_record_the_module_is_run_as_it_is() -> None:
+    given = {"interface": "gpumesh0", "state": "absent"}
+    assert play(wireguard.ActionModule, given, {MODULE: [RAN]}, on("head")).ran == [(MODULE, given)]
+
+
+def test_where_supervisord_is_may_be_a_variable_of_the_host() -> None:
+    variables = {**on("head"), "daemon_supervisor_programs": "/opt/programs"}
+    played = play(wireguard.ActionModule, {"record": RECORD}, {MODULE: [RAN]}, variables)
+    assert played.ran[0][1]["supervisor_programs"] == "/opt/programs"
+
+
+def test_a_host_that_is_not_a_member_is_refused() -> None:
+    played = play(wireguard.ActionModule, {"record": RECORD}, {}, on("stranger"))
+    assert "stranger is not among the members" in played.result["msg"]
+
+
+def test_keys_that_pairs_share_are_taken_from_the_results_and_removed_among_those_who_are_there() -> None:
+    made = {"dialled": {"preshared_keys": {"head": "secret"}}, "head": {"preshared_keys": {}}}
+    given = {"record": RECORD, "preshared": True, "preshared_results": "made"}
+    played = play(wireguard.ActionModule, given, {MODULE: [RAN]}, on("head", made=made))
+    assert played.ran[0][1]["preshared_keys"] == {"dialled": "secret"}
+    assert tunnel([RAN], preshared=False).ran[0][1]["preshared_without"] == ["dialled"]
+    alone = play(wireguard.ActionModule, {"record": RECORD, "preshared": False}, {MODULE: [RAN]}, on("head", ["head"]))
+    assert alone.ran[0][1]["preshared_without"] == []
+
+
+def test_keys_for_pairs_are_asked_for_from_the_tunnels_of_the_host() -> None:
+    name = "gpumesh.cluster.wireguard_preshared"
+    played = play(wireguard_preshared.ActionModule, {"record": RECORD, "renew": True}, {name: [{}]}, on("head"))
+    wanted = {"interface": "gpumesh0", "machine": "head", "peers": ["dialled"], "renew": True}
+    assert played.ran == [(name, wanted)]
+
+
+def rotate(
+    step: str, host: str = "head", cluster: dict[str, Any] | None = None, **registered: dict[str, Any]
+) -> Played:
+    cluster = cluster or RECORD
+    name = "gpumesh.cluster.wireguard_rotation"
+    given = {"record": cluster, "step": step, **({"prepared": "next"} if registered else {})}
+    present = [one["machine"] for one in cluster["members"]]
+    return play(wireguard_rotation.ActionModule, given, {name: [{"changed": True}]}, on(host, present, **registered))
+
+
+def test_a_rotation_arms_each_host_with_what_the_others_have_prepared() -> None:
+    found = {"dialled": {"next_public_key": key("next")}}
+    peers = rotate("arm", next=found).ran[0][1]["peers"]
+    assert [peer["public_key"] for peer in peers] == [key("next")]
+    assert [peer["public_key"] for peer in rotate("switch").ran[0][1]["peers"]] == [key("dialled")]
+
+
+def test_a_member_without_a_tunnel_has_no_key_to_change() -> None:
+    played = rotate("prepare", "new", record(HEAD, NEW))
+    assert played.result["skipped"] is True
+    assert played.ran == []
+
+
+def test_a_rotation_without_a_member_is_refused_at_every_step() -> None:
+    for step in ("prepare", "arm", "switch"):
+        given = {"record": RECORD, "step": step}
+        played = play(wireguard_rotation.ActionModule, given, {}, on("head", ["head"]))
+        assert "dialled not in this play" in played.result["msg"]
+
+
+def test_settings_are_compared_on_the_controller() -> None:
+    given = {"record": record(NEW), "backend": "", "port": "51830", "mtu": 0}
+    assert play(mesh_settings.ActionModule, given, {}, on("new")).result == {
+        "changed": False,
+        "wanted": {"port": 51830},
+    }
+    wrong = play(mesh_settings.ActionModule, {**given, "port": "wide"}, {}, on("new"))
+    assert "port" in wrong.result["msg"]
+    listed = {"record": record(HEAD, HIDDEN, ALSO), "list_relayed": True}
+    pairs = play(mesh_settings.ActionModule, listed, {}, on("head")).result["relayed"]
+    assert pairs == [{"a": "hidden", "b": "also", "relay": "head"}]
+    refused = play(mesh_settings.ActionModule, {"record": RECORD, "rotate_keys": True}, {}, on("head", ["head"]))
+    assert "dialled not in this play" in refused.result["msg"]
