@@ -16,10 +16,14 @@ description:
   - A host that is logged in needs no key. One whose key has expired logs in again and keeps its name and address.
   - The key reaches C(tailscale) in a file that only root can read and that is gone afterwards; it is in no command line,
     result, diff or message.
+  - It gets to a host only where the host has to log in, or to do so again for its tags.
   - Where C(tailscaled) is not installed or does not run, nothing is done, and RV(running) says so.
+  - With O(record), what is not given is taken from the options of the role P(gpumesh.cluster.mesh#role), and O(peers) are all
+    other members.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
 options:
   state:
     description:
@@ -34,8 +38,7 @@ options:
     type: str
   login:
     description:
-      - Whether to log in where that is needed. With V(false) nothing is done there, and RV(login_needed) says so. A first
-        call without it and without O(auth_key) keeps the key from hosts that do not need it.
+      - Whether to log in where that is needed. With V(false) nothing is done there, and RV(login_needed) says so.
     type: bool
     default: true
   login_server:
@@ -108,6 +111,11 @@ EXAMPLES = r"""
     auth_key: "{{ lookup('ansible.builtin.env', 'TS_AUTHKEY') }}"
     hostname: gpu1
 
+- name: Log a member in as the options of the role say
+  gpumesh.cluster.tailscale:
+    record: "{{ cluster_record }}"
+    auth_key: "{{ mesh_auth_key }}"
+
 - name: Offer a network, and see which way the packets go
   gpumesh.cluster.tailscale:
     advertise_routes: [10.1.0.0/16]
@@ -120,6 +128,20 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+ready:
+  description: Whether the host is in the tailnet, with its tags, and C(tailscaled) starts at boot.
+  type: bool
+  returned: with O(record)
+registration:
+  description: What the cluster record has to learn of the host, for O(gpumesh.cluster.cluster_member#module:registered).
+  type: dict
+  returned: with O(record), when its address is not the one in the record
+flags:
+  description: The options with which C(tailscaled) is to run on this host, beside its port.
+  type: list
+  elements: str
+  returned: with O(record)
+  sample: [--tun=tailscale0]
 installed:
   description: Whether C(tailscale) and C(tailscaled) are there.
   type: bool
@@ -273,6 +295,7 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
+            "record": {"type": "dict"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "auth_key": {"type": "str", "no_log": True},
             "login": {"type": "bool", "default": True},

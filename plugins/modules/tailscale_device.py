@@ -16,27 +16,35 @@ description:
     machine that runs Ansible, so that the API key is never on the device itself.
   - A host that has left comes back under its own name once its old device is deleted; beside it, the new one would be
     called C(name-1).
+  - With O(record), the device is that of O(machine), and what is not given is taken from the options of the role
+    P(gpumesh.cluster.mesh#role). A machine that never had an address in the tailnet is skipped.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
 options:
-  address:
-    description: The device's address in the tailnet.
+  machine:
+    description: With O(record), the name of the machine. By default the host of the task.
     type: str
-    required: true
+  left:
+    description: With O(record), members that it does not have any more, as they were in it.
+    type: list
+    elements: dict
+    default: []
+  address:
+    description: The device's address in the tailnet. Required without O(record), whose address for the machine wins.
+    type: str
   name:
     description:
       - The first label of the device's name in the tailnet. A device of another name is left as it is, and that is an error,
-        since an address is what a host says of itself.
+        since an address is what a host says of itself. Required without O(record).
     type: str
-    required: true
   id:
     description: The device's ID at the control server, which then has to be the same too.
     type: str
   api_key:
-    description: A key of the control server's API, sent in a header.
+    description: A key of the control server's API, sent in a header. Required without O(record).
     type: str
-    required: true
   login_server:
     description: URL of a Headscale. Without it, Tailscale's own API is meant.
     type: str
@@ -61,6 +69,13 @@ EXAMPLES = r"""
     api_key: "{{ lookup('ansible.builtin.env', 'HEADSCALE_API_KEY') }}"
     address: 100.64.0.7
     name: gpu3
+    state: absent
+  delegate_to: localhost
+
+- name: Delete the device of a member
+  gpumesh.cluster.tailscale_device:
+    record: "{{ cluster_record }}"
+    machine: gpu3
     state: absent
   delegate_to: localhost
 """
@@ -118,16 +133,20 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "address": {"type": "str", "required": True},
-            "name": {"type": "str", "required": True},
+            "record": {"type": "dict"},
+            "machine": {"type": "str"},
+            "left": {"type": "list", "elements": "dict", "default": []},
+            "address": {"type": "str"},
+            "name": {"type": "str"},
             "id": {"type": "str"},
-            "api_key": {"type": "str", "required": True, "no_log": True},
+            "api_key": {"type": "str", "no_log": True},
             "login_server": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "tags": {"type": "list", "elements": "str"},
             "ca_path": {"type": "path"},
         },
         required_if=[("state", "present", ("tags",))],
+        required_one_of=[("address", "record"), ("name", "record"), ("api_key", "record")],
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module.params, module.check_mode))

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import ipaddress
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -141,6 +143,76 @@ def key_registration(record: Mapping[str, Any], machine: str, public_key: str | 
 def relayed(record: Mapping[str, Any], relays: Sequence[str]) -> list[dict[str, str]]:
     """Every pair of members that is relayed, as ``a``, ``b`` and ``relay``; none where the mesh is not WireGuard's."""
     return relayed_pairs(read_mesh(record, relays)) if record["mesh"]["backend"] == "wireguard" else []
+
+
+# --- Tailscale ---------------------------------------------------------------------------------------------------
+
+
+def tailnet_name(machine: str) -> str:
+    """A machine's name in its tailnet, where nobody says another: the first label, as far as it is allowed there."""
+    return re.sub(r"[^a-z0-9-]", "-", machine.partition(".")[0].lower())
+
+
+def tailnet_peers(record: Mapping[str, Any], machine: str) -> list[str]:
+    """The addresses of the other members."""
+    return [
+        str(member["mesh"]["address"])
+        for member in record["members"]
+        if member["machine"] != machine and member.get("mesh")
+    ]
+
+
+def daemon_flags(settings: Mapping[str, Any], userspace: bool, proxy_port: int) -> list[str]:
+    """The options with which tailscaled has the interface of the mesh, or else a proxy on localhost."""
+    if not userspace:
+        return [f"--tun={settings['interface']}"]
+    proxy = f"localhost:{proxy_port}"
+    return ["--tun=userspace-networking", f"--socks5-server={proxy}", f"--outbound-http-proxy-listen={proxy}"]
+
+
+def address_in(addresses: Sequence[str], subnet: str) -> str | None:
+    """The first of a host's addresses that is in the subnet of the mesh, or None."""
+    network = ipaddress.ip_network(subnet)
+    return next((one for one in addresses if ipaddress.ip_address(one) in network), None)
+
+
+def address_registration(record: Mapping[str, Any], machine: str, addresses: Sequence[str]) -> dict[str, Any] | None:
+    """What the record has to learn of a member's addresses, as the module cluster_member takes it; None where it knows.
+
+    Raises InputError where the control server gave addresses outside of the mesh's subnet.
+    """
+    member = _member(record, machine)
+    if not member or not addresses:
+        return None
+    subnet = str(record["mesh"]["subnet"])
+    address = address_in(addresses, subnet)
+    if address is None:
+        raise InputError(
+            f"{machine} has {', '.join(addresses)} in its tailnet, and none is in the mesh's subnet {subnet}.",
+            "Give mesh_subnet as the control server's range.",
+            machine=machine,
+        )
+    if (member.get("mesh") or {}).get("address") == address:
+        return None
+    return {"machine": machine, "mesh": {"address": address}}
+
+
+def device_address(members: Iterable[Mapping[str, Any]], machine: str) -> str:
+    """The address of a machine in its tailnet, by what the record says or has said of it; '' where it had none."""
+    found = (
+        str(member["mesh"]["address"]) for member in members if member["machine"] == machine and member.get("mesh")
+    )
+    return next(found, "")
+
+
+def path_rows(record: Mapping[str, Any], results: Results) -> list[dict[str, str]]:
+    """How each member reaches each other one: ``from``, ``to``, ``path``, ``by``. ``results``: those of the module."""
+    names = {member["mesh"]["address"]: str(member["machine"]) for member in record["members"] if member.get("mesh")}
+    return [
+        {"from": host, "to": names.get(address, address), "path": way["path"], "by": way["endpoint"] or way["relay"]}
+        for host, found in results.items()
+        for address, way in (found.get("peers") or {}).items()
+    ]
 
 
 def _member(record: Mapping[str, Any], machine: str) -> Mapping[str, Any]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailscale
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import DEFAULT_SITE, Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import address_in
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_choice import choose
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
@@ -311,7 +311,7 @@ def enrolled(
     given = {}
     for machine in decision["enrolling"]:
         if addresses.get(machine):
-            address = tailscale.address_in(addresses[machine], subnet)
+            address = address_in(addresses[machine], subnet)
             if address is None:
                 raise InputError(
                     f"{machine} has {_listed(list(addresses[machine]))} in its tailnet, and none is in {subnet}.",

@@ -138,7 +138,7 @@ def test_programs_are_installed_from_what_can_be_verified_alone(tmp_path: Path, 
         name: {"mesh_tailscale_archive": archive, "mesh_tailscale_checksum": checksum}
         for name, (archive, checksum) in given.items()
     }
-    done, failed = run(tmp_path, "mesh", "tailscale/install", hosts)
+    done, failed = run(tmp_path, "mesh", "install", hosts)
     assert failed == set(given) - {"verified", "local"}, done.output
     # Of these alone was anything asked at all.
     assert len(impostor.asked) == len({"changed", "verified"})

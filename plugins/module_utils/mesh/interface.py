@@ -208,7 +208,7 @@ def read_runtime(host: Host, interface: str) -> Optional[Runtime]:
     link = parse_link(shown.stdout)
     if link.kind not in ("wireguard", "tun"):
         raise HostStateError(
-            f"The interface {interface} exists and is no WireGuard interface ({link.kind or 'a network card'}).",
+            f"The interface {interface} exists and is not a WireGuard interface ({link.kind or 'a network card'}).",
             "Choose another mesh_interface.",
             interface=interface,
         )
@@ -350,7 +350,7 @@ def _apply(host: Host, desired: Desired, steps: Plan) -> None:
         host.run(["ip", "route", "replace", network, "dev", desired.interface])
     for network in steps.drop_routes:
         host.run(["ip", "route", "delete", network, "dev", desired.interface])
-    greet(steps.set_peers)
+    start_handshakes(steps.set_peers)
 
 
 def _apply_link(host: Host, desired: Desired, steps: Plan) -> None:
@@ -406,7 +406,7 @@ def _forwards(interface: str, address: str) -> bool:
     return all((read_text(path) or "").strip() == value for path, value in forwarding_settings(address, interface))
 
 
-def greet(peers: Sequence[Peer]) -> None:
+def start_handshakes(peers: Sequence[Peer]) -> None:
     """Send one empty datagram to each peer that we can dial, so that the handshake is made now, not at first use.
 
     After a change of keys this lets the packets go that both sides hold back until then.

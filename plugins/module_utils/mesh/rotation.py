@@ -9,9 +9,9 @@ the peer knows the new key. So the peers have to learn it right after the change
 comes by the old session; much later, the queue would overflow.
 
 Therefore each host first *prepares* its next key, then is *armed* with the next keys of its peers: a process in the
-background waits for their word. Then one member after the other *switches*: it asks its peers whether they are ready,
+background waits for their announcement. Then one member after the other *switches*: it asks its peers whether they are ready,
 says go, and changes its key; each peer replaces it a moment later and dials. Two at a time would replace peers for whom
-packets are queued. The words travel inside the tunnel, so that they come from a member.
+packets are queued. The announcements travel inside the tunnel, so that they come from a member.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequenc
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import Host, greet, read_runtime
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import Host, read_runtime, start_handshakes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import ensure_key
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preshared import equip
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
@@ -45,12 +45,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 
 READY, GO, ACK = "ready", "go", "ack"
 
-#: Seconds between the word to go and the replacement: long enough for the member to have changed its key.
+#: Seconds between the announcement and the replacement: long enough for the member to have changed its key.
 _GRACE = 0.3
 #: Seconds that a member waits for its peers to be ready: those with a session, and those that may be down; how often it
 #: asks; and how long it waits for new sessions.
 _ASK_FOR, _ASK_IDLE_FOR, _ASK_EVERY, _SETTLE_FOR = 15.0, 2.0, 0.25, 15.0
-#: How often the word to go is said, since a datagram may get lost.
+#: How often it is sent, since a datagram may get lost.
 _GO_TIMES = 3
 #: Seconds after which an armed process gives up.
 _PATIENCE = 3600.0
@@ -65,13 +65,13 @@ class Switched(NamedTuple):
     late: Tuple[str, ...]
 
 
-def word_port(listen_port: int) -> int:
+def announcement_port(listen_port: int) -> int:
     """The UDP port, inside the tunnel, on which an armed host listens: the one after WireGuard's own."""
     return listen_port + 1 if listen_port < 65535 else listen_port - 1
 
 
 def message(step: str, public_key: str) -> bytes:
-    """A word about the member whose next key this is."""
+    """An announcement about the member whose next key this is."""
     return json.dumps({"step": step, "key": public_key}).encode("ascii")
 
 
@@ -96,7 +96,7 @@ def prepare(host: Host, interface: str) -> Tuple[bool, Optional[str]]:
 
 
 class Watch:
-    """What an armed host does about the words that it hears. Holds no socket and no clock of its own."""
+    """What an armed host does about the announcements that it receives. Holds no socket and no clock of its own."""
 
     def __init__(self, armed: Sequence[Peer]) -> None:
         self._armed = {peer.public_key: peer for peer in armed}
@@ -107,8 +107,8 @@ class Watch:
         """Whether every peer has been replaced."""
         return not self._armed
 
-    def hear(self, data: bytes, source: str, now: float) -> Optional[bytes]:
-        """Take in a word; the answer to it, or None. Only a member itself may speak of its key."""
+    def receive(self, data: bytes, source: str, now: float) -> Optional[bytes]:
+        """Take in an announcement; the answer to it, or None. Only a member itself may announce its key."""
         step, key = parse_message(data)
         peer = self._armed.get(key)
         if peer is None or not any(ipaddress.ip_address(source) in ipaddress.ip_network(n) for n in peer.allowed_ips):
@@ -143,11 +143,11 @@ def replace(host: Host, interface: str, peer: Peer) -> None:
     host.run(["wg", "addconf", interface, "/dev/stdin"], stdin=render_peers([successor]))
     for one in old:
         host.run(["wg", "set", interface, "peer", one.public_key, "remove"])
-    greet([successor])
+    start_handshakes([successor])
 
 
 def arm(host: Host, desired: Desired) -> bool:
-    """Start the process that replaces the peers of ``desired`` (with their next keys) at their word."""
+    """Start the process that replaces the peers of ``desired`` (with their next keys) when they announce it."""
     if host.check_mode:
         return True
     interface = desired.interface
@@ -160,10 +160,10 @@ def arm(host: Host, desired: Desired) -> bool:
     equipped = equip(host.preshared_path(interface), desired)
     waiting = [peer for peer in equipped.peers if peer.public_key not in runtime.dump.peers]
     disarm(interface)
-    ears = _listen(desired)
+    listener = _listen(desired)
     if os.fork() == 0:
-        _live_on(host, interface, ears, Watch(waiting))
-    ears.close()
+        _detach(host, interface, listener, Watch(waiting))
+    listener.close()
     return True
 
 
@@ -192,10 +192,10 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
     peers = runtime.dump.peers
     alive = {key for key, peer in peers.items() if now() - peer.latest_handshake < SESSION_SECONDS}
     own = str(ipaddress.ip_interface(desired.address).ip)
-    with _socket(own) as mouth:
-        mouth.bind((own, 0))
-        port = word_port(desired.listen_port)
-        ready = _ask(mouth, port, public_key, peers, alive)
+    with _socket(own) as announcer:
+        announcer.bind((own, 0))
+        port = announcement_port(desired.listen_port)
+        ready = _ask(announcer, port, public_key, peers, alive)
         if not alive <= ready:
             silent = sorted(_machine_of(peers[key], desired) for key in alive - ready)
             raise HostStateError(
@@ -206,7 +206,7 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
             )
         for _time in range(_GO_TIMES):
             for key in ready:
-                _say(mouth, port, message(GO, public_key), peers[key])
+                _send(announcer, port, message(GO, public_key), peers[key])
     before = parse_dump(host.run(["wg", "show", interface, "dump"]).stdout).peers
     # The file first: if this ends here, the next run loads what it holds.
     os.replace(next_key_path(host, interface), host.key_path(interface))
@@ -216,14 +216,16 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
 
 
 def _machine_of(peer: RuntimePeer, desired: Desired) -> str:
-    """The name of a running peer, whose key may have changed since the others were told: its addresses stay."""
+    """The name of a running peer, whose key may have changed since the announcement: its addresses stay."""
     for wanted in desired.peers:
         if wanted.public_key == peer.public_key or set(wanted.allowed_ips) & set(peer.allowed_ips):
             return wanted.machine
     return peer.public_key
 
 
-def _ask(mouth: socket.socket, port: int, public_key: str, peers: Dict[str, RuntimePeer], alive: Set[str]) -> Set[str]:
+def _ask(
+    announcer: socket.socket, port: int, public_key: str, peers: Dict[str, RuntimePeer], alive: Set[str]
+) -> Set[str]:
     """Ask the peers whether they are ready; those that are.
 
     One with a session is waited for long. One without may be down, or only idle: it gets a moment to answer.
@@ -236,15 +238,15 @@ def _ask(mouth: socket.socket, port: int, public_key: str, peers: Dict[str, Runt
             break
         for key, peer in peers.items():
             if key not in ready:
-                _say(mouth, port, message(READY, public_key), peer)
+                _send(announcer, port, message(READY, public_key), peer)
         again = time.monotonic() + _ASK_EVERY
         while len(ready) < len(peers):
             left = again - time.monotonic()
-            if left <= 0 or not select.select([mouth], [], [], left)[0]:
+            if left <= 0 or not select.select([announcer], [], [], left)[0]:
                 break
-            data, sender = mouth.recvfrom(1024)
+            data, source = announcer.recvfrom(1024)
             if parse_message(data) == (ACK, public_key):
-                ready |= {key for key, peer in peers.items() if _is_behind(str(sender[0]), peer)}
+                ready |= {key for key, peer in peers.items() if _is_behind(str(source[0]), peer)}
     return ready
 
 
@@ -259,12 +261,12 @@ def _settle(run: Runner, interface: str, before: Dict[str, RuntimePeer]) -> Set[
     return waiting
 
 
-def _say(mouth: socket.socket, port: int, data: bytes, peer: RuntimePeer) -> None:
+def _send(announcer: socket.socket, port: int, data: bytes, peer: RuntimePeer) -> None:
     """To every address behind the peer: which of them is its own, only the record knows."""
     for network in peer.allowed_ips:
         # No route or a full queue: the next time, or the deadline.
         with contextlib.suppress(OSError):
-            mouth.sendto(data, (str(ipaddress.ip_network(network).network_address), port))
+            announcer.sendto(data, (str(ipaddress.ip_network(network).network_address), port))
 
 
 def _is_behind(address: str, peer: RuntimePeer) -> bool:
@@ -277,29 +279,29 @@ def _socket(address: str) -> socket.socket:
 
 def _listen(desired: Desired) -> socket.socket:
     own = str(ipaddress.ip_interface(desired.address).ip)
-    port = word_port(desired.listen_port)
-    ears = _socket(own)
+    port = announcement_port(desired.listen_port)
+    listener = _socket(own)
     end = time.monotonic() + 2
-    while not _bound(ears, own, port):
+    while not _bound(listener, own, port):
         # A process that was just ended may hold it for a moment.
         if time.monotonic() > end:
-            ears.close()
+            listener.close()
             raise HostStateError(
                 f"UDP port {port} of {own} cannot be listened on.", "Free it while the keys are changed.", port=port
             )
         time.sleep(0.1)
-    return ears
+    return listener
 
 
-def _bound(ears: socket.socket, address: str, port: int) -> bool:
+def _bound(listener: socket.socket, address: str, port: int) -> bool:
     try:
-        ears.bind((address, port))
+        listener.bind((address, port))
     except OSError:
         return False
     return True
 
 
-def _live_on(host: Host, interface: str, ears: socket.socket, watch: Watch) -> NoReturn:
+def _detach(host: Host, interface: str, listener: socket.socket, watch: Watch) -> NoReturn:
     """The process in the background: out of the module's session, with none of its files, for an hour at most."""
     status = 1
     try:
@@ -309,11 +311,11 @@ def _live_on(host: Host, interface: str, ears: socket.socket, watch: Watch) -> N
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)
-        os.closerange(3, ears.fileno())
-        os.closerange(ears.fileno() + 1, 1024)
+        os.closerange(3, listener.fileno())
+        os.closerange(listener.fileno() + 1, 1024)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         write_atomic(_pid_path(interface), f"{os.getpid()} {_started(os.getpid())}\n", 0o644)
-        _serve(host, interface, ears, watch)
+        _serve(host, interface, listener, watch)
         remove_file(_pid_path(interface))
         status = 0
     finally:
@@ -321,15 +323,15 @@ def _live_on(host: Host, interface: str, ears: socket.socket, watch: Watch) -> N
         os._exit(status)
 
 
-def _serve(host: Host, interface: str, ears: socket.socket, watch: Watch) -> None:
+def _serve(host: Host, interface: str, listener: socket.socket, watch: Watch) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not watch.done and time.monotonic() < deadline:
-        if select.select([ears], [], [], watch.wait(time.monotonic(), deadline))[0]:
-            data, sender = ears.recvfrom(1024)
-            answer = watch.hear(data, str(sender[0]), time.monotonic())
+        if select.select([listener], [], [], watch.wait(time.monotonic(), deadline))[0]:
+            data, source = listener.recvfrom(1024)
+            answer = watch.receive(data, str(source[0]), time.monotonic())
             if answer is not None:
                 with contextlib.suppress(OSError):
-                    ears.sendto(answer, sender)
+                    listener.sendto(answer, source)
         for peer in watch.due(time.monotonic()):
             # The next run of the role sets right what fails here.
             with contextlib.suppress(CommandError):

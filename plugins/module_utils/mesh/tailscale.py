@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: Where a host logs in that was not told anything else.
+#: Where a host logs in by default.
 DEFAULT_LOGIN_SERVER = "https://controlplane.tailscale.com"
 #: What an OAuth client's secret begins with; it makes a key for one login.
 OAUTH_PREFIX = "tskey-client-"
@@ -126,7 +126,7 @@ def make_desired(given: Mapping[str, Any]) -> Desired:
     server, hostname = given.get("login_server"), given.get("hostname")
     for tag in tags or []:
         if not _TAG.match(tag):
-            raise InputError(f"'{tag}' is no tag.", "Write it as tag:gpu: letters, digits and '-'.", tag=tag)
+            raise InputError(f"'{tag}' is not a valid tag.", "Write it as tag:gpu: letters, digits and '-'.", tag=tag)
     if hostname is not None and not _LABEL.match(hostname):
         raise InputError(
             f"'{hostname}' cannot be the name of a host in a tailnet.",
@@ -134,7 +134,7 @@ def make_desired(given: Mapping[str, Any]) -> Desired:
             hostname=hostname,
         )
     if server is not None and not _SERVER.match(server.rstrip("/")):
-        raise InputError(f"'{server}' is no login server.", "Write it as https://headscale.example.org.")
+        raise InputError(f"'{server}' is not a valid login server.", "Write it as https://headscale.example.org.")
     return Desired(
         server.rstrip("/") if server else None,
         hostname,
@@ -298,7 +298,7 @@ def tags_differ(desired: Desired, status: Status) -> bool:
 
 
 def login_options(desired: Desired, prefs: Prefs, with_tags: bool) -> List[str]:
-    """The options for ``tailscale up``: it wants to hear every setting that is not, or was not, as it comes."""
+    """The options for ``tailscale up``: it wants to be given every setting that is not, or was not, as it comes."""
     merged = prefs._replace(**{key: value for key, value in desired._asdict().items() if value is not None})
     if not with_tags:
         merged = merged._replace(tags=())
@@ -348,51 +348,3 @@ def planned(desired: Desired, prefs: Prefs, status: Status) -> Tuple[Prefs, Stat
 
 def _listed(values: Sequence[str]) -> str:
     return ", ".join(values) or "none"
-
-
-# --- the cluster record --------------------------------------------------------------------------------------
-
-
-def address_in(addresses: Sequence[str], subnet: str) -> Optional[str]:
-    """The first of a host's addresses that is in the subnet of the mesh, or None."""
-    network = ipaddress.ip_network(subnet)
-    return next((one for one in addresses if ipaddress.ip_address(one) in network), None)
-
-
-def registrations(record: Mapping[str, Any], tailnet: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """The members whose address in the tailnet the record does not know yet.
-
-    ``tailnet``: by machine, what the module tailscale returned there. One that is not logged in is left out.
-    Raises InputError where the control server gave an address outside of the mesh's subnet.
-    """
-    subnet = str(record["mesh"]["subnet"])
-    found = []
-    for member in record["members"]:
-        addresses = (tailnet.get(member["machine"]) or {}).get("addresses") or ()
-        if not addresses:
-            continue
-        address = address_in(addresses, subnet)
-        if address is None:
-            raise InputError(
-                f"{member['machine']} has {_listed(addresses)} in its tailnet, and none is in the mesh's subnet {subnet}.",
-                "Give mesh_subnet as the control server's range.",
-                machine=member["machine"],
-            )
-        if (member.get("mesh") or {}).get("address") != address:
-            found.append({"machine": member["machine"], "mesh": {"address": address}})
-    return found
-
-
-def path_rows(record: Mapping[str, Any], tailnet: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, str]]:
-    """How each member of ``tailnet``, as in registrations, reaches each other one: ``from``, ``to``, ``path``, ``by``."""
-    machines = {member["mesh"]["address"]: str(member["machine"]) for member in record["members"] if member.get("mesh")}
-    return [
-        {
-            "from": machine,
-            "to": machines.get(address, address),
-            "path": way["path"],
-            "by": way["endpoint"] or way["relay"],
-        }
-        for machine, result in tailnet.items()
-        for address, way in (result.get("peers") or {}).items()
-    ]

@@ -56,7 +56,7 @@ class Mesh(NamedTuple):
 def read_mesh(record: Mapping[str, Any], relays: Sequence[str] = ()) -> Mesh:
     """The mesh in a cluster record; the manager relays unless ``relays`` names others.
 
-    Raises InputError for a relay that is no member, RecordError for a record without a usable mesh.
+    Raises InputError for a relay that is not among the members, RecordError for a record without a usable mesh.
     """
     name = str(record.get("name", "?"))
     settings = record.get("mesh") or {}

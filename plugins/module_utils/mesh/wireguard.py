@@ -233,7 +233,7 @@ def make_desired(
 
 
 def _networks(texts: Iterable[str], machine: str) -> List[str]:
-    """Sorted CIDR networks without repeats. A default route is no part of a mesh and refused."""
+    """Sorted CIDR networks without repeats. A default route does not belong in a mesh and is refused."""
     networks = set()
     for value in texts:
         if _host_number(value) is not None:
@@ -305,11 +305,11 @@ def parse_dump(text: str) -> Dump:
                 "" if preshared == "(none)" else digest(preshared),
             )
         except ValueError as failure:
-            raise ParseError(command, f"line {number} has a field that is no number") from failure
+            raise ParseError(command, f"line {number} has a field that is not a number") from failure
     try:
         port = int(own[2])
     except ValueError as failure:
-        raise ParseError(command, f"the port '{own[2]}' is no number") from failure
+        raise ParseError(command, f"the port '{own[2]}' is not a number") from failure
     return Dump(None if own[1] == "(none)" else own[1], port, peers)
 
 

@@ -124,3 +124,53 @@ def test_only_new_keys_are_registered() -> None:
         "machine": "head",
         "mesh": {"public_key": key("other")},
     }
+
+
+# --- Tailscale
+
+TAILNET: dict[str, Any] = {
+    "mesh": {"subnet": "100.64.0.0/10", "interface": "tailscale0"},
+    "members": [
+        {"machine": "t1", "mesh": {"address": "100.64.0.1", "public_key": None}},
+        {"machine": "t2", "mesh": None},
+    ],
+}
+
+
+def test_only_new_addresses_of_members_are_registered() -> None:
+    assert mesh.address_registration(TAILNET, "t1", ["100.64.0.1"]) is None
+    assert mesh.address_registration(TAILNET, "t2", []) is None
+    assert mesh.address_registration(TAILNET, "stranger", ["100.64.0.9"]) is None
+    entry = mesh.address_registration(TAILNET, "t2", ["fd7a:115c:a1e0::2", "100.64.0.2"])
+    assert entry == {"machine": "t2", "mesh": {"address": "100.64.0.2"}}
+
+
+def test_an_address_outside_of_the_subnet_is_refused() -> None:
+    with pytest.raises(InputError, match=r"t2 has 10\.9\.0\.1"):
+        mesh.address_registration(TAILNET, "t2", ["10.9.0.1"])
+
+
+def test_the_rows_name_the_machines() -> None:
+    way = {"name": "x", "path": "relayed", "endpoint": "", "relay": "lab"}
+    rows = mesh.path_rows(TAILNET, {"t2": {"peers": {"100.64.0.1": way, "100.64.0.7": way}}, "t1": {}})
+    assert [(row["from"], row["to"], row["by"]) for row in rows] == [("t2", "t1", "lab"), ("t2", "100.64.0.7", "lab")]
+
+
+@pytest.mark.parametrize(("machine", "name"), [("gpu1", "gpu1"), ("GPU_1.example.org", "gpu-1")])
+def test_a_machine_is_called_in_its_tailnet_as_far_as_that_is_allowed(machine: str, name: str) -> None:
+    assert mesh.tailnet_name(machine) == name
+
+
+def test_a_host_without_an_interface_has_a_proxy() -> None:
+    assert mesh.daemon_flags(TAILNET["mesh"], False, 1055) == ["--tun=tailscale0"]
+    assert mesh.daemon_flags(TAILNET["mesh"], True, 1056) == [
+        "--tun=userspace-networking",
+        "--socks5-server=localhost:1056",
+        "--outbound-http-proxy-listen=localhost:1056",
+    ]
+
+
+def test_a_device_is_known_by_the_record_before_and_after_its_machine_has_left() -> None:
+    left = [{"machine": "t3", "mesh": {"address": "100.64.0.3"}}]
+    found = [mesh.device_address([*TAILNET["members"], *left], name) for name in ("t1", "t2", "t3", "t4")]
+    assert found == ["100.64.0.1", "", "100.64.0.3", ""]

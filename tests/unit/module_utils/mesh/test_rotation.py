@@ -136,12 +136,12 @@ def watched() -> tuple[rotation.Watch, Peer]:
 
 def test_a_peer_is_replaced_a_moment_after_the_word_and_once() -> None:
     watch, peer = watched()
-    assert watch.hear(rotation.message(rotation.READY, peer.public_key), "10.99.0.1", 0.0) == rotation.message(
+    assert watch.receive(rotation.message(rotation.READY, peer.public_key), "10.99.0.1", 0.0) == rotation.message(
         rotation.ACK, peer.public_key
     )
     assert watch.due(100.0) == [], "being ready is not going"
     for moment in (100.0, 100.1):
-        assert watch.hear(rotation.message(rotation.GO, peer.public_key), "10.99.0.1", moment) is None
+        assert watch.receive(rotation.message(rotation.GO, peer.public_key), "10.99.0.1", moment) is None
     assert watch.due(100.0) == []
     assert watch.wait(100.0, 200.0) == pytest.approx(0.3)
     assert watch.due(100.31) == [peer]
@@ -161,9 +161,9 @@ def test_a_peer_is_replaced_a_moment_after_the_word_and_once() -> None:
 )
 def test_other_words_are_not_heard(data: bytes, source: str) -> None:
     watch, _peer = watched()
-    assert watch.hear(data, source, 0.0) is None
+    assert watch.receive(data, source, 0.0) is None
     assert watch.due(1000.0) == [] and not watch.done
 
 
 def test_the_port_of_the_words_is_never_wireguards_own() -> None:
-    assert (rotation.word_port(51820), rotation.word_port(65535)) == (51821, 65534)
+    assert (rotation.announcement_port(51820), rotation.announcement_port(65535)) == (51821, 65534)

@@ -223,37 +223,6 @@ def test_the_paths_that_the_daemon_remembers() -> None:
 
 # --- the cluster record --------------------------------------------------------------------------------------
 
-RECORD = {
-    "mesh": {"subnet": "100.64.0.0/10"},
-    "members": [
-        {"machine": "t1", "mesh": {"address": "100.64.0.1", "public_key": None}},
-        {"machine": "t2", "mesh": None},
-        {"machine": "t3", "mesh": None},
-    ],
-}
-
-
-def test_only_new_addresses_are_registered() -> None:
-    tailnet_of = {
-        "t1": {"addresses": ["100.64.0.1"]},
-        "t2": {"addresses": ["fd7a:115c:a1e0::2", "100.64.0.2"]},
-        "t3": {"addresses": []},
-        "stranger": {"addresses": ["100.64.0.9"]},
-    }
-    assert tailscale.registrations(RECORD, tailnet_of) == [{"machine": "t2", "mesh": {"address": "100.64.0.2"}}]
-
-
-def test_an_address_outside_of_the_subnet_is_refused() -> None:
-    with pytest.raises(InputError, match=r"t2 has 10\.9\.0\.1"):
-        tailscale.registrations(RECORD, {"t2": {"addresses": ["10.9.0.1"]}})
-
-
-def test_the_rows_name_the_machines() -> None:
-    way = {"name": "x", "path": "relayed", "endpoint": "", "relay": "lab"}
-    rows = tailscale.path_rows(RECORD, {"t2": {"peers": {"100.64.0.1": way, "100.64.0.7": way}}})
-    assert [(row["from"], row["to"], row["by"]) for row in rows] == [("t2", "t1", "lab"), ("t2", "100.64.0.7", "lab")]
-
-
 # --- on a host -----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,60 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: mesh_paths
+short_description: Which way the packets go between the members in a tailnet
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Puts together what all hosts of the play have found with O(gpumesh.cluster.tailscale#module:probe). To be run once.
+  - Runs on the controller alone; no connection is made.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.record.given
+options:
+  record:
+    required: true
+  registered:
+    description: The name of the variable in which the hosts have registered what M(gpumesh.cluster.tailscale) returned.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Probe the ways
+  gpumesh.cluster.tailscale:
+    record: "{{ cluster_record }}"
+    probe: true
+  register: probed
+
+- name: Put them together
+  gpumesh.cluster.mesh_paths:
+    record: "{{ cluster_record }}"
+    registered: probed
+  register: ways
+  run_once: true
+"""
+
+RETURN = r"""
+paths:
+  description:
+    - One entry an ordered pair, with C(from), C(to), C(path) as M(gpumesh.cluster.tailscale) returns it, and C(by), which
+      is the endpoint or the relay.
+  returned: success
+  type: list
+  elements: dict
+  sample:
+    - from: gpu1
+      to: gpu2
+      path: direct
+      by: 203.0.113.20:41641
+"""
+
+# The work is done by the action plugin of the same name.
