@@ -27,4 +27,8 @@ class ActionModule(HostAction):
 
     def _returned(self, name: str) -> list[Any]:
         """What ``registration`` is in the variable of this name, for each host that is still in the play."""
-        return [result["registration"] for result in self.registered(name).values() if result.get("registration")]
+        return [
+            result["registration"]
+            for result in self.registered(name, self.present).values()
+            if result.get("registration")
+        ]

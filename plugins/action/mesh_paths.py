@@ -19,4 +19,7 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         options, given = self.own_options({"registered": {"type": "str", "required": True}})
-        return {"changed": False, "paths": mesh.path_rows(given["record"], self.registered(options["registered"]))}
+        return {
+            "changed": False,
+            "paths": mesh.path_rows(given["record"], self.registered(options["registered"], self.present)),
+        }

@@ -8,6 +8,7 @@ With a cluster record it works out the tunnel of the host, and installs what tur
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS, TUNNEL_OPTIONS
@@ -34,7 +35,7 @@ class ActionModule(HostAction):
             return self.module(_MODULE, arguments)
         arguments = {**mesh.tunnel(record, self.machine, options["relays"]), **arguments}
         arguments.update(self._shared_keys(options, [peer["machine"] for peer in arguments["peers"]]))
-        result = self._installed(arguments)
+        result = self.equipped_module(_MODULE, arguments, _lacking)
         entry = mesh.key_registration(record, self.machine, result["public_key"])
         ready = result["interface_up"] and result["boot"]
         return {**result, "ready": ready, **({"registration": entry} if entry else {})}
@@ -42,14 +43,18 @@ class ActionModule(HostAction):
     def _shared_keys(self, options: dict[str, Any], peers: list[str]) -> dict[str, Any]:
         """Both ends of a pair get its key in one task, and lose it in one. What a peer that is not here has is left."""
         if options["preshared_results"]:
-            return {"preshared_keys": mesh.shared_keys(self.machine, self.registered(options["preshared_results"]))}
+            return {
+                "preshared_keys": mesh.shared_keys(
+                    self.machine, self.registered(options["preshared_results"], self.present)
+                )
+            }
         if options["preshared"] is False:
             return {"preshared_without": [peer for peer in peers if peer in self.present]}
         return {}
 
-    def _installed(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        result = self.module(_MODULE, arguments)
-        if self.check_mode or (result["tools"] and result["implementation"] != "missing"):
-            return result
-        self.install(_PACKAGES.get(result["implementation"], _WITHOUT_KERNEL))
-        return {**self.module(_MODULE, arguments), "changed": True}
+
+def _lacking(result: Mapping[str, Any]) -> list[str]:
+    """The packages with what runs the interface, where the host has neither that nor the tools."""
+    if result["tools"] and result["implementation"] != "missing":
+        return []
+    return _PACKAGES.get(result["implementation"], _WITHOUT_KERNEL)

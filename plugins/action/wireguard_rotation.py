@@ -25,7 +25,7 @@ class ActionModule(HostAction):
         mesh.refuse_rotation(record, record["mesh"]["backend"], self.present)
         if self.machine not in mesh.enrolled(record):
             return {"skipped": True, "skip_reason": f"{self.machine} has no tunnel yet, and so no key to change."}
-        prepared = self.registered(options["prepared"]) if options["prepared"] else {}
+        prepared = self.registered(options["prepared"], self.present) if options["prepared"] else {}
         arguments = mesh.rotation(record, self.machine, options["relays"], step, prepared)
         result = self.module("gpumesh.cluster.wireguard_rotation", {**arguments, **given})
         entry = mesh.key_registration(record, self.machine, result.get("public_key"))

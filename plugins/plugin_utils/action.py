@@ -104,11 +104,6 @@ class HostAction(ActionBase):
         """The hosts of the play that have neither failed nor become unreachable."""
         return list(self.variables["ansible_play_batch"])
 
-    def registered(self, name: str) -> dict[str, Mapping[str, Any]]:
-        """What each host that is present has registered under this name, by host; nothing where it has not."""
-        hosts = self.variables["hostvars"]
-        return {host: hosts[host].get(name) or {} for host in self.present}
-
     @property
     def check_mode(self) -> bool:
         """Whether nothing may change."""
@@ -164,7 +159,7 @@ class HostAction(ActionBase):
         if not packages:
             return result
         self.install(packages)
-        return self.module(name, arguments)
+        return {**self.module(name, arguments), "changed": True}
 
     @cached_property
     def package_manager(self) -> str:
