@@ -107,7 +107,7 @@ error:
     remedy:
       description: What to do.
       type: str
-      sample: Start its SSH server (systemctl start ssh, or sshd), or give its port in ansible_port.
+      sample: Start its SSH server (systemctl start ssh, or sshd), or set ansible_port to its port.
 said:
   description: What Ansible says of a silent host by itself.
   returned: when the host is silent

@@ -221,7 +221,7 @@ error:
     remedy:
       description: What to do.
       type: str
-      sample: Start its SSH server (systemctl start ssh, or sshd), or give its port in ansible_port.
+      sample: Start its SSH server (systemctl start ssh, or sshd), or set ansible_port to its port.
 said:
   description: Ansible's own message about a host that does not answer.
   returned: when the host does not answer

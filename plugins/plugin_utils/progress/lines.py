@@ -141,7 +141,7 @@ def failure(host: str, task: str, result: Mapping[str, Any], path: str, width: i
             continue
         message = one.get("msg") or one.get("reason")
         if one.get("censored"):
-            message = "The details are hidden, since the task has no_log."
+            message = "The details are hidden because the task sets no_log."
         elif isinstance(message, (list, tuple)):
             message = "\n".join(str(part) for part in message)
         lines += _paragraph(str(message or "The task failed without a message."), width, "    ")

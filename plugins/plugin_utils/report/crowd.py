@@ -124,7 +124,7 @@ def as_pairs(summary: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]
             "to": ends[1],
             "status": next((status for status in ("fail", "error", "pass") if block[status]), "skipped"),
             "verdict": _words(block),
-            "message": f"{_words(block)[0].upper()}{_words(block)[1:]}. The numbers are the median of these pairs."
+            "message": f"{_words(block)[0].upper()}{_words(block)[1:]}. The values are the medians of these pairs."
             + "".join(_worst(block, key, words) for key, words in _WORST_WORDS.items()),
             "remedy": "",
             "slow": bool(block["slow"]),
@@ -135,9 +135,9 @@ def as_pairs(summary: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]
 
 _WORST_WORDS = {
     "rtt_ms": "The slowest round trip is {:.3g} ms.",
-    "bandwidth_gbps": "The least bandwidth is {:.3g} Gbit/s.",
-    "rdma_gbps": "The least by RDMA is {:.3g} Gbit/s.",
-    "rdma_latency_us": "The longest latency by RDMA is {:.3g} µs.",
+    "bandwidth_gbps": "The lowest bandwidth is {:.3g} Gbit/s.",
+    "rdma_gbps": "The lowest RDMA bandwidth is {:.3g} Gbit/s.",
+    "rdma_latency_us": "The highest RDMA latency is {:.3g} µs.",
 }
 
 

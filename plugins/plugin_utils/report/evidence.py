@@ -28,7 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes imp
 _SHARE_OF_MEDIAN = 0.2
 #: Of fewer measurements nobody can say which one is out of line.
 _ENOUGH_LINKS = 6
-_JOB_REMEDY = "Look at the nodes with sinfo -R and at the log of slurmctld."
+_JOB_REMEDY = "Check the nodes with sinfo -R, and the log of slurmctld."
 #: What Slurm says where it enforces accounts, and a user has none.
 _REFUSED = ("Invalid account", "Invalid qos specification", "User's group not permitted")
 #: How reasons begin that slurmctld and slurmd give.
@@ -42,7 +42,7 @@ SINFO_FORMAT = "%N|%T|%o|%E"
 
 def only_dialled_check(name: str, purpose: str, machine: str) -> Check:
     """Of a member that others dial and that cannot dial them."""
-    reason = f"{machine} is in the mesh alone: others dial it, and it dials them by a proxy."
+    reason = f"{machine} is a userspace-only member: others can connect to it, but it can only connect through a proxy."
     return check(name, purpose, machine, "skipped", reason=reason)
 
 
@@ -67,7 +67,7 @@ def member_checks(
                     "no answer",
                     "answers",
                     reason=f"{machine} does not answer over SSH, or failed before it could be checked.",
-                    remedy=f"Start {machine} and look at its network. If it is gone for good, run the remove playbook "
+                    remedy=f"Start {machine} or check its network. If it is permanently lost, run the remove playbook "
                     f"with cluster_machine={machine}.",
                 )
             )
@@ -98,7 +98,7 @@ def _unprobed(one: str, other: str, asked: Collection[str], answered: Collection
             "status": "fail",
             "verdict": "no_answer",
             "message": f"{silent} does not answer, so the pair could not be probed.",
-            "remedy": f"Start {silent} and look at its network.",
+            "remedy": f"Start {silent} or check its network.",
         }
     left_out = next((machine for machine in (one, other) if machine not in asked), None)
     message = f"{left_out} is not among the hosts of this run." if left_out else "The pair was not probed."
@@ -147,7 +147,7 @@ _SENTENCES = 20
 def _first(sentences: list[str]) -> list[str]:
     """No more than one reads; all of them are with the pairs."""
     rest = len(sentences) - _SENTENCES
-    return sentences if rest <= 0 else [*sentences[:_SENTENCES], f"So it is with {rest} others."]
+    return sentences if rest <= 0 else [*sentences[:_SENTENCES], f"The same applies to {rest} others."]
 
 
 def _said(pair: Pair) -> str:
@@ -166,7 +166,7 @@ def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float)
             pair["to"]: float(pair["offset_s"]) for pair in leaving.get(machine, []) if pair.get("offset_s") is not None
         }
         if not seen:
-            reason = "The clock was compared with no other member's."
+            reason = "The clock could not be compared with another member's."
             made.append(check("clock.offset", purpose, machine, "skipped", reason=reason))
             continue
         peer = max(seen, key=lambda one: abs(seen[one]))
@@ -184,7 +184,7 @@ def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float)
                 ""
                 if good
                 else f"{peer}'s clock is {worst:g} s {'ahead of' if seen[peer] > 0 else 'behind'} {machine}'s.",
-                "" if good else "Run chrony or systemd-timesyncd on both; munge refuses credentials from another time.",
+                "" if good else "Run chrony or systemd-timesyncd on both; munge rejects credentials if clocks differ.",
             )
         )
     return made
@@ -239,7 +239,11 @@ def bandwidth_checks(
     purpose = "The link to every other member is fast enough"
     name = "reachability.bandwidth"
     if not any("slow" in pair for pair in pairs):
-        reason = "Throughput is measured at level full and burn." if level == "quick" else "No throughput was measured."
+        reason = (
+            "Throughput is only measured at levels full and burn."
+            if level == "quick"
+            else "No throughput was measured."
+        )
         return [check(name, purpose, None, "skipped", reason=reason)]
     made = []
     sites, leaving = _sites(record), by_sender(pairs)
@@ -255,11 +259,11 @@ def bandwidth_checks(
         gate = gates.get(_like(sites, least))
         words = [_slow_words(pair, gates[_like(sites, pair)], minimum_gbps, _like(sites, pair)) for pair in slow]
         remedy = (
-            "Compare both ends: the link rate and errors (ethtool, ip -s link), a shaper (tc qdisc), the switch's port."
+            "Check both ends: the link rate and errors (ethtool, ip -s link), shaping (tc qdisc), and the switch port."
         )
         if lost and not slow:
             words = [f"The throughput from {machine} to {', '.join(lost)} could not be measured."]
-            remedy = "Look whether the members are busy, and run it again."
+            remedy = "Check whether the members are busy, and run it again."
         made.append(
             check(
                 name,
@@ -279,7 +283,7 @@ def bandwidth_checks(
 def _slow_words(pair: Pair, gate: float, minimum_gbps: float, kind: str) -> str:
     ends = f"The link from {pair['from']} to {pair['to']} carries {pair['bandwidth_gbps']:.3g} Gbit/s"
     if minimum_gbps:
-        return f"{ends}, and {minimum_gbps:g} are required."
+        return f"{ends}, but {minimum_gbps:g} are required."
     return f"{ends}; the median {kind} is {gate / _SHARE_OF_MEDIAN:.3g}."
 
 
@@ -292,21 +296,23 @@ def health_checks(
     """node_health's own results; an error for a member that answered and gave none."""
     if health is None:
         return [
-            check("health.node", "The node is fit", None, "skipped", reason="Node health was left out of this run.")
+            check(
+                "health.node", "The node is healthy", None, "skipped", reason="Node health was not checked in this run."
+            )
         ]
     made: list[Check] = []
     for machine in machines:
         results = (health.get(machine) or {}).get("checks")
         if machine in only_dialled:
-            made.append(only_dialled_check("health.node", "The node is fit", machine))
+            made.append(only_dialled_check("health.node", "The node is healthy", machine))
         elif results:
             made += [{**result, "host": machine} for result in results]
         elif machine in answered:
-            said = str((health.get(machine) or {}).get("msg") or "node_health gave no result")
+            said = str((health.get(machine) or {}).get("msg") or "node_health returned no result")
             made.append(
                 check(
                     "health.node",
-                    "The node is fit",
+                    "The node is healthy",
                     machine,
                     "error",
                     reason=f"{said.rstrip('.')}.",
@@ -315,7 +321,7 @@ def health_checks(
             )
         else:
             reason = f"{machine} did not answer, so its health is not known."
-            made.append(check("health.node", "The node is fit", machine, "skipped", reason=reason))
+            made.append(check("health.node", "The node is healthy", machine, "skipped", reason=reason))
     return _once(made)
 
 
@@ -347,11 +353,11 @@ def parse_sinfo(text: str) -> dict[str, tuple[str, str, str]]:
 
 def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, only_dialled: Sequence[str] = ()) -> list[Check]:
     """Each member is a node that takes jobs, at its cluster address."""
-    purpose = "The Slurm node takes jobs, at the member's cluster address"
+    purpose = "The Slurm node accepts jobs at the member's cluster address"
     manager = record["manager"]
     trouble, status = _command_trouble(slurm, "sinfo", manager)
     if trouble or slurm is None:
-        remedy = "Look at slurmctld on the manager: systemctl status slurmctld." if status != "skipped" else ""
+        remedy = "Check slurmctld on the manager: systemctl status slurmctld." if status != "skipped" else ""
         return [check("slurm.node", purpose, None, status, reason=trouble, remedy=remedy)]
     nodes = parse_sinfo(str(slurm.get("stdout", "")))
     made = []
@@ -387,7 +393,7 @@ def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, only_dialled: 
         if not working:
             problem = f"The node is {state}{f': {reason}' if reason else ''}."
         elif not placed:
-            problem = f"slurmctld talks to {machine} at {address} instead of {seat['address']}."
+            problem = f"slurmctld connects to {machine} at {address} instead of {seat['address']}."
         made.append(
             check(
                 "slurm.node",
@@ -414,21 +420,23 @@ def _of_programs(reason: str) -> bool:
 
 def _node_remedy(machine: str, reason: str) -> str:
     if reason.startswith(MARK):
-        return f"Put that right on {machine}: the node's own check brings it back, at its next turn."
-    return f"See why slurmd on {machine} is not well, then: scontrol update nodename={machine} state=resume."
+        return f"Fix this on {machine}: the node's own check returns it to service the next time it runs."
+    return (
+        f"Find out what is wrong with slurmd on {machine}, then run: scontrol update nodename={machine} state=resume."
+    )
 
 
 def _command_trouble(result: Mapping[str, Any] | None, program: str, manager: str) -> tuple[str, str]:
     """Why a command on the manager gave nothing, and the status that this means; two empty texts where it did."""
     if result is None or result.get("skipped"):
-        return f"{program} was left out of this run.", "skipped"
+        return f"{program} was not run in this run.", "skipped"
     if result.get("unreachable"):
         return f"The manager {manager} does not answer, so {program} could not be run.", "error"
     if "rc" not in result or (result.get("rc") == 2 and "No such file" in str(result.get("msg"))):
         said = str(result.get("msg") or "")
         if "No such file" in said:
             return f"Slurm is not installed on the manager {manager}.", "skipped"
-        return f"{program} on {manager} gave no result: {said or 'no message'}.", "error"
+        return f"{program} on {manager} returned no result: {said or 'no message'}.", "error"
     # coreutils' timeout, which we run it under, says 127 for a program that is not there.
     if result["rc"] == 127:
         return f"Slurm is not installed on the manager {manager}.", "skipped"
@@ -444,7 +452,7 @@ def _held_words(held: Mapping[str, Sequence[str]]) -> str:
     for node, jobs in held.items():
         for job in jobs:
             by_job.setdefault(job, []).append(node)
-    return "; ".join(f"job {job} holds {', '.join(nodes)}" for job, nodes in by_job.items())
+    return "; ".join(f"job {job} occupies {', '.join(nodes)}" for job, nodes in by_job.items())
 
 
 def _not_launched(job: Mapping[str, Any]) -> str:
@@ -470,7 +478,9 @@ def job_checks(
     if not machines and elsewhere:
         return [check("slurm.job", purpose, None, "skipped", reason=elsewhere)], []
     made = _job_check(purpose, machines, job, trouble)
-    made_elsewhere = [check("slurm.room", "Every member has room for a job", None, "skipped", reason=elsewhere)]
+    made_elsewhere = [
+        check("slurm.room", "Every member has free resources for a job", None, "skipped", reason=elsewhere)
+    ]
     output = "\n".join(
         part for part in (str(job.get("stdout") or "").strip(), str(job.get("stderr") or "").strip()) if part
     )
@@ -489,7 +499,7 @@ def _job_check(purpose: str, machines: Sequence[str], job: Mapping[str, Any], tr
         refused = next((words for words in _REFUSED if words in str(job.get("stderr"))), "")
         if refused:
             # It says nothing of the cluster, whose users have accounts.
-            reason = f"{trouble} Add the account of the check to slurm_accounts, or set check_job_user."
+            reason = f"{trouble} Add the account for the check to slurm_accounts, or set check_job_user."
             return check("slurm.job", purpose, None, "skipped", reason=reason)
         return check("slurm.job", purpose, None, "fail", "no job", required, reason=trouble, remedy=_JOB_REMEDY)
     ran = {line.strip() for line in str(job["stdout"]).splitlines()}
@@ -508,11 +518,11 @@ def _job_check(purpose: str, machines: Sequence[str], job: Mapping[str, Any], tr
 
 def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -> list[Check]:
     """Each collective that ran, by its own judgement."""
-    purpose = "Collectives are right and fast enough"
+    purpose = "Collectives are correct and fast enough"
     ran = [result for result in results or [] if not result.get("skipped")]
     if not ran:
         reason = (
-            "Collectives are run at level full and burn."
+            "Collectives are only run at levels full and burn."
             if level == "quick"
             else "No collective was run: see check_collectives."
         )
@@ -522,12 +532,12 @@ def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -
         name = str(result.get("collective") or result.get("item") or "unknown")
         if "collective" not in result:
             # The module itself failed, or its host does not answer: that is no pass, and not to be left out.
-            said = str(result.get("msg") or "collective_test gave no result").rstrip(".")
-            remedy = "Put right what it says, and run it again."
+            said = str(result.get("msg") or "collective_test returned no result").rstrip(".")
+            remedy = "Fix the error, and run it again."
             made.append(
                 check(
                     f"collective.{name}",
-                    f"{name} is right and fast enough",
+                    f"{name} is correct and fast enough",
                     None,
                     "error",
                     reason=f"{said}.",
@@ -540,14 +550,14 @@ def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -
         made.append(
             check(
                 f"collective.{name}",
-                f"{name} is right and fast enough",
+                f"{name} is correct and fast enough",
                 None,
                 status,
                 result.get("busbw_gbps"),
                 result.get("min_busbw_gbps"),
                 "GB/s",
-                reason="" if status == "pass" else str(failure.get("message") or "The collective gave no result."),
-                remedy="" if status in ("pass", "skipped") else str(failure.get("remedy") or "Run it by hand."),
+                reason="" if status == "pass" else str(failure.get("message") or "The collective returned no result."),
+                remedy="" if status in ("pass", "skipped") else str(failure.get("remedy") or "Run it manually."),
             )
         )
         if result.get("not_judged"):

@@ -59,12 +59,10 @@ def render(verdict: Mapping[str, Any]) -> str:
     lines = [
         *_metric(
             "gpumesh_cluster_ok",
-            "1 when every check that was made passed.",
+            "1 if all performed checks passed.",
             [(cluster, float(verdict["status"] == "pass"))],
         ),
-        *_metric(
-            "gpumesh_cluster_checked_timestamp_seconds", "When the cluster was checked.", [(cluster, when.timestamp())]
-        ),
+        *_metric("gpumesh_cluster_checked_timestamp_seconds", "Time of the check.", [(cluster, when.timestamp())]),
         *_metric(
             "gpumesh_cluster_members", "Members in the record.", [(cluster, float(len(verdict["cluster"]["members"])))]
         ),
@@ -75,7 +73,7 @@ def render(verdict: Mapping[str, Any]) -> str:
         ),
         *_metric(
             "gpumesh_check_ok",
-            "1 when the check passed, 0 when it failed or could not be made; skipped ones are left out.",
+            "1 if the check passed, 0 if it failed or could not be performed; skipped checks are omitted.",
             [
                 ({**cluster, "host": check["host"] or "", "check": check["id"]}, float(check["status"] == "pass"))
                 for check in verdict["checks"]
@@ -84,7 +82,7 @@ def render(verdict: Mapping[str, Any]) -> str:
         ),
         *_metric(
             "gpumesh_pair_ok",
-            "1 when the pair reaches each other in this direction; of more than 100 members those with a fault alone.",
+            "1 if the pair is reachable in this direction; with more than 100 members, only faulty pairs are listed.",
             [
                 ({**cluster, "from": pair["from"], "to": pair["to"]}, float(pair["status"] == "pass"))
                 for pair in pairs
@@ -94,7 +92,7 @@ def render(verdict: Mapping[str, Any]) -> str:
         *_metric("gpumesh_pair_rtt_seconds", "Round-trip time of the pair.", measured("rtt_ms", 1e-3)),
         *_metric("gpumesh_pair_bandwidth_bits_per_second", "Throughput of the pair.", measured("bandwidth_gbps", 1e9)),
         *_metric("gpumesh_pair_rdma_bits_per_second", "RDMA throughput of the pair.", measured("rdma_gbps", 1e9)),
-        *_metric("gpumesh_pair_rdma_latency_seconds", "RDMA latency, one way.", measured("rdma_latency_us", 1e-6)),
+        *_metric("gpumesh_pair_rdma_latency_seconds", "One-way RDMA latency.", measured("rdma_latency_us", 1e-6)),
         *_metric(
             "gpumesh_collective_busbw_bytes_per_second",
             "Bus bandwidth at the largest size.",
@@ -105,9 +103,9 @@ def render(verdict: Mapping[str, Any]) -> str:
             ],
         ),
         *_metric("gpumesh_volume_size_bytes", "Size of the volume.", room("total_bytes")),
-        *_metric("gpumesh_volume_free_bytes", "What is left on the volume for users.", room("free_bytes")),
-        *_metric("gpumesh_volume_write_bytes_per_second", "Synced, while all write.", speed("write_mbps", 1e6)),
+        *_metric("gpumesh_volume_free_bytes", "Free space on the volume for users.", room("free_bytes")),
+        *_metric("gpumesh_volume_write_bytes_per_second", "Synced, while all members write.", speed("write_mbps", 1e6)),
         *_metric("gpumesh_volume_read_bytes_per_second", "While all members read.", speed("read_mbps", 1e6)),
-        *_metric("gpumesh_volume_files_per_second", "Small files made and removed.", speed("files_per_second", 1.0)),
+        *_metric("gpumesh_volume_files_per_second", "Small files created and removed.", speed("files_per_second", 1.0)),
     ]
     return "\n".join(lines) + "\n"

@@ -20,7 +20,7 @@ _TIMES_MEDIAN = 5
 _ENOUGH_LINKS = 6
 
 _LOOK = (
-    "Look at both ends: the port's rate and errors (ibstat, perfquery, rdma link), the card's PCIe width, and for RoCE "
+    "Check both ends: the port's rate and errors (ibstat, perfquery, rdma link), the NIC's PCIe width, and for RoCE "
     "the MTU and flow control of the switch."
 )
 
@@ -55,15 +55,15 @@ _BANDWIDTH = _Kind(
     "RDMA to every other member is fast enough",
     "rdma_gbps",
     "Gbit/s",
-    "carries {:.3g} Gbit/s, and {:.3g} are required",
+    "carries {:.3g} Gbit/s, but {:.3g} are required",
     "≥",
 )
 _LATENCY = _Kind(
     "reachability.rdma_latency",
-    "RDMA to every other member takes little time",
+    "RDMA to every other member has low latency",
     "rdma_latency_us",
     "µs",
-    "takes {:.3g} µs, and {:.3g} are allowed",
+    "takes {:.3g} µs, but only {:.3g} are allowed",
     "≤",
 )
 
@@ -83,7 +83,7 @@ def checks(pairs: Sequence[Pair], ends: Ends, limits: Limits, asked: Sequence[st
     able = [machine for machine in asked if machine in ends and ends[machine]["device"]]
     why = ""
     if not any(pair.get("bandwidth_gbps") is not None or pair.get("rdma_gbps") is not None for pair in pairs):
-        why = "RDMA is measured at level full and burn." if level == "quick" else "No throughput was measured."
+        why = "RDMA is only measured at levels full and burn." if level == "quick" else "No throughput was measured."
     elif not able:
         why = f"Not checked: {_reasons(ends, asked)}."
     if why:
@@ -108,7 +108,9 @@ def _judge(kind: _Kind, machine: str, own: Sequence[Pair], gates: Sequence[float
     slow = [(pair, gate) for pair, gate in found if gate is not None and _is_slow(kind, pair, gate)]
     words = [
         f"RDMA from {machine} to {pair['to']} {kind.words.format(pair[kind.key], gate)}." for pair, gate in slow
-    ] + [f"RDMA from {machine} to {pair['to']} gave no result: {pair.get('rdma_error') or 'none'}." for pair in lost]
+    ] + [
+        f"RDMA from {machine} to {pair['to']} returned no result: {pair.get('rdma_error') or 'none'}." for pair in lost
+    ]
     sign = 1 if kind is _BANDWIDTH else -1
     worst, gate = min(slow or found, key=lambda one: sign * float(one[0][kind.key]), default=(None, None))
     return check(
@@ -144,13 +146,13 @@ def _absent(machine: str, able: Sequence[str], ends: Ends, own: Sequence[Pair]) 
         return _reasons(ends, [machine])
     if len(able) == 1:
         return f"no other member has RDMA, {machine} has {ends[machine]['device']}"
-    return "" if own else f"{machine} does not reach another member that has RDMA"
+    return "" if own else f"{machine} cannot reach another member that has RDMA"
 
 
 def _reasons(ends: Ends, machines: Sequence[str]) -> str:
     """Each reason once, with the machines that it holds for."""
     found: dict[str, list[str]] = {}
     for machine in machines:
-        reason = ends[machine]["reason"] if machine in ends else "not asked for its ports"
+        reason = ends[machine]["reason"] if machine in ends else "its ports were not examined"
         found.setdefault(reason, []).append(machine)
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in found.items())

@@ -46,7 +46,7 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
     lines = [headline(dict(verdict))]
     broken = [pair for pair in verdict["reachability"]["pairs"] if pair["status"] == "fail"]
     if broken:
-        lines += ["", "Pairs that do not reach each other:"]
+        lines += ["", "Pairs that cannot reach each other:"]
         lines += [f"  {pair['from']} → {pair['to']}: {printable(pair['verdict'])}" for pair in broken[:_NAMED_PAIRS]]
         rest = pair_counts(verdict)["fail"] - len(broken[:_NAMED_PAIRS])
         lines += [f"  and {rest} more, which are in the report"] if rest else []

@@ -113,7 +113,7 @@ def _layers(record: Mapping[str, Any], checks: Sequence[Check]) -> list[dict[str
     volumes = (record.get("storage") or {}).get("volumes") or []
     details = {
         "reachability": f"{record.get('subnet')}",
-        "mesh": "none: the members talk over their subnet"
+        "mesh": "none: the members communicate over their subnet"
         if backend == "none"
         else f"{backend}, {mesh.get('subnet')}, MTU {mesh.get('mtu')}",
         "storage": ", ".join(f"{v['name']} on {v['server']}" if "server" in v else v["name"] for v in volumes)
@@ -214,12 +214,12 @@ def headline(verdict: Verdict) -> str:
     counts = verdict["counts"]
     if verdict["status"] == "pass":
         made = counts["pass"]
-        return f"Ready to train: {'the one check that was made' if made == 1 else f'all {made} checks that were made'} passed."
+        return f"Ready to train: {'the only check performed' if made == 1 else f'all {made} checks performed'} passed."
     if verdict["status"] == "fail":
         return f"Not ready: {_checks(counts['fail'])} failed."
     if counts["error"]:
-        return f"Not proven: {_checks(counts['error'])} could not be made."
-    return "Not proven: no check was made."
+        return f"Not proven: {_checks(counts['error'])} could not be performed."
+    return "Not proven: no check was performed."
 
 
 def _checks(number: int) -> str:

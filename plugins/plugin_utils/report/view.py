@@ -24,8 +24,8 @@ _LINK_WORDS = {
     "lan": "direct, over the LAN",
     "tunnel": "encrypted tunnel",
     "relayed": "tunnel relayed by a third member",
-    "slow": "carries too little",
-    "broken": "does not get through",
+    "slow": "too slow",
+    "broken": "unreachable",
     "unmeasured": "not measured",
 }
 #: Up to here a matrix cell has room for its number.
@@ -122,7 +122,7 @@ def matrix(
                 cell.update(
                     kind="slow" if below else f"h{figures.step_of(pair[key], bounds)}",
                     text=number(pair[key]) if len(machines) <= _NUMBERS_UP_TO else "!" if below else "",
-                    label=f"{source} to {target}: {number(pair[key])} {unit}{', too little' if below else ''}",
+                    label=f"{source} to {target}: {number(pair[key])} {unit}{', too slow' if below else ''}",
                 )
             elif pair is not None:
                 cell.update(kind="plain", text="✓", label=f"{source} to {target}: reachable, no {key} measured")

@@ -19,22 +19,22 @@ PHASES = ("write", "compare", "release", "take")
 
 #: What is measured: the check, its key in a result, the phase that has it, its unit and what it is for.
 _RATES = (
-    ("storage.write", "write_mbps", "MB/s", "Volumes are written to fast enough"),
-    ("storage.read", "read_mbps", "MB/s", "Volumes are read fast enough"),
-    ("storage.files", "files_per_second", "files/s", "Volumes take small files fast enough"),
+    ("storage.write", "write_mbps", "MB/s", "Writing to volumes is fast enough"),
+    ("storage.read", "read_mbps", "MB/s", "Reading from volumes is fast enough"),
+    ("storage.files", "files_per_second", "files/s", "Small files on volumes are fast enough"),
 )
-_SHARED = ("storage.shared", "Volumes are the same file systems on every member")
-_LOCKS = ("storage.locks", "A lock on a volume keeps the other members out")
-_SPACE = ("storage.space", "Room on every volume")
-_USERS = ("storage.users", "A user's files are the user's own on every member")
+_SHARED = ("storage.shared", "Volumes are the same file systems on all members")
+_LOCKS = ("storage.locks", "Locks on volumes exclude other members")
+_SPACE = ("storage.space", "Free space on every volume")
+_USERS = ("storage.users", "Users have the same UID on all members")
 
 _RATE_REMEDY = (
-    "All members were measured at the same time, and share what the server and its link can do: compare with "
-    "reachability.bandwidth, look at the server's disks (iostat -x 1), and at the mount options of the volume."
+    "All members were measured at the same time and share the capacity of the server and its link: compare with "
+    "reachability.bandwidth, and check the server's disks (iostat -x 1) and the mount options of the volume."
 )
 _LOCK_REMEDY = (
     "Mount it so that locks reach the other members: NFS without nolock and local_lock, Lustre with the option flock, "
-    "BeeGFS with tuneUseGlobalFileLocks. Until then no two members may write one file or database there."
+    "BeeGFS with tuneUseGlobalFileLocks. Until then, no two members may write to the same file or database there."
 )
 
 
@@ -89,20 +89,20 @@ class Found:
         """Why nothing that needs files can be said; None where it can."""
         found = self.of("write", machine, volume)
         if volume.get("read_only"):
-            return Finding("skipped", f"{volume['name']} is read-only, so no member leaves a file there.")
+            return Finding("skipped", f"{volume['name']} is read-only, so no member can write a file there.")
         if found["trouble"]:
-            return Finding("error", f"{volume['name']} could not be looked at: {found['trouble']}.", _remedy(volume))
+            return Finding("error", f"{volume['name']} could not be examined: {found['trouble']}.", _remedy(volume))
         if found.get("uid") is None:
             return Finding("skipped", f"{volume['name']} could not be written to: {found['refusal']}.")
         if len(self.ring) < 2:
-            return Finding("skipped", "No other member was looked at.")
+            return Finding("skipped", "No other member was examined.")
         return None
 
 
 def _remedy(volume: Mapping[str, Any]) -> str:
     if "server" in volume:
-        return f"Look at {volume['server']}, which serves it, then run the storage playbook again."
-    return "Mount it as its own instructions say: it is not ours to mount."
+        return f"Check its server {volume['server']}, then run the storage playbook again."
+    return "Mount it according to its own instructions: this collection does not mount it."
 
 
 def volume_checks(
@@ -112,7 +112,7 @@ def volume_checks(
     titles = [_SHARED, _LOCKS, _SPACE, _USERS, *((name, purpose) for name, _key, _unit, purpose in _RATES)]
     if not record["storage"]["volumes"] or evidence is None:
         reason = (
-            "The volumes were left out of this run." if record["storage"]["volumes"] else "The record has no volume."
+            "The volumes were not checked in this run." if record["storage"]["volumes"] else "The record has no volume."
         )
         return [check(name, purpose, None, "skipped", reason=reason) for name, purpose in titles], []
     found = Found(record, evidence)
@@ -124,7 +124,7 @@ def volume_checks(
             if level != "quick":
                 checks.append(_rate(rate, machine, found, least))
     if level == "quick":
-        reason = "Volumes are measured at level full and burn."
+        reason = "Volumes are only measured at levels full and burn."
         checks += [check(name, purpose, None, "skipped", reason=reason) for name, _key, _unit, purpose in _RATES]
     return checks, [_shown(found, volume) for volume in found.volumes]
 
@@ -176,7 +176,7 @@ def _shared(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
             f"{machine} does not see what {', '.join(unseen)} wrote to {name} at {volume['mount_point']}: it has "
             f"{written['source']} ({written['filesystem']}) there."
         )
-        return Finding("fail", words, f"Have every member mount the same file system there. {_remedy(volume)}")
+        return Finding("fail", words, f"Mount the same file system there on every member. {_remedy(volume)}")
     return Finding("pass")
 
 
@@ -194,14 +194,14 @@ def _locks(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
     held = found.of("write", holder, volume)["held"] or found.of("release", holder, volume).get("held")
     trouble = compared["trouble"] or taken["trouble"] or (held and f"{holder} could not keep its lock: {held}")
     if trouble:
-        return Finding("error", f"The locks of {name} could not be tried: {trouble}.", _remedy(volume))
+        return Finding("error", f"The locks of {name} could not be tested: {trouble}.", _remedy(volume))
     if compared["lock"] == probe.GRANTED:
         return Finding("fail", f"{machine} got a lock on {name} while {holder} held it.", _LOCK_REMEDY)
     if compared["lock"] != probe.BUSY:
         return Finding("fail", f"{name} has no locks on {machine}: {compared['lock']}.", _LOCK_REMEDY)
     if taken["lock"] != probe.GRANTED:
-        words = f"{holder} has let its lock on {name} go, and {machine} still does not get it: {taken['lock']}."
-        return Finding("fail", words, "Look at the server's locks (/proc/locks there) and its log.")
+        words = f"{holder} has released its lock on {name}, but {machine} still cannot acquire it: {taken['lock']}."
+        return Finding("fail", words, "Check the server's locks (/proc/locks) and its log.")
     return Finding("pass")
 
 
@@ -237,7 +237,7 @@ def _rate_of(
     value = result.get(key)
     refusal = found.of("write", machine, volume)["refusal"]
     if value is None and refusal:
-        remedy = "Make room, or measure with less: check_volume_size_mib."
+        remedy = "Free some space, or reduce check_volume_size_mib."
         return Finding("error", f"{volume['name']} was not measured: {refusal}.", remedy)
     if value is None:
         # Its neighbour in the ring has left nothing to read, and says so itself.
@@ -246,7 +246,7 @@ def _rate_of(
             return Finding("skipped", f"{volume['name']} had nothing to read on {machine}.")
         return Finding("error", f"{volume['name']} was not measured: {trouble}.", _remedy(volume))
     if least and value < least:
-        words = f"{volume['name']} does {value:g} {unit} on {machine}, and {least:g} are required."
+        words = f"{volume['name']} does {value:g} {unit} on {machine}, but {least:g} are required."
         return Finding("fail", words, _RATE_REMEDY, value)
     return Finding("pass", value=value)
 
@@ -260,7 +260,7 @@ def _space(found: Found, limit: float) -> Check:
     ]
     known = [(used, volume, machine) for used, volume, machine in seen if used is not None]
     if not known:
-        return check(*_SPACE, None, "skipped", reason="No volume could be looked at.")
+        return check(*_SPACE, None, "skipped", reason="No volume could be examined.")
     used, volume, machine = max(known, key=lambda one: float(one[0]))
     good = used <= limit
     return check(
@@ -271,7 +271,7 @@ def _space(found: Found, limit: float) -> Check:
         f"≤ {limit:g}",
         "%",
         "" if good else f"{volume['name']} at {volume['mount_point']} is {used:g} % full, as {machine} sees it.",
-        "" if good else f"Make room: du -xh --max-depth=2 {volume['mount_point']} | sort -h shows what takes it.",
+        "" if good else f"Free some space: du -xh --max-depth=2 {volume['mount_point']} | sort -h shows what uses it.",
     )
 
 
@@ -282,7 +282,7 @@ def _users(found: Found) -> Check:
         for name, number in found.users(machine).items():
             holders.setdefault(name, {}).setdefault(number, []).append(machine)
     if not holders:
-        return check(*_USERS, None, "skipped", reason="No member lists an account of a person.")
+        return check(*_USERS, None, "skipped", reason="No member has accounts of human users.")
     torn = {name: numbers for name, numbers in sorted(holders.items()) if len(numbers) > 1}
     words = []
     for name, numbers in torn.items():
@@ -296,8 +296,8 @@ def _users(found: Found) -> Check:
         len(holders),
         "users",
         _joined(words),
-        "Give each of them one number on all members (usermod --uid, then chown what is theirs), or have all members "
-        "use one directory such as LDAP."
+        "Give each user the same UID on all members (usermod --uid, then chown their files), or use a directory service "
+        "such as LDAP on all members."
         if torn
         else "",
     )

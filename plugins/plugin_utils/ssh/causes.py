@@ -41,7 +41,7 @@ CAUSES = (
 )
 
 #: An account may let one in and still run nothing.
-SHELL_REMEDY = "Look at the account's shell, its password's age (chage -l), and a command in its authorized_keys."
+SHELL_REMEDY = "Check the account's shell, its password's age (chage -l), and a forced command in its authorized_keys."
 
 
 class SilentHostError(GpumeshError):

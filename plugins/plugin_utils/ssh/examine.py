@@ -89,9 +89,9 @@ class Examination:
             self._command(transport)
         return SilentHostError(
             "answers",
-            f"{self._place} answers now: {self._settings.user} logs in with {key}, and a command runs.",
-            "Run it again. If it fails again, look at what ssh said, at the connections that Ansible keeps open "
-            "(~/.ansible/cp), and whether the account's home folder has room and can be written to.",
+            f"{self._place} answers now: {self._settings.user} can log in with {key} and run commands.",
+            "Run the playbook again. If it fails again, check the message of ssh, the persistent connections of Ansible "
+            "(~/.ansible/cp), and whether the account's home directory is writable and has free space.",
         )
 
     # The way to it
@@ -128,11 +128,11 @@ class Examination:
         thread.start()
         thread.join(self._left(_LOOKUP))
         if not found:
-            why = f"{failed[0].args[-1]}" if failed else "the name service does not answer"
+            why = f"{failed[0].args[-1]}" if failed else "the name server does not answer"
             raise SilentHostError(
                 "name",
-                f"The name '{self._settings.host}' has no address where Ansible runs: {why}.",
-                "Give ansible_host=ADDRESS in the inventory, or write the name into DNS or /etc/hosts there.",
+                f"The name '{self._settings.host}' cannot be resolved on the machine that runs Ansible: {why}.",
+                "Set ansible_host=ADDRESS in the inventory, or add the name to DNS or /etc/hosts.",
             )
         return [(family, address) for family, _type, _protocol, _name, address in found]
 
@@ -142,19 +142,19 @@ class Examination:
             return SilentHostError(
                 "refused",
                 f"{address} answers, but nothing listens on port {self._settings.port}.",
-                "Start its SSH server (systemctl start ssh, or sshd), or give its port in ansible_port.",
+                "Start its SSH server (systemctl start ssh, or sshd), or set ansible_port to its port.",
             )
         if isinstance(failure, TimeoutError) and failure.errno is None:
             return SilentHostError(
                 "no_answer",
                 f"Nothing comes back from {place} within {_CONNECT:.0f} s.",
-                "See whether the machine is on and has this address, and let firewalls and the cloud's security group "
-                f"pass TCP port {self._settings.port} from where Ansible runs.",
+                "Check that the machine is on and has this address, and that firewalls and the cloud's security group "
+                f"allow TCP port {self._settings.port} from the machine that runs Ansible.",
             )
         return SilentHostError(
             "no_route",
-            f"There is no way to {place}: {failure.strerror or failure}.",
-            "See whether the machine is on, whether ansible_host is right, and whether a VPN has to be up "
+            f"There is no route to {place}: {failure.strerror or failure}.",
+            "Check that the machine is on, that ansible_host is correct, and whether a VPN is required "
             f"(ip route get {address}).",
         )
 
@@ -177,7 +177,7 @@ class Examination:
         except subprocess.TimeoutExpired:
             return ""
         ready = select.select([self._proxy.stderr], [], [], 0)[0]
-        return self._proxy.stderr.read().decode("utf-8", "replace").strip() if ready else "it ended without a word"
+        return self._proxy.stderr.read().decode("utf-8", "replace").strip() if ready else "it ended without a message"
 
     # The server
 
@@ -211,13 +211,13 @@ class Examination:
             way = f"the jump host {self._settings.jump}" if self._settings.jump else "the ProxyCommand"
             return SilentHostError(
                 "jump_host",
-                f"{self._place} is not reached through {way}: {quoted(proxy, 300)}.",
-                f"Try it by hand: {self._settings.proxy} </dev/null",
+                f"{self._place} cannot be reached through {way}: {quoted(proxy, 300)}.",
+                f"Try it manually: {self._settings.proxy} </dev/null",
             )
         if first.startswith((b"SSH-2", b"SSH-1.99")):
             return SilentHostError(
                 "not_checked",
-                f"{self._place} is an SSH server, but paramiko and it do not come to terms: {failure}.",
+                f"{self._place} is an SSH server, but paramiko cannot negotiate a connection with it: {failure}.",
                 f"Try 'ssh -v {self._settings.user}@{self._settings.host}'.",
             )
         if first:
@@ -225,15 +225,15 @@ class Examination:
         if heard.closed:
             return SilentHostError(
                 "turned_away",
-                f"{self._place} takes the connection and closes it without a word.",
-                "If it is an SSH server, it turns this machine away: wait for minutes, then look there at MaxStartups, "
-                "PerSourcePenalties, fail2ban and /etc/hosts.deny. If it is a balancer, nobody is behind it.",
+                f"{self._place} accepts the connection and closes it without a message.",
+                "If it is an SSH server, it rejects this machine: wait a few minutes, then check MaxStartups, "
+                "PerSourcePenalties, fail2ban and /etc/hosts.deny there. If it is a load balancer, it has no backend.",
             )
         return SilentHostError(
             "no_banner",
-            f"{self._place} takes the connection and says nothing for {_GREETING:.0f} s.",
-            "Look at its console: a machine that hangs or is overloaded does so. Or something else than an SSH server "
-            "listens there: then give ansible_port.",
+            f"{self._place} accepts the connection but sends nothing for {_GREETING:.0f} s.",
+            "Check its console: the machine may hang or be overloaded. Or something other than an SSH server listens "
+            "there; then set ansible_port.",
         )
 
     def _other_greeting(self, first: bytes) -> SilentHostError:
@@ -241,16 +241,16 @@ class Examination:
         if first.startswith((b"Exceeded MaxStartups", b"Not allowed at this time")):
             return SilentHostError(
                 "turned_away",
-                f"The SSH server at {self._place} turns this machine away: {said}.",
-                "Wait for some minutes, and run with fewer forks; or raise MaxStartups or PerSourcePenalties in its "
+                f"The SSH server at {self._place} rejects this machine: {said}.",
+                "Wait a few minutes and run with fewer forks, or raise MaxStartups or PerSourcePenalties in its "
                 "sshd_config.",
             )
         if first.startswith(_HTTPS_ALERT):
             said = "the alert of a TLS server"
         return SilentHostError(
             "not_ssh",
-            f"What listens at {self._place} is not an SSH server: it says {said}.",
-            "Give the SSH server's port in ansible_port, or its address in ansible_host.",
+            f"{self._place} is not an SSH server: it sends {said}.",
+            "Set ansible_port to the port of the SSH server, or ansible_host to its address.",
         )
 
     def _known(self) -> list[known_hosts.Known]:
@@ -267,25 +267,25 @@ class Examination:
         if verdict == "revoked":
             raise SilentHostError(
                 "host_key_revoked",
-                f"{self._place} shows a key that known_hosts has as revoked ({fingerprint}).",
-                "Give the machine new host keys; whoever has the old one can pretend to be it.",
+                f"{self._place} presents a host key that is marked as revoked in known_hosts ({fingerprint}).",
+                "Generate new host keys on the machine; anyone with the old one can impersonate it.",
             )
         if verdict == "changed" and self._settings.strict != "no":
             old = next(one for one in known if one.type == name)
             raise SilentHostError(
                 "host_key_changed",
-                f"{self._place} shows another host key ({fingerprint}) than line {old.line} of {old.file} has.",
-                f"If it was installed anew, {compare} and take the old one out: ssh-keygen -R "
-                f"{shlex.quote(self._settings.known_as)} -f {shlex.quote(old.file)}. If not, another machine answers "
+                f"{self._place} presents a different host key ({fingerprint}) than line {old.line} of {old.file}.",
+                f"If it was reinstalled, {compare} and remove the old one: ssh-keygen -R "
+                f"{shlex.quote(self._settings.known_as)} -f {shlex.quote(old.file)}. Otherwise, another machine answers "
                 "at its address.",
                 fingerprint=key.fingerprint,
             )
         if verdict == "unknown" and self._settings.strict not in ("no", "accept-new"):
             raise SilentHostError(
                 "host_key_unknown",
-                f"The host key of {self._place} is not known where Ansible runs ({fingerprint}).",
-                f"Log in once by hand and {compare}: ssh -p {self._settings.port} "
-                f"{self._settings.user}@{self._question.host}. Or take each first key unseen: "
+                f"The host key of {self._place} is not known to the machine that runs Ansible ({fingerprint}).",
+                f"Log in once manually and {compare}: ssh -p {self._settings.port} "
+                f"{self._settings.user}@{self._question.host}. Or accept new keys without verification: "
                 "ansible_ssh_common_args='-o StrictHostKeyChecking=accept-new'.",
                 fingerprint=key.fingerprint,
             )
@@ -321,9 +321,9 @@ class Examination:
                 if not transport.is_active():
                     raise SilentHostError(
                         "too_many_keys",
-                        f"The SSH server at {self._place} ends the connection after {number} of {len(held.offers)} keys, "
-                        "none of which it takes.",
-                        "Offer the right one alone: give it in ansible_ssh_private_key_file, and "
+                        f"The SSH server at {self._place} closes the connection after {number} of {len(held.offers)} keys, "
+                        "none of which it accepts.",
+                        "Offer only the right one: set ansible_ssh_private_key_file to it, and "
                         "ansible_ssh_common_args='-o IdentitiesOnly=yes'.",
                         keys=[one.words for one in held.offers],
                         user=user,
@@ -332,7 +332,7 @@ class Examination:
             if more:
                 raise SilentHostError(
                     "second_factor",
-                    f"{self._place} takes {offer.words} for {user}, and wants more: {', '.join(more)}.",
+                    f"{self._place} accepts {offer.words} for {user}, but requires more: {', '.join(more)}.",
                     "Exempt Ansible's account or address from the second factor (AuthenticationMethods in sshd_config).",
                 )
             return offer.words
@@ -345,16 +345,15 @@ class Examination:
         if self._question.password and asks:
             return SilentHostError(
                 "password_refused",
-                f"{place} does not take the password for {user}.",
+                f"{place} rejects the password for {user}.",
                 "Correct ansible_user and ansible_password" + (", or log in with a key." if held.offers else "."),
                 **details,
             )
         if "publickey" not in methods:
             return SilentHostError(
                 "password_wanted",
-                f"{place} takes no key from {user}, only {' or '.join(methods) or 'nothing'}.",
-                "Give the password in ansible_password or with --ask-pass, or allow PubkeyAuthentication in its "
-                "sshd_config.",
+                f"{place} accepts no keys from {user}, only {' or '.join(methods) or 'nothing'}.",
+                "Set ansible_password, use --ask-pass, or allow PubkeyAuthentication in its sshd_config.",
                 **details,
             )
         unusable = " ".join(one.message for one in held.unusable)
@@ -362,23 +361,23 @@ class Examination:
             first = held.unusable[0] if held.unusable else None
             return SilentHostError(
                 first.cause if first else "no_key",
-                f"{place} wants a key from {user}, and ssh has none. {unusable}".rstrip(),
+                f"{place} requires a key from {user}, but ssh has none. {unusable}".rstrip(),
                 first.remedy
                 if first
-                else "Make one (ssh-keygen) and give the machine its public half (ssh-copy-id), or name it in "
+                else "Generate one (ssh-keygen) and copy the public key to the machine (ssh-copy-id), or set "
                 "ansible_ssh_private_key_file.",
                 **details,
             )
-        root = " Or its sshd_config forbids root (PermitRootLogin): then log in as another user with become." * (
+        root = " Or its sshd_config does not allow root (PermitRootLogin): then log in as another user with become." * (
             user == "root"
         )
         return SilentHostError(
             "key_refused",
-            f"{place} takes none of the keys for {user}: {', '.join(offer.words for offer in held.offers)}. "
+            f"{place} accepts none of the keys for {user}: {', '.join(offer.words for offer in held.offers)}. "
             f"{unusable}".rstrip(),
-            f"Write one's public half into {user}'s authorized_keys there, which only {user} may write to; or give "
-            "another one in ansible_ssh_private_key_file, or another account in ansible_user."
-            + (root or (" It would take a password too (--ask-pass)." if asks else "")),
+            f"Add the public key to {user}'s authorized_keys there, which must be writable only by {user}; or set "
+            "ansible_ssh_private_key_file to another key, or ansible_user to another account."
+            + (root or (" It also accepts a password (--ask-pass)." if asks else "")),
             **details,
         )
 
@@ -398,8 +397,8 @@ class Examination:
         if _MARK not in text:
             raise SilentHostError(
                 "shell",
-                f"{self._settings.user} logs in at {self._place}, but no command runs: "
-                f"{quoted(text or 'nothing was said', 200)}.",
+                f"{self._settings.user} can log in to {self._place}, but cannot run commands: "
+                f"{quoted(text or 'no output', 200)}.",
                 SHELL_REMEDY,
             )
 
@@ -414,7 +413,7 @@ def examine(question: Question) -> SilentHostError:
     if not _PARAMIKO:
         return SilentHostError(
             "not_checked",
-            "Why it is silent was not examined: the Python that runs Ansible has no paramiko.",
+            "The reason was not examined: the Python that runs Ansible has no paramiko.",
             f"Install it: {sys.executable} -m pip install paramiko",
         )
     # Its threads log what it raises too.
@@ -426,8 +425,8 @@ def examine(question: Question) -> SilentHostError:
     except (paramiko.SSHException, EOFError, OSError, subprocess.TimeoutExpired) as failure:
         return SilentHostError(
             "not_checked",
-            f"Why it is silent was not found out: {type(failure).__name__}: {failure}.",
-            f"Try 'ssh -v {question.host}' where Ansible runs.",
+            f"The reason could not be determined: {type(failure).__name__}: {failure}.",
+            f"Try 'ssh -v {question.host}' on the machine that runs Ansible.",
         )
 
 

@@ -73,9 +73,9 @@ class ExaminedModule(RunModule):
         user = self._connection.get_option("remote_user") or "the account"
         return SilentHostError(
             "no_sudo",
-            f"{user} may not use {become.name} like this: {said}.",
-            f"Give the password with --ask-become-pass or in ansible_become_password, let {user} use {become.name} "
-            "without one (NOPASSWD in sudoers), or log in as root.",
+            f"{user} cannot use {become.name} in this way: {said}.",
+            f"Use --ask-become-pass, set ansible_become_password, allow {user} to use {become.name} without a "
+            "password (NOPASSWD in sudoers), or log in as root.",
         ).as_result()
 
     def _explained(self, result: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
@@ -103,26 +103,26 @@ class ExaminedModule(RunModule):
         if "looked" not in answer.splitlines():
             return SilentHostError(
                 "shell",
-                f"The account logs in, but no command runs: {quoted(answer.strip() or said or 'nothing was said', 200)}.",
+                f"The account can log in, but cannot run commands: {quoted(answer.strip() or said or 'no output', 200)}.",
                 SHELL_REMEDY,
             ).as_result()
         there = {line.removeprefix("has ").strip() for line in answer.splitlines() if line.startswith("has ")}
         if tool and (tool not in there or f"{tool}:" in said):
             return SilentHostError(
                 "no_sudo",
-                f"There is no {tool}." if tool not in there else f"{tool} refuses: {quoted(said, 200)}.",
+                f"{tool} is not installed." if tool not in there else f"{tool} refuses: {quoted(said, 200)}.",
                 f"Install {tool} there, or log in as root."
                 if tool not in there
-                else "Let the account use it (sudoers), give --ask-become-pass, or log in as root.",
+                else "Allow the account to use it (sudoers), use --ask-become-pass, or log in as root.",
             ).as_result()
         if python not in there:
             other = next((program for program in others if program in there), None)
             return SilentHostError(
                 "no_python",
-                f"There is no Python at {python}." if "/" in python else "There is no Python.",
-                f"Give ansible_python_interpreter={other} in the inventory."
+                f"There is no Python at {python}." if "/" in python else "Python is not installed.",
+                f"Set ansible_python_interpreter={other} in the inventory."
                 if other
-                else "Install it there: ansible HOST --become -m ansible.builtin.raw -a 'apt-get install --yes python3'.",
+                else "Install it: ansible HOST --become -m ansible.builtin.raw -a 'apt-get install --yes python3'.",
             ).as_result()
         return None
 

@@ -89,8 +89,8 @@ def _load(file: str, given: bool, keys: Keys) -> None:
             keys.unusable.append(
                 SilentHostError(
                     "key_missing",
-                    f"The private key {file}, which the inventory names, does not exist.",
-                    "Give the file's path in ansible_ssh_private_key_file.",
+                    f"The private key {file} in the inventory does not exist.",
+                    "Set ansible_ssh_private_key_file to the path of an existing key.",
                 )
             )
         return
@@ -99,7 +99,7 @@ def _load(file: str, given: bool, keys: Keys) -> None:
         keys.unusable.append(
             SilentHostError(
                 "key_ignored",
-                f"The private key {file} is ignored by ssh, since others may read it (mode {status.st_mode & 0o777:04o}).",
+                f"The private key {file} is ignored by ssh, since others can read it (mode {status.st_mode & 0o777:04o}).",
                 f"chmod 600 {file}",
             )
         )
@@ -111,8 +111,8 @@ def _load(file: str, given: bool, keys: Keys) -> None:
         keys.unusable.append(
             SilentHostError(
                 "key_encrypted",
-                f"The private key {file} has a passphrase, and no agent holds it.",
-                f"Start an agent and add it before Ansible runs: eval $(ssh-agent); ssh-add {file}",
+                f"The private key {file} has a passphrase and is not in an agent.",
+                f"Start an agent and add the key before you run Ansible: eval $(ssh-agent); ssh-add {file}",
             )
         )
     except (OSError, ValueError, UnsupportedAlgorithm, paramiko.SSHException, UnknownKeyType) as failure:
@@ -120,6 +120,6 @@ def _load(file: str, given: bool, keys: Keys) -> None:
             SilentHostError(
                 "key_ignored",
                 f"The private key {file} cannot be used: {failure}.",
-                "Give another file in ansible_ssh_private_key_file.",
+                "Set ansible_ssh_private_key_file to another file.",
             )
         )

@@ -48,14 +48,14 @@ def ask(arguments: Sequence[str], host: str) -> Settings:
     except (OSError, subprocess.TimeoutExpired) as failure:
         raise SilentHostError(
             "not_checked",
-            f"Why it is silent was not examined: '{shlex.join(argv)}' did not run: {failure}.",
-            "Install the OpenSSH client where Ansible runs.",
+            f"The reason was not examined: '{shlex.join(argv)}' did not run: {failure}.",
+            "Install the OpenSSH client on the machine that runs Ansible.",
         ) from failure
     if done.returncode != 0:
         raise SilentHostError(
             "configuration",
-            f"ssh refuses its own configuration: {quoted(done.stderr, 300)}.",
-            "Correct ~/.ssh/config, /etc/ssh/ssh_config or ansible_ssh_common_args where Ansible runs.",
+            f"ssh rejects its own configuration: {quoted(done.stderr, 300)}.",
+            "Correct ~/.ssh/config, /etc/ssh/ssh_config or ansible_ssh_common_args on the machine that runs Ansible.",
         )
     return parse(done.stdout, arguments)
 

@@ -54,8 +54,8 @@ def why_silent(question: Question) -> dict[str, Any]:
 def _not_checked(question: Question, why: str) -> dict[str, Any]:
     return SilentHostError(
         "not_checked",
-        f"Why it is silent was not found out: {why}.",
-        f"Try 'ssh -v {question.host}' where Ansible runs.",
+        f"The reason could not be determined: {why}.",
+        f"Try 'ssh -v {question.host}' on the machine that runs Ansible.",
     ).as_result()
 
 

@@ -397,7 +397,7 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
             assert run.code != 0
             found = bad(verdict)
             assert found["storage.mounts@k2"]["reason"].startswith(f"{VOLUME}: ")
-            assert "brings it back" in found["slurm.node@k2"]["remedy"]
+            assert "returns it to service" in found["slurm.node@k2"]["remedy"]
             # What an administrator has taken out is no fault of the cluster's.
             (drained,) = (one for one in verdict["checks"] if (one["id"], one["host"]) == ("slurm.node", "k3"))
             assert drained["status"] == "skipped"

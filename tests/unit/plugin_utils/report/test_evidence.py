@@ -97,7 +97,7 @@ def test_what_a_member_that_is_only_dialled_cannot_do_is_skipped_and_said() -> N
     verdict = judged(found)
     assert verdict["status"] == "pass"
     said = {c["id"]: c["reason"] for c in verdict["checks"] if c["host"] == "n3" and c["status"] == "skipped"}
-    alone = "n3 is in the mesh alone: others dial it, and it dials them by a proxy."
+    alone = "n3 is a userspace-only member: others can connect to it, but it can only connect through a proxy."
     assert {said[name] for name in ("members.answer", "slurm.node", "health.node")} == {alone}
     assert {p["status"] for p in verdict["reachability"]["pairs"] if "n3" in (p["from"], p["to"])} == {"skipped"}
     assert [c["required"] for c in verdict["checks"] if c["id"] == "slurm.job"] == ["2 nodes"]
@@ -109,7 +109,7 @@ def test_what_a_member_that_is_only_dialled_cannot_do_is_skipped_and_said() -> N
         ("n3|down*|10.99.0.3|Not responding", "The node is down*: Not responding."),
         ("n3|drained|10.99.0.3|gpumesh: disk", "The node is drained: gpumesh: disk."),
         ("n3|idle*|10.99.0.3|none", "The node is idle*."),
-        ("n3|idle|10.77.0.13|none", "slurmctld talks to n3 at 10.77.0.13 instead of 10.99.0.3."),
+        ("n3|idle|10.77.0.13|none", "slurmctld connects to n3 at 10.77.0.13 instead of 10.99.0.3."),
         ("", "slurmctld on n1 has no node n3."),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_slow_link_is_marked_where_it_is_drawn() -> None:
     assert links["n2 and n3"] == "slow"
     assert set(links.values()) == {"slow", "tunnel"}
     cells = {cell["label"]: cell["kind"] for row in view["bandwidth"]["rows"] for cell in row["cells"]}
-    assert cells["n2 to n3: 0.10 Gbit/s, too little"] == "slow"
+    assert cells["n2 to n3: 0.10 Gbit/s, too slow"] == "slow"
     assert list(cells.values()).count("slow") == 1
     assert view["bandwidth"]["slow"]
     assert not view["latency"]["slow"]
@@ -244,7 +244,7 @@ def test_a_slow_link_is_marked_where_it_is_drawn() -> None:
 def test_a_bandwidth_that_is_asked_for_is_required_of_every_link() -> None:
     verdict = judged(with_bandwidth(n2_n3=8.0), level="full", min_bandwidth_gbps=8.5)
     assert bad(verdict) == ["reachability.bandwidth@n2"]
-    assert bandwidth(verdict)["n2"]["reason"] == "The link from n2 to n3 carries 8 Gbit/s, and 8.5 are required."
+    assert bandwidth(verdict)["n2"]["reason"] == "The link from n2 to n3 carries 8 Gbit/s, but 8.5 are required."
 
 
 def test_sites_are_not_compared_with_each_other() -> None:
@@ -262,7 +262,7 @@ def test_throughput_that_was_not_measured_says_so() -> None:
     found = healthy()
     for pair in found["reachability"]["pairs"]:
         pair.pop("bandwidth_gbps", None)
-    assert "level full" in bandwidth(judged(found))[None]["reason"]
+    assert "levels full" in bandwidth(judged(found))[None]["reason"]
     assert bandwidth(judged(found, level="full"))[None]["reason"] == "No throughput was measured."
     found = with_bandwidth()
     for pair in found["reachability"]["pairs"]:
@@ -293,7 +293,7 @@ def test_rdma_is_held_to_the_rate_of_the_slower_port() -> None:
     assert bad(judged(with_rdma(), level="full")) == []
     verdict = judged(with_rdma(n2_n3=(199.0, 2.0)), level="full")
     assert bad(verdict) == ["reachability.rdma_bandwidth@n2"]
-    assert rdma(verdict)["n2"]["reason"] == "RDMA from n2 to n3 carries 199 Gbit/s, and 320 are required."
+    assert rdma(verdict)["n2"]["reason"] == "RDMA from n2 to n3 carries 199 Gbit/s, but 320 are required."
     assert (rdma(verdict)["n2"]["actual"], rdma(verdict)["n2"]["required"]) == (199.0, "≥ 320")
     slower = with_rdma(n2_n3=(199.0, 2.0))
     slower["reachability"]["rdma"]["n3"]["rate_gbps"] = 200.0
@@ -305,7 +305,7 @@ def test_rdma_in_software_is_judged_only_by_what_is_asked_for() -> None:
     assert bad(judged(slow, level="full", rdma_limits=Limits(max_latency_us=100.0))) == []
     verdict = judged(slow, level="full", rdma_limits=Limits(0.5, 50.0))
     assert bad(verdict) == ["reachability.rdma_bandwidth@n2", "reachability.rdma_latency@n2"]
-    assert rdma(verdict, "latency")["n2"]["reason"] == "RDMA from n2 to n3 takes 90 µs, and 50 are allowed."
+    assert rdma(verdict, "latency")["n2"]["reason"] == "RDMA from n2 to n3 takes 90 µs, but only 50 are allowed."
 
 
 def test_a_latency_far_above_the_others_is_named() -> None:
@@ -316,7 +316,9 @@ def test_a_latency_far_above_the_others_is_named() -> None:
 def test_rdma_that_gave_no_result_says_why() -> None:
     verdict = judged(with_rdma(n1_n3=(None, None)), level="full")
     assert (rdma(verdict)["n1"]["status"], rdma(verdict)["n2"]["status"]) == ("error", "pass")
-    assert rdma(verdict)["n1"]["reason"] == ("RDMA from n1 to n3 gave no result: Couldn't connect to 10.99.0.3:40000.")
+    assert rdma(verdict)["n1"]["reason"] == (
+        "RDMA from n1 to n3 returned no result: Couldn't connect to 10.99.0.3:40000."
+    )
 
 
 def test_who_has_no_rdma_was_not_checked_and_says_why() -> None:
@@ -342,13 +344,13 @@ def test_who_has_no_rdma_was_not_checked_and_says_why() -> None:
     assert check["reason"] == "Not checked: n1, n3: no RDMA device; n2: no port of mlx5_0 is active."
     for pair in found["reachability"]["pairs"]:
         pair.pop("bandwidth_gbps")
-    assert "level full" in rdma(judged(found))[None]["reason"]
+    assert "levels full" in rdma(judged(found))[None]["reason"]
 
 
 def test_rdma_is_drawn_where_it_was_measured() -> None:
     view = build(judged(with_rdma(n2_n3=(199.0, 2.0)), level="full"))
     kinds = {cell["label"]: cell["kind"] for row in view["rdma"]["rows"] for cell in row["cells"]}
-    assert kinds["n2 to n3: 199 Gbit/s, too little"] == "slow"
+    assert kinds["n2 to n3: 199 Gbit/s, too slow"] == "slow"
     assert build(judged(with_bandwidth(), level="full"))["rdma"] is None
 
 
@@ -358,7 +360,7 @@ def test_a_node_that_its_own_check_has_drained_comes_back_by_itself() -> None:
         "n3|idle|10.99.0.3|none", "n3|drained|10.99.0.3|gpumesh health: health.disk: /"
     )
     check = next(c for c in judged(found)["checks"] if c["id"] == "slurm.node" and c["status"] == "fail")
-    assert "brings it back" in check["remedy"]
+    assert "returns it to service" in check["remedy"]
     assert "resume" not in check["remedy"]
 
 
@@ -389,7 +391,7 @@ def test_a_busy_cluster_is_not_checked_and_says_who_holds_it() -> None:
     assert verdict["status"] == "pass"
     (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
     assert job["status"] == "skipped"
-    assert "job 7 of alice (train) holds n1, n2, n3; job 8 of bob (eval) holds n2" in job["reason"]
+    assert "job 7 of alice (train) occupies n1, n2, n3; job 8 of bob (eval) occupies n2" in job["reason"]
     assert verdict["jobs"] == []
 
 

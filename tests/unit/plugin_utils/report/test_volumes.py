@@ -90,7 +90,7 @@ def test_at_level_quick_nothing_is_measured() -> None:
         (("compare", "n2", {"unseen": ["n3"]}), {}, "storage.shared@n2", "n2 does not see what n3 wrote to shared"),
         (("compare", "n2", {"lock": "granted"}), {}, "storage.locks@n2", "got a lock on shared while n3 held it"),
         (("compare", "n3", {"lock": "Function not implemented"}), {}, "storage.locks@n3", "no locks on n3: Function"),
-        (("take", "n1", {"lock": "busy"}), {}, "storage.locks@n1", "n2 has let its lock on shared go, and n1 still"),
+        (("take", "n1", {"lock": "busy"}), {}, "storage.locks@n1", "n2 has released its lock on shared, but n1 still"),
         (("write", "n1", {"filesystem": "ext4"}), {"filesystem": "lustre"}, "storage.shared@n1", "lustre is required"),
         (("write", "n1", {"read_only": True}), {}, "storage.shared@n1", "mounted read-only"),
         (("write", "n1", {"used_percent": 97.5}), {}, "storage.space@None", "97.5 % full, as n1 sees it"),
@@ -123,7 +123,7 @@ def test_members_that_list_nobody_prove_nothing() -> None:
 
 def test_a_slow_volume_is_named_with_what_is_required() -> None:
     checks = judged(with_change("write", "n3", write_mbps=80.0), write_mbps=100, read_mbps=100, files_per_second=10)
-    assert bad(checks) == {"storage.write@n3": "shared does 80 MB/s on n3, and 100 are required."}
+    assert bad(checks) == {"storage.write@n3": "shared does 80 MB/s on n3, but 100 are required."}
     assert checks["storage.write@n3"]["required"] == "≥ 100"
 
 
