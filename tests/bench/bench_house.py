@@ -68,6 +68,7 @@ def levels(path: Path) -> int:
         levels(found)
         for task in tasks_in(yaml.safe_load(path.read_text(encoding="utf-8")))
         for found in brought_in(path, task)
+        if found != path
     ]
     return 1 + max(below, default=0)
 
