@@ -33,7 +33,7 @@ options:
     type: int
     default: 51820
   peers:
-    description: All peers of the interface, as P(gpumesh.cluster.mesh_plan#filter) gives them.
+    description: All peers of the interface.
     type: list
     elements: dict
     suboptions:

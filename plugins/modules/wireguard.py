@@ -86,8 +86,6 @@ options:
 seealso:
   - module: gpumesh.cluster.wireguard_preshared
   - module: gpumesh.cluster.wireguard_rotation
-  - plugin: gpumesh.cluster.mesh_plan
-    plugin_type: filter
 """
 
 EXAMPLES = r"""
