@@ -34,9 +34,9 @@ class ActionModule(ControllerAction):
 
     def _values(self, options: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
-        for name in options:
+        for name, option in options.items():
             try:
-                found[name] = self.variable(name)
+                found[name] = self.option(name, option)
             except AnsibleUndefinedVariable:
                 continue
         return found

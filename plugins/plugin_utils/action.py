@@ -109,9 +109,34 @@ class HostAction(ActionBase):
         """Whether nothing may change."""
         return bool(self._task.check_mode)
 
-    def variable(self, name: str, default: Any = None) -> Any:
-        """A variable of the host, with its templates resolved."""
-        return self._templar.template(self.variables[name]) if name in self.variables else default
+    def variable(self, name: str, default: Any = None, empty: Sequence[Any] = ("",)) -> Any:
+        """A variable of the host, with its templates resolved.
+
+        An extra variable that is ``empty`` is an answer that nobody gave: what the inventory says counts.
+        """
+        unanswered = name in self._extra_vars and self._extra_vars[name] in empty
+        known = self._without_extra_vars if unanswered else self.variables
+        return self._templar.template(known[name]) if name in known else default
+
+    def option(self, name: str, option: Mapping[str, Any]) -> Any:
+        """The value of a role's option; None where nothing is given. To choose none of the ``choices`` is no answer."""
+        return self.variable(name, empty=("", []) if "choices" in option else ("",))
+
+    @cached_property
+    def _extra_vars(self) -> dict[str, Any]:
+        """Those of Ansible itself: what is taken out is not seen any more."""
+        manager = getattr(self.variables.get("hostvars"), "_variable_manager", None)
+        return manager.extra_vars if manager else {}
+
+    @cached_property
+    def _without_extra_vars(self) -> Mapping[str, Any]:
+        """What the inventory says of the host. No other way leads past extra variables."""
+        given = dict(self._extra_vars)
+        self._extra_vars.clear()
+        try:
+            return dict(self.variables["hostvars"].raw_get(self.machine))
+        finally:
+            self._extra_vars.update(given)
 
     def registered(self, name: str, machines: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What a task before has registered under this name on hosts of the play; nothing for those without it."""
@@ -133,7 +158,8 @@ class HostAction(ActionBase):
         Their defaults have no templates. Raises InputError for those that are not valid.
         """
         wanted = {f"{role}_{name}": specification(role)[f"{role}_{name}"] for name in names}
-        given = {name: self.variable(name) for name in wanted if name in self.variables}
+        given = {name: self.option(name, option) for name, option in wanted.items()}
+        given = {name: value for name, value in given.items() if value is not None}
         result = ArgumentSpecValidator(wanted).validate(given, validate_role_argument_spec=True)
         if result.error_messages:
             raise InputError(" ".join(result.error_messages))

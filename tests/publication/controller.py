@@ -1,21 +1,33 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""As much of a controller's API as the modules of awx.awx use: it keeps what they make, and refuses what AWX would.
+"""As much of the API of AWX 24.6.1 as the modules of awx.awx use: it keeps what they make, and refuses what AWX would.
 
-The modules talk to it over HTTP as to a real one. What it cannot show is whether a real one knows a rule that is not
-here.
+The modules talk to it over HTTP as to a real one. Its rules are those of awx_rules, which says what they cannot show.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from ansible_collections.gpumesh.cluster.tests.publication.awx_rules import (
+    RefusedError,
+    check_injectors,
+    check_name,
+    check_survey,
+    launch,
+    playbooks,
+    prompts_rejected,
+)
 
 #: Each kind of object, and the fields that the API has for it; others are dropped, as there.
 FIELDS = {
@@ -29,18 +41,20 @@ FIELDS = {
         "scm_branch",
         "scm_update_on_launch",
         "scm_update_cache_timeout",
+        "default_environment",
     },
     "credentials": {"name", "organization"},
     "credential_types": {"name", "description", "kind", "inputs", "injectors", "managed"},
     "execution_environments": {"name", "description", "organization", "image", "pull"},
     "notification_templates": {"name", "organization"},
-    "inventories": {"name", "description", "organization", "kind"},
+    "inventories": {"name", "description", "organization", "kind", "host_filter"},
     "inventory_sources": {
         "name",
         "inventory",
         "source",
         "source_project",
         "source_path",
+        "execution_environment",
         "overwrite",
         "overwrite_vars",
         "update_on_launch",
@@ -77,59 +91,9 @@ FIELDS = {
     "workflow_job_template_nodes": {"identifier", "workflow_job_template", "unified_job_template", "extra_data"},
     "workflow_approval_templates": {"name", "description", "timeout"},
     "project_updates": {"status"},
+    "jobs": {"extra_vars"},
 }
 TYPES = {name: name.removesuffix("s") for name in FIELDS} | {"inventories": "inventory"}
-QUESTIONS = {"text", "textarea", "password", "integer", "float", "multiplechoice", "multiselect"}
-
-
-class RefusedError(Exception):
-    """What a controller answers with status 400."""
-
-    def __init__(self, words: str, field: str = "error") -> None:
-        super().__init__(words)
-        self.field = field
-
-
-def check_survey(survey: dict[str, Any]) -> None:
-    """The rules of AWX for a survey."""
-    require(all(key in survey for key in ("name", "description", "spec")), "A key is missing", survey)
-    require(bool(survey["spec"]), "No questions", survey)
-    variables = [question.get("variable") for question in survey["spec"]]
-    require(len(set(variables)) == len(variables), "A variable is asked for twice", variables)
-    for question in survey["spec"]:
-        check_question(question)
-
-
-def check_question(question: dict[str, Any]) -> None:
-    require({"type", "question_name", "variable", "required"} <= set(question), "A key is missing", question)
-    require(isinstance(question["required"], bool), "required is no boolean", question)
-    kind, default = question["type"], question.get("default", "")
-    require(kind in QUESTIONS, "No such type", question)
-    if kind in ("integer", "float"):
-        number = int if kind == "integer" else (int, float)
-        if default != "":
-            require(isinstance(default, number) and not isinstance(default, bool), "The default is no number", question)
-            require(question["min"] <= default <= question["max"], "The default is out of range", question)
-    elif kind in ("multiplechoice", "multiselect"):
-        require(all(isinstance(choice, str) for choice in question["choices"]), "A choice is no text", question)
-        require(set(default.splitlines()) <= set(question["choices"]), "The default is no choice", question)
-    else:
-        require(isinstance(default, str), "The default is no text", question)
-
-
-def check_injectors(injectors: dict[str, dict[str, str]]) -> None:
-    """The rules of AWX for what a type of credentials adds to a job, and its words."""
-    for name in injectors.get("env", {}):
-        if name.startswith("ANSIBLE_"):
-            raise RefusedError(
-                f"Environment variable {name} may affect Ansible configuration so its use is not allowed in credentials.",
-                field="injectors",
-            )
-
-
-def require(holds: bool, otherwise: str, given: object) -> None:
-    if not holds:
-        raise RefusedError(f"{otherwise}: {given}")
 
 
 class Controller:
@@ -141,35 +105,94 @@ class Controller:
         self.links: dict[str, list[int]] = {}
         self.changes: list[str] = []
         self.next = 1
+        #: What an update of a project comes to; `pending` is one that nobody works on.
+        self.update = "successful"
+        self.playbooks: dict[str, list[str]] = {}
 
     def named(self, kind: str, name: str) -> dict[str, Any]:
         return next(one for one in self.objects[kind].values() if one.get("name", one.get("identifier")) == name)
 
     def add(self, kind: str, given: dict[str, Any]) -> dict[str, Any]:
+        check_name(given.get("name") or "")
         number, self.next = self.next, self.next + 1
         url = f"/api/v2/{kind}/{number}/"
         made = {key: value for key, value in given.items() if key in FIELDS[kind]}
         made |= {"id": number, "type": TYPES[kind], "url": url, "related": {}, "summary_fields": {}}
+        made.update(filled_in(kind, made))
         if kind in ("job_templates", "workflow_job_templates"):
             made["related"]["survey_spec"] = f"{url}survey_spec/"
         if kind == "projects":
             made["scm_revision"] = ""
-            update = self.add("project_updates", {"status": "successful"})
+            update = self.add("project_updates", {"status": self.synced(made.get("scm_url", ""))})
             made["summary_fields"]["current_update"] = {"id": update["id"]}
         self.objects[kind][number] = made
         return made
 
+    def synced(self, url: str) -> str:
+        """Fetch a project, and find its playbooks; the status of its update."""
+        if self.update != "successful":
+            return self.update
+        with tempfile.TemporaryDirectory() as folder:
+            clone = ["git", "clone", "--quiet", "--depth=1", url, folder]
+            if subprocess.run(clone, check=False, capture_output=True, timeout=120).returncode:
+                return "failed"
+            self.playbooks[url] = playbooks(Path(folder))
+        return "successful"
+
+    def check(self, kind: str, body: dict[str, Any]) -> None:
+        """Refuse what AWX would not take."""
+        check_injectors(body.get("injectors", {}))
+        if kind == "job_templates" and "playbook" in body:
+            url = self.objects["projects"][body["project"]]["scm_url"]
+            if body["playbook"] not in self.playbooks.get(url, []):
+                raise RefusedError("Playbook not found for project.", field="playbook")
+
+    def spec(self, template: dict[str, Any]) -> list[dict[str, Any]]:
+        """The questions of a template."""
+        found: list[dict[str, Any]] = self.surveys[template["related"]["survey_spec"]]["spec"]
+        return found
+
+    def nodes(self, workflow: int) -> list[dict[str, Any]]:
+        """The nodes of a workflow, with the identifiers of those that each leads to."""
+        every = self.objects["workflow_job_template_nodes"]
+        own = [one for one in every.values() if one["workflow_job_template"] == workflow]
+        ways = ("success_nodes", "failure_nodes", "always_nodes")
+        return [
+            {
+                **one,
+                **{way: [every[to]["identifier"] for to in self.links.get(f"{one['url']}{way}/", [])] for way in ways},
+            }
+            for one in own
+        ]
+
+    def launch(self, kind: str, one: dict[str, Any], method: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """A launch, or what it would need."""
+        spec = self.spec(one)
+        if method == "GET":
+            needed = [question["variable"] for question in spec if question["required"]]
+            rejected = []
+            for node in self.nodes(one["id"]) if kind == "workflow_job_templates" else []:
+                template = self.objects["job_templates"].get(node["unified_job_template"])
+                if template and prompts_rejected(self.spec(template), node):
+                    rejected.append(node["id"])
+            return 200, {"variables_needed_to_start": needed, "node_prompts_rejected": rejected}
+        given = launch(spec, json.loads(one.get("extra_vars") or "{}"), body.get("extra_vars", {}))
+        job = self.add("jobs", {"extra_vars": given.extra_vars})
+        ignored = {"extra_vars": given.ignored_fields} if given.ignored_fields else {}
+        return 201, {**job, "job": job["id"], "ignored_fields": ignored}
+
     def select(self, kind: str, query: dict[str, str]) -> list[dict[str, Any]]:
         kinds = ("job_templates", "workflow_job_templates", "projects") if kind == "unified_job_templates" else (kind,)
         found = [one for name in kinds for one in self.objects[name].values()]
-        return [one for one in found if all(str(one.get(key)) == value for key, value in query.items())]
+        query = {key: value for key, value in query.items() if key != "page_size"}
+        return [one for one in found if all(matches(one, key, value) for key, value in query.items())]
 
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, Any]:
         """The status and the document. A path that the API does not have is a KeyError."""
         parts = path.removeprefix("/api/v2/").strip("/").split("/")
         if len(parts) == 1:
             if method == "POST":
-                check_injectors(body.get("injectors", {}))
+                self.check(parts[0], body)
                 made = self.add(parts[0], body)
                 self.changes.append(f"{parts[0]} {made.get('name', made.get('identifier'))}")
                 return 201, made
@@ -177,14 +200,17 @@ class Controller:
         one = self.objects[parts[0]][int(parts[1])]
         if len(parts) == 2:
             if method == "PATCH":
-                check_injectors(body.get("injectors", {}))
+                self.check(parts[0], {**one, **body})
                 fields = {key: value for key, value in body.items() if key in FIELDS[parts[0]]}
+                fields.update(filled_in(parts[0], fields))
                 if any(one.get(key) != value for key, value in fields.items()):
                     self.changes.append(f"{path} {sorted(fields)}")
                 one.update(fields)
             return 200, dict(one)
         if parts[2] == "survey_spec":
             return self.survey(method, path, body)
+        if parts[2] == "launch":
+            return self.launch(parts[0], one, method, body)
         if parts[2] == "create_approval_template":
             made = self.add("workflow_approval_templates", body)
             self.changes.append(f"approval {made['name']}")
@@ -212,6 +238,18 @@ class Controller:
         return 204, None
 
 
+def filled_in(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What AWX has where it was given nothing."""
+    return {"kind": given.get("kind") or "", "host_filter": given.get("host_filter")} if kind == "inventories" else {}
+
+
+def matches(one: dict[str, Any], key: str, value: str) -> bool:
+    """A condition of a query."""
+    if key.endswith("__in"):
+        return str(one.get(key.removesuffix("__in"))) in value.split(",")
+    return str(one.get(key)) == value
+
+
 def page(results: list[dict[str, Any]]) -> dict[str, Any]:
     return {"count": len(results), "next": None, "previous": None, "results": results}
 
@@ -231,7 +269,7 @@ def running() -> Iterator[tuple[Controller, str]]:
             except KeyError:
                 status, document = 404, {"detail": "Not found."}
             except RefusedError as refused:
-                status, document = 400, {refused.field: [str(refused)]}
+                status, document = 400, {refused.field: refused.words}
             content = b"" if document is None else json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))

@@ -108,7 +108,7 @@ def test_a_host_whose_key_has_changed_is_refused(node: Node, tmp_path: Path) -> 
 def test_create_in_check_mode(node: Node) -> None:
     job = node.run("create", check=True)
     assert job.status == "successful", job.stdout
-    assert node.run("show").artifacts["clusters"] == []
+    assert node.run("show").artifacts["gpumesh_clusters"] == []
 
 
 def test_create_with_the_answers_of_a_survey(node: Node) -> None:
@@ -129,7 +129,7 @@ def test_create_with_the_answers_of_a_survey(node: Node) -> None:
 def test_a_limit_without_the_manager(node: Node) -> None:
     job = node.run("show", limit="n1", cluster_output="json")
     assert job.status == "successful", job.stdout
-    (cluster,) = job.artifacts["clusters"]
+    (cluster,) = job.artifacts["gpumesh_clusters"]
     assert "n2" in json.dumps(cluster["manager"])
     assert "n3" in json.dumps(cluster["members"])
 

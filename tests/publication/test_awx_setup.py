@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed, checkout
+from ansible_collections.gpumesh.cluster.tests.publication.awx_rules import RefusedError, launch, run_workflow
 from ansible_collections.gpumesh.cluster.tests.publication.controller import Controller, running
+from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks
 
 AWX = ROOT / "playbooks" / "awx"
 #: What Ansible's connection by ssh reads.
@@ -28,10 +30,16 @@ SSH_ARGUMENTS = {"ansible_ssh_extra_args", "ansible_sftp_extra_args", "ansible_s
 
 
 class Outcome(NamedTuple):
+    """What came of the runs: one in check mode, the first and a second one, and again one in check mode."""
+
     controller: Controller
+    address: str
+    before: subprocess.CompletedProcess[str]
+    changes_of_before: list[str]
     first: subprocess.CompletedProcess[str]
-    again: subprocess.CompletedProcess[str]
     changes_of_first: list[str]
+    again: subprocess.CompletedProcess[str]
+    after: subprocess.CompletedProcess[str]
     changes_of_again: list[str]
 
 
@@ -42,15 +50,31 @@ def apply(installed: Installed, address: str, *options: str) -> subprocess.Compl
     return there.run("ansible-playbook", "-i", "localhost,", "gpumesh.cluster.awx.setup", *options, timeout=600)
 
 
+def repository(folder: Path) -> str:
+    """Make the folder a repository; its URL."""
+    author = ["-c", "user.name=Jane", "-c", "user.email=jane@example.com"]
+    for command in (["init", "-q", "-b", "main"], ["add", "-A"], [*author, "commit", "-q", "-m", "Begin"]):
+        subprocess.run(["git", "-C", str(folder), *command], check=True, capture_output=True)
+    return f"file://{folder}"
+
+
+def furnished(controller: Controller, organization: str = "Research") -> int:
+    """An organization as the guide wants it; its number."""
+    number: int = controller.add("organizations", {"name": organization})["id"]
+    controller.links[f"/api/v2/organizations/{number}/galaxy_credentials/"] = [1]
+    return number
+
+
 @pytest.fixture(scope="module")
 def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    """Two runs with everything that the settings can name."""
+    """Runs with everything that the settings can name, on a clone of this repository."""
     folder = tmp_path_factory.mktemp("setup")
     mine = folder / "mine.yml"
     mine.write_text(
         yaml.safe_dump(
             {
                 "gpumesh_awx_organization": "Research",
+                "gpumesh_awx_project_url": repository(checkout(folder / "clone")),
                 "gpumesh_awx_cluster_name": "lan",
                 "gpumesh_awx_credentials": ["machines", "munge"],
                 "gpumesh_awx_execution_environment_image": "images.example.com/gpumesh-ee:1.0.0",
@@ -59,18 +83,23 @@ def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> I
         )
     )
     with running() as (controller, address):
-        organization = controller.add("organizations", {"name": "Research"})["id"]
+        organization = furnished(controller)
         for kind, names in {
             "credentials": ["machines", "munge"],
             "notification_templates": ["chat"],
         }.items():
             for name in names:
                 controller.add(kind, {"name": name, "organization": organization})
+        before = apply(installed, address, "-e", f"@{mine}", "--check")
+        changes_of_before = [*controller.changes]
         first = apply(installed, address, "-e", f"@{mine}")
         changes_of_first = [*controller.changes]
         controller.changes.clear()
         again = apply(installed, address, "-e", f"@{mine}")
-        yield Outcome(controller, first, again, changes_of_first, controller.changes)
+        after = apply(installed, address, "-e", f"@{mine}", "--check")
+        yield Outcome(
+            controller, address, before, changes_of_before, first, changes_of_first, again, after, controller.changes
+        )
 
 
 def data(name: str) -> Any:
@@ -79,6 +108,14 @@ def data(name: str) -> Any:
 
     Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
     return yaml.load((AWX / "data" / f"{name}.yml").read_text(encoding="utf-8"), Loader)
+
+
+def survey(playbook: str) -> list[dict[str, Any]]:
+    """What a template asks, where no cluster is proposed."""
+    read = data("surveys")
+    return [
+        read["__gpumesh_awx_cluster"] if isinstance(one, str) else one for one in read["gpumesh_awx_surveys"][playbook]
+    ]
 
 
 def test_every_module_takes_its_arguments(outcome: Outcome) -> None:
@@ -92,31 +129,46 @@ def test_a_second_run_changes_nothing(outcome: Outcome) -> None:
     assert outcome.changes_of_again == []
 
 
+def test_check_mode_works_on_an_empty_controller(outcome: Outcome) -> None:
+    assert outcome.before.returncode == 0, outcome.before.stdout + outcome.before.stderr
+    assert outcome.changes_of_before == []
+    assert "gpumesh site" in outcome.before.stdout
+
+
+def test_check_mode_reports_no_change_afterwards(outcome: Outcome) -> None:
+    assert outcome.after.returncode == 0, outcome.after.stdout + outcome.after.stderr
+    assert "changed=0 " in outcome.after.stdout, outcome.after.stdout
+
+
 def test_there_is_a_template_for_every_playbook(outcome: Outcome) -> None:
     made = {one["playbook"]: one for one in outcome.controller.objects["job_templates"].values()}
-    assert set(made) == {f"playbooks/{path.name}" for path in (ROOT / "playbooks").glob("*.yml")}
+    assert set(made) == {
+        *(f"playbooks/{path.name}" for path in (ROOT / "playbooks").glob("*.yml")),
+        "playbooks/awx/show_failure.yml",
+    }
     project = outcome.controller.named("projects", "gpumesh")["id"]
     assert {one["project"] for one in made.values()} == {project}
 
 
-def test_templates_run_in_the_environment_that_is_made(outcome: Outcome) -> None:
+def test_everything_runs_in_the_environment_that_is_made(outcome: Outcome) -> None:
+    """In the default one, a source says: unknown plugin 'gpumesh.cluster.clusters'."""
+    objects = outcome.controller.objects
     made = outcome.controller.named("execution_environments", "gpumesh")
     assert made["image"] == "images.example.com/gpumesh-ee:1.0.0"
-    assert {one["execution_environment"] for one in outcome.controller.objects["job_templates"].values()} == {
-        made["id"]
-    }
+    for kind in ("job_templates", "inventory_sources"):
+        assert {one.get("execution_environment") for one in objects[kind].values()} == {made["id"]}, kind
+    assert {one.get("default_environment") for one in objects["projects"].values()} == {made["id"]}
 
 
 def test_templates_have_the_credentials_and_the_survey(outcome: Outcome) -> None:
     controller = outcome.controller
     wanted = {controller.named("credentials", name)["id"] for name in ("machines", "munge")}
-    surveys = data("surveys")["gpumesh_awx_surveys"]
     for template in controller.objects["job_templates"].values():
         assert set(controller.links[f"{template['url']}credentials/"]) == wanted
         spec = controller.surveys[template["related"]["survey_spec"]]["spec"]
-        playbook = Path(template["playbook"]).stem
-        assert [question["variable"] for question in spec] == [one["variable"] for one in surveys[playbook]]
-        assert {one["default"] for one in spec if one["variable"] == "cluster_name"} <= {"lan"}
+        playbook = Path(template["playbook"]).stem.removesuffix("_failure")
+        assert [question["variable"] for question in spec] == [one["variable"] for one in survey(playbook)]
+        assert {one.get("default") for one in spec if one["variable"] == "cluster_name"} <= {"lan"}
 
 
 def test_secrets_reach_jobs_by_the_names_that_are_read(outcome: Outcome) -> None:
@@ -149,35 +201,158 @@ def test_host_keys_are_checked_in_every_template(outcome: Outcome) -> None:
 @pytest.mark.parametrize("name", ["ANSIBLE_PRIVATE_KEY_FILE", "ANSIBLE_SSH_COMMON_ARGS", "ANSIBLE_HOST_KEY_CHECKING"])
 def test_no_credential_can_set_a_variable_of_ansible(name: str) -> None:
     with running() as (_controller, address):
-        body = json.dumps({"name": "one", "kind": "cloud", "injectors": {"env": {name: "x"}}}).encode()
-        asked = urllib.request.Request(f"{address}/api/v2/credential_types/", body, method="POST")
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(asked)
-        assert refused.value.code == 400
-        assert name in json.load(refused.value)["injectors"][0]
+        body = {"name": "one", "kind": "cloud", "injectors": {"env": {name: "x"}}}
+        assert name in refused(address, "credential_types/", body)["injectors"][0]
 
 
-def test_workflows_lead_from_node_to_node(outcome: Outcome) -> None:
+def test_no_name_is_longer_than_a_controller_takes() -> None:
+    with running() as (_controller, address):
+        said = refused(address, "inventories/", {"name": "x" * 513})
+        assert said == {"name": ["Ensure this field has no more than 512 characters."]}
+
+
+def test_a_template_needs_a_playbook_that_the_project_has(outcome: Outcome) -> None:
+    project = outcome.controller.named("projects", "gpumesh")["id"]
+    body = {"name": "one", "project": project, "playbook": "playbooks/nobody.yml"}
+    assert refused(outcome.address, "job_templates/", body) == {"playbook": ["Playbook not found for project."]}
+
+
+def refused(address: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What the controller says with 400."""
+    asked = urllib.request.Request(f"{address}/api/v2/{path}", json.dumps(body).encode(), method="POST")
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(asked)
+    assert error.value.code == 400
+    said: dict[str, Any] = json.load(error.value)
+    return said
+
+
+def launched(outcome: Outcome, template: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What the controller says of a launch, with 201."""
+    body = json.dumps({"extra_vars": given}).encode()
+    asked = urllib.request.Request(f"{outcome.address}{template['url']}launch/", body, method="POST")
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.status == 201
+        said: dict[str, Any] = json.load(answer)
+    return said
+
+
+#: What the playbooks join and remove cannot do without.
+NEEDED = {"cluster_machines": "gpu4", "cluster_machine": "gpu4"}
+
+
+def required(controller: Controller, template: dict[str, Any]) -> dict[str, Any]:
+    return {one["variable"]: NEEDED[one["variable"]] for one in controller.spec(template) if one["required"]}
+
+
+def test_every_template_can_be_launched_with_what_it_needs_alone(outcome: Outcome) -> None:
     controller = outcome.controller
+    for kind in ("job_templates", "workflow_job_templates"):
+        for template in controller.objects[kind].values():
+            needed = required(controller, template)
+            if needed:
+                said = refused(outcome.address, template["url"].removeprefix("/api/v2/") + "launch/", {})
+                assert said == {"variables_needed_to_start": [f"'{name}' value missing" for name in needed]}
+            extra = launched(outcome, template, needed)["extra_vars"]
+            own = set(json.loads(template.get("extra_vars") or "{}"))
+            assert set(extra) - own == {*needed, "cluster_name"} & {
+                one["variable"] for one in controller.spec(template)
+            }
+            assert extra.get("cluster_name", "lan") == "lan"
 
-    def after(workflow: str, node: str, result: str) -> list[str]:
-        number = controller.named("workflow_job_templates", workflow)["id"]
-        nodes = {
-            one["identifier"]: one
-            for one in controller.objects["workflow_job_template_nodes"].values()
-            if one["workflow_job_template"] == number
-        }
-        names = {one["id"]: name for name, one in nodes.items()}
-        return [names[other] for other in controller.links.get(f"{nodes[node]['url']}{result}_nodes/", [])]
 
-    assert after("gpumesh build and prove", "site", "success") == ["check"]
-    assert after("gpumesh build and prove", "site", "failure") == ["show"]
-    assert after("gpumesh join and check", "discover", "success") == ["join"]
-    assert after("gpumesh join and check", "join", "success") == ["check"]
-    assert after("gpumesh remove with approval", "show", "success") == ["approve"]
-    assert after("gpumesh remove with approval", "approve", "success") == ["remove"]
-    assert after("gpumesh remove with approval", "approve", "failure") == []
-    assert after("gpumesh remove with approval", "remove", "success") == ["check"]
+def answer(question: dict[str, Any]) -> Any:
+    """One that is accepted."""
+    return {
+        "integer": lambda: question["max"],
+        "float": lambda: 0.5,
+        "multiplechoice": lambda: question["choices"][-1],
+        "multiselect": lambda: question["choices"][:2],
+    }.get(question["type"], lambda: "gpu4")()
+
+
+def test_every_template_can_be_launched_with_each_single_answer(outcome: Outcome) -> None:
+    controller = outcome.controller
+    for template in controller.objects["job_templates"].values():
+        for question in controller.spec(template):
+            given = {**required(controller, template), question["variable"]: answer(question)}
+            said = launched(outcome, template, given)
+            assert said["extra_vars"][question["variable"]] == given[question["variable"]]
+            assert said["ignored_fields"] == {}
+
+
+def test_what_is_not_asked_is_ignored(outcome: Outcome) -> None:
+    said = launched(outcome, outcome.controller.named("job_templates", "gpumesh show"), {"mesh_backend": "none"})
+    assert said["ignored_fields"] == {"extra_vars": {"mesh_backend": "none"}}
+    assert "mesh_backend" not in said["extra_vars"]
+
+
+EVERY = [
+    (playbook, one["variable"])
+    for playbook in sorted(data("surveys")["gpumesh_awx_surveys"])
+    for one in survey(playbook)
+]
+
+
+@pytest.mark.parametrize(("playbook", "name"), EVERY)
+def test_no_empty_answer_reaches_a_job(playbook: str, name: str) -> None:
+    """The controller hands on what has a default, also an empty one, so the inventory counts only without one."""
+    spec = survey(playbook)
+    needed = {one["variable"]: NEEDED[one["variable"]] for one in spec if one["required"]}
+    if name not in needed:
+        assert name not in launch(spec, {}, needed).extra_vars
+    with pytest.raises(RefusedError):
+        launch(spec, {}, {**needed, name: ""})
+
+
+def test_an_empty_default_is_handed_on() -> None:
+    """By the controller: this is why there is none."""
+    question = {"variable": "cluster_manager", "type": "text", "required": False, "default": "", "min": 0}
+    assert launch([question], {}, {}).extra_vars == {"cluster_manager": ""}
+    del question["default"]
+    assert launch([question], {}, {}).extra_vars == {}
+
+
+def test_no_node_lacks_an_answer(outcome: Outcome) -> None:
+    for workflow in outcome.controller.objects["workflow_job_templates"].values():
+        with urllib.request.urlopen(f"{outcome.address}{workflow['url']}launch/") as answered:
+            assert json.load(answered)["node_prompts_rejected"] == [], workflow["name"]
+
+
+WAYS = [
+    ("build and prove", {}, "successful", ["site", "check"]),
+    ("build and prove", {"site": "failed"}, "failed", ["site", "show failure"]),
+    ("build and prove", {"check": "failed"}, "failed", ["site", "check", "show failure"]),
+    ("join and check", {}, "successful", ["discover", "join", "check"]),
+    ("join and check", {"discover": "failed"}, "failed", ["discover"]),
+    ("join and check", {"join": "failed"}, "failed", ["discover", "join", "show failure"]),
+    ("join and check", {"join": "error"}, "failed", ["discover", "join", "show failure"]),
+    ("join and check", {"check": "failed"}, "failed", ["discover", "join", "check", "show failure"]),
+    ("remove with approval", {}, "successful", ["show", "approve", "remove", "check"]),
+    ("remove with approval", {"approve": "failed"}, "failed", ["show", "approve"]),
+    ("remove with approval", {"remove": "failed"}, "failed", ["show", "approve", "remove"]),
+    ("remove with approval", {"check": "failed"}, "failed", ["show", "approve", "remove", "check"]),
+]
+
+
+@pytest.mark.parametrize(("workflow", "ends", "status", "ran"), WAYS, ids=str)
+def test_a_workflow_ends_as_its_work(
+    outcome: Outcome, workflow: str, ends: dict[str, str], status: str, ran: list[str]
+) -> None:
+    """That the job after a failure fails itself is shown with a job."""
+    controller = outcome.controller
+    nodes = controller.nodes(controller.named("workflow_job_templates", f"gpumesh {workflow}")["id"])
+    assert run_workflow(nodes, {"show failure": "failed", **ends}) == (status, ran)
+
+
+def test_a_failure_that_leads_on_is_handled() -> None:
+    """By the controller: a job after it that succeeds would hide it."""
+    nodes = [{"identifier": "join", "failure_nodes": ["show"]}, {"identifier": "show"}]
+    assert run_workflow(nodes, {"join": "failed"}) == ("successful", ["join", "show"])
+
+
+def test_people_approve_and_hear_of_the_end(outcome: Outcome) -> None:
+    controller = outcome.controller
     assert controller.named("workflow_approval_templates", "May the machine leave?")["timeout"] == 86400
     chat = controller.named("notification_templates", "chat")["id"]
     for one in controller.objects["workflow_job_templates"].values():
@@ -186,7 +361,7 @@ def test_workflows_lead_from_node_to_node(outcome: Outcome) -> None:
 
 
 def test_a_workflow_asks_what_its_templates_take(outcome: Outcome) -> None:
-    """AWX hands an answer on to the nodes whose template asks for it, and drops it elsewhere."""
+    """AWX hands an answer on to all nodes, so it has to be one of a question that is asked in some."""
     controller = outcome.controller
     for workflow in controller.objects["workflow_job_templates"].values():
         asked = {one["variable"] for one in controller.surveys[workflow["related"]["survey_spec"]]["spec"]}
@@ -206,12 +381,90 @@ def test_a_workflow_asks_what_its_templates_take(outcome: Outcome) -> None:
         assert asked <= taken, workflow["name"]
 
 
-def test_the_settings_work_as_they_are(installed: Installed) -> None:
+def test_all_that_is_missing_is_said_at_once(installed: Installed, tmp_path: Path) -> None:
+    given = {
+        "gpumesh_awx_credentials": ["machines", "munge"],
+        "gpumesh_awx_notifications": ["chat"],
+        "gpumesh_awx_project_url": f"file://{tmp_path}/nothing",
+    }
     with running() as (controller, address):
         controller.add("organizations", {"name": "Default"})
-        done = apply(installed, address)
+        controller.add("credentials", {"name": "munge"})
+        done = apply(installed, address, "-e", json.dumps(given), "-e", "gpumesh_awx_organization=Elsewhere")
+        assert done.returncode != 0
+        said = " ".join(done.stdout.split())
+        for words in ("'Elsewhere'", "'machines'", "'chat'", "execution environment", f"{tmp_path}/nothing"):
+            assert words in said
+        assert "'munge'" not in said
+        given["gpumesh_awx_execution_environment"] = "ours"
+        done = apply(installed, address, "-e", json.dumps(given), "-e", "gpumesh_awx_project_check=false")
+        said = " ".join(done.stdout.split())
+        assert "Galaxy credential" in said
+        assert "execution environment 'ours'" in said
+        assert f"{tmp_path}/nothing" not in said
+        assert controller.changes == []
+
+
+def test_a_project_that_nobody_fetches_is_given_up(installed: Installed, outcome: Outcome) -> None:
+    """The module itself waits for ever, and without a pause."""
+    project = outcome.controller.named("projects", "gpumesh")
+    with running() as (controller, address):
+        furnished(controller)
+        controller.update = "pending"
+        given = {
+            "gpumesh_awx_organization": "Research",
+            "gpumesh_awx_project_url": project["scm_url"],
+            "gpumesh_awx_project_timeout": 5,
+            "gpumesh_awx_execution_environment_image": "ee:1",
+        }
+        done = apply(installed, address, "-e", json.dumps(given))
+        assert done.returncode != 0
+        assert "Timed out after 5 second(s)" in done.stdout
+        assert not controller.objects["job_templates"]
+
+
+@pytest.fixture(scope="module")
+def own(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of one's own as the guide says to make it."""
+    folder = tmp_path_factory.mktemp("own")
+    (script,) = [one for one in blocks(ROOT / "docs" / "guides" / "awx.md") if one.language == "sh"]
+    subprocess.run(["sh", "-e", "-c", script.text], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_a_repository_of_ones_own_has_every_playbook(installed: Installed, own: Path) -> None:
+    """With the settings as they are, but for what has to be given."""
+    with running() as (controller, address):
+        furnished(controller, "Default")
+        given = {"gpumesh_awx_project_url": repository(own), "gpumesh_awx_execution_environment_image": "ee:1"}
+        done = apply(installed, address, "-e", json.dumps(given))
         assert done.returncode == 0, done.stdout + done.stderr
         assert len(controller.objects["job_templates"]) == len(data("templates")["controller_templates"])
+        for source in controller.objects["inventory_sources"].values():
+            path = own / source["source_path"]
+            assert path.is_file() or source["source_path"] == data("settings")["gpumesh_awx_inventory_path"]
+
+
+def test_a_playbook_of_ones_own_runs_ours(installed: Installed, own: Path) -> None:
+    for path in sorted((own / "playbooks").rglob("*.yml")):
+        if "inventory" not in path.parts:
+            there = installed._replace(folder=own)
+            done = there.run("ansible-playbook", "-i", "localhost,", "--list-tasks", str(path))
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "Fail as the work has" in done.stdout or path.stem != "show_failure"
+
+
+def test_the_requirements_of_ones_own_are_installed(installed: Installed, own: Path, tmp_path: Path) -> None:
+    """From the archive's address, here the archive itself."""
+    written = yaml.safe_load((own / "collections" / "requirements.yml").read_text(encoding="utf-8"))
+    (wanted,) = written["collections"]
+    assert Path(wanted["name"]).name == installed.archive.name
+    wanted["name"] = f"file://{installed.archive}"
+    (tmp_path / "requirements.yml").write_text(yaml.safe_dump(written), encoding="utf-8")
+    options = ["--collections-path", str(tmp_path), "--no-deps", "--force"]
+    done = installed.run("ansible-galaxy", "collection", "install", "-r", str(tmp_path / "requirements.yml"), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "ansible_collections" / "gpumesh" / "cluster" / "playbooks" / "site.yml").is_file()
 
 
 @pytest.mark.parametrize(
@@ -251,4 +504,4 @@ def test_the_other_collection_can_be_named(installed: Installed) -> None:
     """Where there is no such collection, Ansible says which one it looked for."""
     done = apply(installed, "http://127.0.0.1:9", "-e", "gpumesh_awx_collection=ansible.controller")
     assert done.returncode != 0
-    assert "ansible.controller.project" in done.stdout + done.stderr
+    assert "ansible.controller" in done.stdout + done.stderr

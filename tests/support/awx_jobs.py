@@ -21,7 +21,7 @@ import yaml
 from jinja2.sandbox import SandboxedEnvironment
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import BIN, Installed, checkout
-from ansible_collections.gpumesh.cluster.tests.publication.controller import check_injectors
+from ansible_collections.gpumesh.cluster.tests.publication.awx_rules import check_injectors, launch
 
 
 class Unsafe(str):
@@ -115,20 +115,21 @@ class Node:
         return yaml.load(path.read_text(encoding="utf-8"), DataLoader)
 
     def answers(self, playbook: str, given: dict[str, Any]) -> dict[str, Any]:
-        """What the template sets, the survey's defaults and what was answered, in the types that AWX hands on."""
+        """The extra variables of a job that was launched with these answers, as AWX hands them on."""
         templates = {one["name"]: one for one in self.data("templates")["controller_templates"]}
-        extra: dict[str, Any] = dict(templates[f"gpumesh {playbook}"].get("extra_vars", {}))
-        settings = self.data("settings")
-        for question in self.data("surveys")["gpumesh_awx_surveys"][playbook]:
-            answer = given.get(question["variable"], question["default"])
-            if answer == "{{ gpumesh_awx_cluster_name }}":
-                answer = settings["gpumesh_awx_cluster_name"]
-            if question["type"] == "multiselect" and isinstance(answer, str):
-                answer = answer.splitlines()
-            extra[question["variable"]] = answer
-        unasked = set(given) - set(extra)
-        assert not unasked, f"AWX would drop {unasked}: the survey of {playbook} does not ask"
-        return extra
+        launched = launch(self.survey(playbook), templates[f"gpumesh {playbook}"].get("extra_vars", {}), given)
+        assert not launched.ignored_fields, (
+            f"AWX drops {launched.ignored_fields}: the survey of {playbook} does not ask"
+        )
+        return launched.extra_vars
+
+    def survey(self, playbook: str) -> list[dict[str, Any]]:
+        """What the template of a playbook asks, where no cluster is proposed."""
+        data = self.data("surveys")
+        return [
+            data["__gpumesh_awx_cluster"] if isinstance(one, str) else one
+            for one in data["gpumesh_awx_surveys"][playbook]
+        ]
 
     def inject(self, credential: Credential, folder: Path) -> Injected:
         """Write the files of the credential into ``folder``, and fill in what its type injects."""

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.values import cluster_name
+
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "gpumesh.cluster."
 PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
@@ -55,6 +57,8 @@ TO_DO = {
         "check_min_busbw_gbps",
     },
 }
+#: What a playbook cannot do without.
+NEEDED = {"join": {"cluster_machines"}, "remove": {"cluster_machine"}}
 TYPES = {
     "str": {"text"},
     "path": {"text"},
@@ -70,9 +74,12 @@ def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-SURVEYS: dict[str, list[dict[str, Any]]] = load(ROOT / "playbooks" / "awx" / "data" / "surveys.yml")[
-    "gpumesh_awx_surveys"
-]
+WRITTEN = load(ROOT / "playbooks" / "awx" / "data" / "surveys.yml")
+#: As they are where no cluster is proposed.
+SURVEYS: dict[str, list[dict[str, Any]]] = {
+    playbook: [WRITTEN["__gpumesh_awx_cluster"] if isinstance(one, str) else one for one in questions]
+    for playbook, questions in WRITTEN["gpumesh_awx_surveys"].items()
+}
 SETTINGS = load(ROOT / "playbooks" / "awx" / "data" / "settings.yml")
 QUESTIONS = [(playbook, question) for playbook, survey in SURVEYS.items() for question in survey]
 
@@ -141,19 +148,38 @@ def test_a_question_is_like_its_option(playbook: str, question: dict[str, Any]) 
     kinds = {"multiplechoice"} if option["type"] == "str" and "choices" in option else TYPES[option["type"]]
     assert question["type"] in kinds
     assert len(question["question_description"]) <= 120
-    default = option.get("default", "")
-    if question["variable"] == "cluster_name":
-        assert question["default"] == "{{ gpumesh_awx_cluster_name }}"
-        assert SETTINGS["gpumesh_awx_cluster_name"] == default
-    elif option["type"] == "bool":
+    if option["type"] == "bool":
         assert question["choices"] == ["true", "false"]
-        assert question["default"] == str(default).lower()
-    elif option["type"] == "list":
-        assert question["default"].splitlines() == default
     else:
-        # AWX has a text where we have nothing: an empty list, too.
-        assert question["default"] == (default or ("" if question["type"] in ("text", "textarea") else default))
         assert question.get("choices") == option.get("choices")
+    # What is asked when nobody answers is what the role does then.
+    default = option.get("default", "")
+    told = question["question_description"]
+    if not question["required"] and default not in ("", []):
+        words = default[0] if isinstance(default, list) else str(default).lower()
+        assert f"By default {words}" in told or f"{words}, the default," in told
+
+
+@pytest.mark.parametrize(("playbook", "question"), QUESTIONS, ids=lambda value: str(value)[:60])
+def test_an_answer_that_is_not_given_leaves_it_to_the_inventory(playbook: str, question: dict[str, Any]) -> None:
+    """AWX hands on every default, also an empty one, and refuses an empty text where there is a minimum."""
+    assert "default" not in question
+    if question["type"] in ("text", "textarea"):
+        assert question["min"] == 1
+    assert question["required"] is (question["variable"] in NEEDED.get(playbook, set()))
+
+
+def test_a_cluster_is_proposed_only_where_somebody_says_so() -> None:
+    assert SETTINGS["gpumesh_awx_cluster_name"] == ""
+
+
+def test_a_question_says_which_names_a_cluster_may_have() -> None:
+    question = WRITTEN["__gpumesh_awx_cluster"]
+    longest = "a" * question["max"]
+    assert cluster_name(longest) == longest
+    with pytest.raises(ValueError, match="at most 39 lower-case letters, digits"):
+        cluster_name(longest + "a")
+    assert "a lower-case letter, then at most 39 of a-z, 0-9, - and _" in question["question_description"].lower()
 
 
 def test_collectives_are_those_of_the_module() -> None:

@@ -135,7 +135,7 @@ def test_a_layer_without_a_limit_leaves_a_host_alone_that_is_not_a_member(node: 
 def test_show(node: Node) -> None:
     job = node.run("show", limit=PAIR)
     assert job.status == "successful", job.stdout
-    assert json.dumps(job.artifacts["clusters"]).count('"a2"') > 0
+    assert json.dumps(job.artifacts["gpumesh_clusters"]).count('"a2"') > 0
     assert job.changed == {}
 
 
