@@ -20,7 +20,7 @@ import pytest
 from awx_jobs import Job, Node
 
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, Network, network
-from ansible_collections.gpumesh.cluster.tests.publication.archive import Installed
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
 
 RECORDS = Path("/var/lib/gpumesh")
 #: What a host does first: it gets records of its own.
@@ -56,6 +56,8 @@ def node(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iter
         del written["vars"]["ansible_ssh_private_key_file"]
         # The jobs have to check the keys, and know them by a credential.
         del written["vars"]["ansible_ssh_common_args"]
+        # Of what nobody answers, the inventory says how it is to be.
+        written["vars"]["cluster_manager"] = "n2"
         inventory = {"all": {"vars": written["vars"], "children": {"cluster": {"hosts": written["hosts"]}}}}
         prefix = ["ip", "netns", "exec", farm.controller.namespace]
         keys = known_hosts(folder / "host_key.pub")
@@ -112,11 +114,10 @@ def test_create_in_check_mode(node: Node) -> None:
 
 
 def test_create_with_the_answers_of_a_survey(node: Node) -> None:
-    """A text, a textarea and choices, as AWX hands them on."""
+    """A text, a textarea and choices, as AWX hands them on. Who manages is not answered, and the inventory says it."""
     job = node.run(
         "create",
         cluster_subnet="10.50.0.1/24",
-        cluster_manager="n2",
         cluster_machines="n1\nn2\nn3\n",
         cluster_prove_subnet="true",
     )
@@ -132,6 +133,26 @@ def test_a_limit_without_the_manager(node: Node) -> None:
     (cluster,) = job.artifacts["gpumesh_clusters"]
     assert "n2" in json.dumps(cluster["manager"])
     assert "n3" in json.dumps(cluster["members"])
+
+
+@pytest.mark.parametrize("limit", ["", "n1"])
+def test_the_job_after_a_failure_shows_the_clusters_and_fails(node: Node, limit: str) -> None:
+    """So the workflow fails, too: a failure that leads on to another job counts as handled."""
+    job = node.run("awx/show_failure", limit=limit)
+    assert job.status == "failed"
+    assert "Let the workflow fail" in job.stdout
+    assert "n3" in job.stdout.partition("Let the workflow fail")[0]
+    assert job.changed == {}
+
+
+def test_no_role_reads_what_a_job_hands_on(node: Node) -> None:
+    """AWX makes each artifact an extra variable of the jobs after it."""
+    names = {name for job in node.jobs for name in job.artifacts}
+    assert names == {"discover_subnets", "discover_silent_hosts", "gpumesh_clusters"}
+    for path in [*(ROOT / "roles").rglob("*.yml"), *(ROOT / "playbooks").rglob("*.yml")]:
+        text = path.read_text(encoding="utf-8")
+        for name in names:
+            assert not re.search(rf"\b{name}\b(?!:)(?!\))", text), f"{path} reads {name}"
 
 
 def test_what_cannot_work_is_refused(node: Node) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -116,19 +117,26 @@ class Node:
 
     def answers(self, playbook: str, given: dict[str, Any]) -> dict[str, Any]:
         """The extra variables of a job that was launched with these answers, as AWX hands them on."""
-        templates = {one["name"]: one for one in self.data("templates")["controller_templates"]}
-        launched = launch(self.survey(playbook), templates[f"gpumesh {playbook}"].get("extra_vars", {}), given)
+        template = self.template(playbook)
+        launched = launch(self.survey(template), template.get("extra_vars", {}), given)
         assert not launched.ignored_fields, (
             f"AWX drops {launched.ignored_fields}: the survey of {playbook} does not ask"
         )
         return launched.extra_vars
 
-    def survey(self, playbook: str) -> list[dict[str, Any]]:
-        """What the template of a playbook asks, where no cluster is proposed."""
+    def template(self, playbook: str) -> dict[str, Any]:
+        """The template of a playbook."""
+        every: list[dict[str, Any]] = self.data("templates")["controller_templates"]
+        return next(one for one in every if one["playbook"] == f"playbooks/{playbook}.yml")
+
+    def survey(self, template: dict[str, Any]) -> list[dict[str, Any]]:
+        """What a template asks, where no cluster is proposed."""
         data = self.data("surveys")
+        name = re.fullmatch(r"{{ gpumesh_awx_surveys\.(\w+) }}", template["survey_spec"]["spec"])
+        assert name, template
         return [
             data["__gpumesh_awx_cluster"] if isinstance(one, str) else one
-            for one in data["gpumesh_awx_surveys"][playbook]
+            for one in data["gpumesh_awx_surveys"][name[1]]
         ]
 
     def inject(self, credential: Credential, folder: Path) -> Injected:
@@ -166,7 +174,7 @@ class Node:
     ) -> Job:
         """``only`` are the hosts of a slice, ``host_keys`` others than those of all jobs, ``given`` the answers that are
         not the defaults of the survey."""
-        folder = self.folder / f"job{len(self.jobs) + 1}-{playbook}"
+        folder = self.folder / f"job{len(self.jobs) + 1}-{playbook.replace('/', '-')}"
         project = folder / "project"
         if self.by_name:
             project.mkdir(parents=True)
@@ -193,7 +201,7 @@ class Node:
         (folder / "env" / "envvars").write_text(yaml.safe_dump(environment))
         (folder / "env" / "ssh_key").write_text(self.key)
         (folder / "env" / "settings").write_text(yaml.safe_dump({"job_timeout": 1500}))
-        named = f"gpumesh.cluster.{playbook}" if self.by_name else f"playbooks/{playbook}.yml"
+        named = f"gpumesh.cluster.{playbook.replace('/', '.')}" if self.by_name else f"playbooks/{playbook}.yml"
         options = ["--ident", "job", "--playbook", named, "--quiet"]
         options += ["--inventory", str(folder / "inventory" / "hosts.json")]
         options += ["--limit", limit] if limit else []

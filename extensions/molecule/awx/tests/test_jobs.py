@@ -139,6 +139,13 @@ def test_show(node: Node) -> None:
     assert job.changed == {}
 
 
+def test_the_job_after_a_failure_fails(node: Node) -> None:
+    job = node.run("awx/show_failure", limit=PAIR)
+    assert job.status == "failed", job.stdout
+    assert job.artifacts.keys() == {"gpumesh_clusters"}
+    assert job.changed == {}
+
+
 @pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm"])
 def test_a_layer_with_a_limit(node: Node, playbook: str) -> None:
     """The manager is not in the job."""
@@ -218,7 +225,8 @@ def test_delete(node: Node, lab: Lab) -> None:
 
 def test_every_playbook_ran_from_the_archive(node: Node) -> None:
     """By its full name, with the roles and playbooks of the installed collection, and no other copy can be found."""
-    assert {job.playbook for job in node.jobs} == {path.stem for path in (ROOT / "playbooks").glob("*.yml")}
+    written = {path.stem for path in (ROOT / "playbooks").glob("*.yml")}
+    assert {job.playbook for job in node.jobs} == written | {"awx/show_failure"}
     for job in node.jobs:
         # What a check left there is its report; playbooks there are none.
         assert not list((job.folder / "project").rglob("*.yml"))
