@@ -88,3 +88,12 @@ def test_an_empty_list_of_something_else_is_an_answer(tmp_path: Path) -> None:
     tasks = [{"gpumesh.cluster.role_options": {"roles": ["storage"]}}]
     run = run_tasks(tmp_path, {"a": {"storage_volumes": "wrong"}}, {}, tasks, "-e", '{"storage_volumes": []}')
     assert run.code == 0, run.output
+
+
+@pytest.mark.parametrize(("given", "run"), [([], ["all_reduce"]), (["gather"], ["gather"])])
+def test_no_collectives_are_the_default_ones(tmp_path: Path, given: list[str], run: list[str]) -> None:
+    names = {"ansible.builtin.include_vars": str(ROOT / "roles" / "check" / "vars" / "main.yml")}
+    tasks = [names, {"ansible.builtin.assert": {"that": "__check_collective_names == wanted"}}]
+    extra = json.dumps({"check_collectives": given, "wanted": run})
+    done = run_tasks(tmp_path, {"a": {}}, {}, tasks, "-e", extra)
+    assert done.code == 0, done.output
