@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import MODULE, Farm, Host, network
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import MODULES, Farm, Host, network
 
 MEMBERS = int(os.environ.get("GPUMESH_LOGIN_MEMBERS", "12"))
 #: sshd begins to drop connections at random when ten wait; ours are to be far below.
@@ -45,7 +45,7 @@ def health(host: Host, members: list[Host]) -> dict[str, Any]:
     """The one check, as the module makes it."""
     peers = {peer.machine: peer.address for peer in members if peer is not host}
     options = {"machine": host.machine, "only": ["ssh.login"], "ssh_peers": peers}
-    argv = host.command(sys.executable, str(MODULE.with_name("node_health.py")))
+    argv = host.command(sys.executable, str(MODULES / "node_health.py"))
     arguments = json.dumps({"ANSIBLE_MODULE_ARGS": options})
     done = subprocess.run(argv, input=arguments, capture_output=True, text=True, check=False)
     result: dict[str, Any] = json.loads(done.stdout)
