@@ -52,9 +52,9 @@ class Lookup:
 
 
 def looked(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], there: dict[str, list[dict[str, Any]]] = THERE
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], there: dict[str, list[dict[str, Any]]] | None = None
 ) -> dict[str, Any]:
-    monkeypatch.setattr(awx_requirements, "lookup_loader", Lookup(there))
+    monkeypatch.setattr(awx_requirements, "lookup_loader", Lookup(THERE if there is None else there))
     return play(awx_requirements.ActionModule, {**GIVEN, **given}, {}).result
 
 
