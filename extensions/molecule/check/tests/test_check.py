@@ -343,7 +343,7 @@ def test_a_cluster_at_work_is_proven_where_it_has_room_and_waited_for_nowhere(la
         assert run.seconds < 150, "it waited for the job"
         (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
         assert job["status"] == "skipped"
-        assert re.search(r"job \d+ of root \(train\) holds k1, k2, k3", job["reason"])
+        assert re.search(r"job \d+ of root \(train\) occupies k1, k2, k3", job["reason"])
         (collective,) = (one for one in verdict["checks"] if one["id"].startswith("collective."))
         assert collective["status"] == "skipped" and "held by job" in collective["reason"]
     with at_work(lab, "k2"):
@@ -351,7 +351,7 @@ def test_a_cluster_at_work_is_proven_where_it_has_room_and_waited_for_nowhere(la
         assert run.code == 0, run.output
         by_id = {one["id"]: one for one in verdict["checks"] if one["id"] in ("slurm.job", "slurm.room")}
         assert (by_id["slurm.job"]["status"], by_id["slurm.job"]["actual"]) == ("pass", "2 nodes")
-        assert "holds k2" in by_id["slurm.room"]["reason"]
+        assert "occupies k2" in by_id["slurm.room"]["reason"]
 
 
 # --- A node that is unfit, and one that somebody has drained
@@ -408,7 +408,7 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
         lab.run("k1", "scontrol", "update", f"jobid={job}", "starttime=now", check=False)
         lab.wait("its job ran in the end", lambda: lab.run("k1", *shown).strip() == "COMPLETED", seconds=300)
         with faulty_mount(lab, "k3"):
-            assert "already: new cables" in lab.run("k3", PROGRAM, check=False)
+            assert "already out of service: new cables" in lab.run("k3", PROGRAM, check=False)
         # Fit as well, and still somebody else's.
         assert "left alone: new cables" in lab.run("k3", PROGRAM)
         assert state(lab, "k3") == "drained new cables"
