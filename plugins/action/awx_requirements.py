@@ -13,17 +13,15 @@ from ansible.plugins.loader import lookup_loader
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import awx
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 
 #: Nobody is there to type a password.
 _UNATTENDED = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 _PATIENCE = 60
 
 
-class ActionModule(HostAction):
+class ActionModule(ControllerAction):
     """Asks the controller, and the project's URL."""
-
-    _requires_connection = False
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 
 
-class ActionModule(HostAction):
+class ActionModule(ControllerAction):
     """Reads what all hosts have registered."""
-
-    _requires_connection = False
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 
 _SETTINGS = {
     "backend": {"type": "str", "choices": ["", "none", "wireguard", "tailscale"], "default": ""},
@@ -21,10 +21,8 @@ _SETTINGS = {
 _QUESTIONS = {"rotate_keys": {"type": "bool", "default": False}, "list_relayed": {"type": "bool", "default": False}}
 
 
-class ActionModule(HostAction):
+class ActionModule(ControllerAction):
     """Compares what is given with the record."""
-
-    _requires_connection = False
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

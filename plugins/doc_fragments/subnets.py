@@ -5,19 +5,10 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """The options of the filters that look for a shared subnet."""
+    """Which interfaces count where a shared subnet is looked for."""
 
     DOCUMENTATION = r"""
 options:
-  _input:
-    description:
-      - The results of M(gpumesh.cluster.interface_info), by host name. Only C(interfaces) is used.
-    type: dict
-    required: true
-  min_hosts:
-    description: The number of hosts that must be in the subnet. V(0) means all hosts.
-    type: int
-    default: 0
   prefer:
     description: Patterns of interface names to prefer. A subnet that uses such interfaces on all hosts comes first.
     type: list
@@ -34,9 +25,4 @@ options:
     type: list
     elements: str
     default: []
-  own_tunnels:
-    description: Patterns of the interface names of the cluster's own tunnels, which are never used as its network.
-    type: list
-    elements: str
-    default: [gpumesh*]
 """

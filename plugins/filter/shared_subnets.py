@@ -23,11 +23,25 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.subnets
 options:
+  _input:
+    description:
+      - The results of M(gpumesh.cluster.interface_info), by host name. Only C(interfaces) is used.
+    type: dict
+    required: true
+  min_hosts:
+    description: The number of hosts that must be in the subnet. V(0) means all hosts.
+    type: int
+    default: 0
   subnet:
     description:
       - Only consider this subnet, in the form that C(ip addr) prints, with or without host bits. Addresses inside it are
         used regardless of their own prefix length.
     type: str
+  own_tunnels:
+    description: Patterns of the interface names of the cluster's own tunnels, which are never used as its network.
+    type: list
+    elements: str
+    default: [gpumesh*]
 """
 
 EXAMPLES = r"""

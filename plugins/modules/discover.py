@@ -19,6 +19,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
+  - gpumesh.cluster.subnets
 attributes:
   check_mode:
     details:
@@ -41,22 +42,6 @@ options:
     description: Only consider this subnet, in the form that C(ip addr) prints, with or without host bits. Empty means any.
     type: str
     default: ""
-  prefer:
-    description: Patterns of interface names to prefer. A subnet that uses such interfaces on all hosts comes first.
-    type: list
-    elements: str
-    default: []
-  exclude:
-    description: Patterns of interface names to ignore, in addition to those of container runtimes and hypervisors.
-    type: list
-    elements: str
-    default: []
-  include:
-    description: Patterns of interface names to use even if they look like those of a container runtime or are bridges
-      without a physical port.
-    type: list
-    elements: str
-    default: []
   table_style:
     description: The characters for the frames of the tables.
     type: str
