@@ -98,6 +98,13 @@ options:
       - This host in O(record). Given with O(state=replica), the record is refused where it would newly have what another
         cluster of this host has, such as the port or the interface of its mesh.
     type: str
+  registration:
+    description:
+      - The name of the variable in which M(gpumesh.cluster.cluster_registration) is registered. It gives O(subnet),
+        O(manager), O(mesh), O(members), O(joining) and, for a new cluster, O(storage). Nothing is asked of the host where
+        nothing has to be written. A record that is returned has to be of this cluster and manager.
+      - It is read on the controller, and not sent to the host.
+    type: str
 seealso:
   - module: gpumesh.cluster.cluster_member
   - module: gpumesh.cluster.cluster_info
@@ -265,6 +272,7 @@ def main() -> None:
             "joining": interface.JOINING_OPTION,
             "record": {"type": "dict"},
             "machine": {"type": "str"},
+            "registration": {"type": "str"},
             **interface.CHANGE_OPTIONS,
         },
         required_if=[("state", "replica", ("record",))],

@@ -42,9 +42,16 @@ options:
     type: list
     elements: str
     default: []
+  interfaces:
+    description:
+      - Detect the network interfaces too, as M(gpumesh.cluster.interface_info) does. Where that fails, the records are
+        returned all the same, with C(msg) and RV(error).
+    type: bool
+    default: false
 seealso:
   - module: gpumesh.cluster.cluster
   - module: gpumesh.cluster.cluster_member
+  - module: gpumesh.cluster.interface_info
 """
 
 EXAMPLES = r"""
@@ -91,8 +98,26 @@ damaged:
     - path: /var/lib/gpumesh/clusters/lab.json
       reason: it is empty
       last_good: /var/lib/gpumesh/clusters/lab.json.good
+tun:
+  description: Whether the host has C(/dev/net/tun). Without it, Tailscale has no interface there.
+  returned: success, and O(generation) is not given
+  type: bool
+  sample: true
+interfaces:
+  description: The network interfaces. See M(gpumesh.cluster.interface_info).
+  returned: O(interfaces) is true, and they can be detected
+  type: list
+  elements: dict
+  sample: []
+host:
+  description: What belongs to the host as a whole. See M(gpumesh.cluster.interface_info).
+  returned: O(interfaces) is true, and the interfaces can be detected
+  type: dict
+  sample: {}
 error:
-  description: Why it could not run on the host. The guide on troubleshooting has the causes.
+  description:
+    - Why it could not run on the host. The guide on troubleshooting has the causes.
+    - With O(interfaces), why they cannot be detected.
   returned: failure
   type: dict
   contains:
@@ -115,14 +140,22 @@ said:
   sample: "Failed to connect to the host via ssh: Connection refused"
 """
 
+import os
+import socket
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.facts import gather
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.hostname import resolve
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, interface
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import scan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 
 
 def work(params: Dict[str, Any]) -> Outcome:
@@ -136,8 +169,17 @@ def work(params: Dict[str, Any]) -> Outcome:
         values={
             "clusters": [_shown(stored.record, params["whole"], params["known"]) for stored in found.records],
             "damaged": [damage._asdict() for damage in found.damaged],
+            "tun": os.path.exists("/dev/net/tun"),
+            **(_interfaces() if params["interfaces"] else {}),
         },
     )
+
+
+def _interfaces() -> Mapping[str, Any]:
+    try:
+        return {**gather(run, Tree(), socket.gethostname(), resolve)}
+    except GpumeshError as error:
+        return {"msg": printable(str(error)), "error": all_printable(error.as_result())}
 
 
 def _shown(record: Record, whole: Optional[Sequence[str]], known: Sequence[str]) -> Mapping[str, Any]:
@@ -157,6 +199,7 @@ def main() -> None:
             "generation": {"type": "int"},
             "whole": {"type": "list", "elements": "str"},
             "known": {"type": "list", "elements": "str", "default": []},
+            "interfaces": {"type": "bool", "default": False},
             **interface.STORE_OPTIONS,
         },
         required_by={"generation": "cluster"},

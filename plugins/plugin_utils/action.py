@@ -138,6 +138,12 @@ class HostAction(ActionBase):
         finally:
             self._extra_vars.update(given)
 
+    def of_hosts(self, *names: str) -> dict[str, dict[str, Any]]:
+        """These variables of each host of the play, failed ones too; None for one that is not set."""
+        variables = self.variables["hostvars"]
+        hosts = ((machine, variables[machine]) for machine in self.variables["ansible_play_hosts_all"])
+        return {machine: {name: own.get(name) for name in names} for machine, own in hosts}
+
     def registered(self, name: str, machines: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What a task before has registered under this name on hosts of the play; nothing for those without it."""
         variables = self.variables["hostvars"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers, to_read
 
 #: How many members outside of the play are asked beside the manager. After a hand-over every member that could be
 #: reached knows of it, so one that answers is enough; a second one is for the case that the first is down.
@@ -79,6 +79,46 @@ def witnesses(answers: Mapping[str, Answer], name: str, candidate: str) -> list[
     return [machine for machine in asked if machine not in answers]
 
 
+def to_ask(
+    held: Mapping[str, Mapping[str, Any]],
+    outside: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Mapping[str, Any]],
+    requests: Sequence[Mapping[str, Any]],
+    name: str,
+    candidate: str,
+    others: str,
+) -> list[dict[str, Any]]:
+    """Whom to ask for which records, before the one of a cluster can be found. Empty when all has been asked.
+
+    ``held``: what the hosts of the play have said; ``outside``: what others have, who were asked by earlier ``requests``.
+    ``others``: whose other clusters are wanted too, those of machines that may be ``joining``, of ``all`` or of ``none``.
+    Each is asked as machine, whole, digests and known, the last as in the module cluster_info.
+    """
+    results = {**held, **outside}
+    if others == "all":
+        ask = [{**request, "known": []} for request in to_read(results, records, None, None, requests)]
+        return _fresh(ask, requests)
+    answers = read_answers(results, records)
+    wanted = to_read(results, records, [name], None, requests)
+    if others == "joining":
+        members = {one["machine"] for copy in _copies(answers, name).values() for one in copy["members"]}
+        strangers = [machine for machine in held if machine not in members]
+        wanted += to_read(held, records, None, strangers, requests)
+    ask = [{**request, "known": []} for request in wanted]
+    before = {request["machine"] for request in requests}
+    ask += [
+        {"machine": machine, "whole": [name], "digests": [], "known": list(records)}
+        for machine in witnesses(answers, name, candidate)
+        if machine not in before
+    ]
+    return _fresh(ask, requests)
+
+
+def _fresh(ask: Sequence[dict[str, Any]], requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What was not asked before in these very words, each once."""
+    return [one for number, one in enumerate(ask) if one not in requests and one not in ask[:number]]
+
+
 def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, word: Word = NO_WORD) -> Found | None:
     """The record of a cluster: the manager's, where it can be had. None where nobody has one.
 
@@ -139,6 +179,19 @@ def refuse_manager(record: Record, known: Known) -> None:
             "machine which runs Ansible.",
             f"Where that is meant, write cluster_manager: {manager} into the inventory.",
             manager=manager,
+        )
+
+
+def refuse_other(record: Record, name: str, manager: str) -> None:
+    """Refuse the record of another cluster or manager, where the manager has returned it after a change.
+
+    Every later task believes it, and delegates to whom it names. Raises RecordError.
+    """
+    if (record["name"], record["manager"]) != (name, manager):
+        raise RecordError(
+            f"The record that was returned is of cluster '{record['name']}' with the manager {record['manager']}, and "
+            f"that of '{name}' with {manager} was expected.",
+            "Look who else changes the record (playbook show), and run it again.",
         )
 
 

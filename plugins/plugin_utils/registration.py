@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology import read_mesh, relayed_pairs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import DEFAULT_SITE, Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
@@ -53,8 +54,8 @@ def decide(
     hosts: Mapping[str, Host],
     facts: Mapping[str, Mapping[str, Any]],
     answers: Mapping[str, Answer],
-) -> dict[str, Any]:
-    """How the cluster comes to be as wished: what the module cluster takes, and who joins.
+) -> tuple[dict[str, Any], plan.Draft]:
+    """How the cluster comes to be as wished: what the module cluster takes, and who joins; and the record as it would be.
 
     ``record``: the present one. ``facts``: what interface_info returned on each host. Returns ``exists``, ``manager``,
     ``subnet``, ``mesh`` (empty where the cluster exists), ``members`` and ``joining``; ``left_out``, the machines that were
@@ -105,8 +106,9 @@ def decide(
         "enrolling": joining if _shares_only_a_tailnet(places.subnet, mesh) else [],
         "enrol_settings": mesh,
     }
-    _refuse_conflicts(wish, decision, record, answers)
-    return decision
+    draft = _draft(decision, record, wish.name)
+    _refuse_conflicts(wish, decision, draft.record, answers)
+    return decision, draft
 
 
 class _Places(NamedTuple):
@@ -268,22 +270,24 @@ def _manager(wish: Wish, record: Record | None, taking_part: Sequence[str]) -> s
     return manager
 
 
-def _refuse_conflicts(
-    wish: Wish, decision: Mapping[str, Any], record: Record | None, answers: Mapping[str, Answer]
-) -> None:
+def _draft(decision: Mapping[str, Any], record: Record | None, name: str) -> plan.Draft:
+    """The record as it would be."""
     members = _drafted(decision, record)
     if record is not None:
-        wanted = plan.join(record, members, _NO_STAMP).record
-    else:
-        wanted = plan.create(
-            "0" * 32,
-            wish.name,
-            decision["subnet"],
-            decision["manager"],
-            decision["mesh"],
-            members,
-            _NO_STAMP,
-        ).record
+        return plan.join(record, members, _NO_STAMP)
+    return plan.create("0" * 32, name, decision["subnet"], decision["manager"], decision["mesh"], members, _NO_STAMP)
+
+
+def refuse_mesh(record: Record, relays: Sequence[str]) -> None:
+    """Refuse a WireGuard mesh in which two members have no way to each other. Raises InputError.
+
+    ``record`` as it would be: the role mesh, which refuses the same, comes when the record has been changed.
+    """
+    if record["mesh"]["backend"] == "wireguard":
+        relayed_pairs(read_mesh(record, relays))
+
+
+def _refuse_conflicts(wish: Wish, decision: Mapping[str, Any], wanted: Record, answers: Mapping[str, Answer]) -> None:
     reasons = [
         reason
         for machine in decision["joining"]

@@ -48,7 +48,7 @@ def decide_removal(
             machines=strangers,
         )
     # The rules of the record itself, but for the volumes, of which the module tells more.
-    plan.remove(record, leaving, plan.Stamp(values.now(), ""), new_manager, force=True)
+    coming(record, leaving, new_manager)
     manager = record["manager"]
     answers_still = manager in answers and answers[manager].silence is None
     followed = manager == new_manager and not set(leaving).intersection(machines)
@@ -115,3 +115,8 @@ def _successor(
             manager=new_manager,
         )
     return new_manager
+
+
+def coming(record: Record, leaving: Sequence[str], new_manager: str | None) -> Record:
+    """The record as it would be."""
+    return plan.remove(record, leaving, plan.Stamp(values.now(), ""), new_manager, force=True).record

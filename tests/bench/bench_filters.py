@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 TASKS, RUNS = 20, 3
-FILTER = {"ansible.builtin.debug": {"msg": "{{ 'gpu1 gpu2' | gpumesh.cluster.machines }}"}}
+FILTER = {"ansible.builtin.debug": {"msg": "{{ ['gpu1', 'gpu2'] | gpumesh.cluster.hostlist }}"}}
 
 
 def cost(folder: Path, *tasks: dict[str, Any]) -> float:

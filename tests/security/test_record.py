@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.filter.checked_record import checked_record
-from ansible_collections.gpumesh.cluster.plugins.filter.find_cluster import find_cluster
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import witnesses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other, witnesses
+from ansible_collections.gpumesh.cluster.tests.support.decisions import find_cluster
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ansible
 from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
 
@@ -134,8 +133,8 @@ class TestWhoIsTheManager:
     @pytest.mark.parametrize("manager", ["localhost", "v", "m"])
     def test_what_the_manager_returns_after_a_change_names_no_other(self, manager: str) -> None:
         with pytest.raises(Exception, match="cannot be the name|was expected"):
-            checked_record(forged(manager), "lab", "a")
-        assert checked_record(HONEST, "lab", "a") == HONEST
+            refuse_other(model.parse(forged(manager)), "lab", "a")
+        refuse_other(model.parse(HONEST), "lab", "a")
 
 
 class TestWhatElseIsInIt:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.filter.find_cluster import find_cluster
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.evidence import judge
+from ansible_collections.gpumesh.cluster.tests.support.decisions import find_cluster
 
 #: Sets the window's title, clears the screen, the same in one byte, turns the direction of writing, halves a character.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b2Jn\u202e1\ud800"

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
+STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
 PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
 GROUP = "{{ cluster_hosts | default('cluster') }}"
 HANDED_ON = "{{ hostvars['localhost'].cluster_play_%s | default([], true) or '!all' }}"
@@ -46,7 +48,12 @@ def handed_on(folder: Path, *clusters: list[str]) -> Run:
     """Register clusters of these members, one after the other, on the hosts a to d, each with a play that follows."""
     plays: list[dict[str, Any]] = []
     for members in clusters:
-        record = {"name": "lab", "members": [{"machine": machine} for machine in members]}
+        entries = [
+            {"machine": machine, "address": f"10.77.0.{number}", "interface": "eth0"}
+            for number, machine in enumerate(members, start=1)
+        ]
+        draft = plan.create("0" * 32, "lab", "10.77.0.0/24", members[0], {}, entries, STAMP)
+        record = plan.commit(draft, STAMP)
         only = {"name": "gpumesh.cluster.cluster", "tasks_from": "members_only"}
         plays += [
             {

@@ -38,7 +38,7 @@ def test_the_first_site_has_left_it_alone(lab: Lab) -> None:
 @pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm", "check", "site"])
 def test_no_playbook_reaches_it(lab: Lab, playbook: str, tmp_path: Path) -> None:
     run = played(lab, playbook, tmp_path)
-    assert f"{OUTSIDER}: not in cluster 'security'" in run.words
+    assert f"{OUTSIDER}: not among the members of cluster 'security'" in run.words
     assert untouched(lab)
 
 

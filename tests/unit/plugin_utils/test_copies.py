@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.filter import find_cluster as filter_file
-from ansible_collections.gpumesh.cluster.plugins.filter.plan_removal import plan_removal
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import witnesses
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
+from ansible_collections.gpumesh.cluster.tests.support import decisions
 from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
 
 AT = "2026-11-20T20:31:00Z"
@@ -45,10 +44,10 @@ HOSTS: dict[str, dict[str, str]] = {f"n{n}": {"ansible_host": f"198.51.100.{n}"}
 
 
 def find_cluster(answers: dict[str, Any], name: str, **said: Any) -> dict[str, Any]:
-    found = filter_file.find_cluster(answers, name, machines=list(HOSTS), variables=HOSTS, **said)
+    found = decisions.find_cluster(answers, name, machines=list(HOSTS), variables=HOSTS, **said)
     # It is the same where each host tells the digest of its record, and each record was sent once.
     records = sent(answers.values(), {})
-    assert found == filter_file.find_cluster(
+    assert found == decisions.find_cluster(
         telling(answers), name, machines=list(HOSTS), variables=HOSTS, records=records, **said
     )
     return found
@@ -166,8 +165,10 @@ def removal(answers: dict[str, Any], leaving: list[str], **more: Any) -> dict[st
     found = find_cluster(answers, "lab", successor=lost_to)
     assert found["refusal"] == ""
     more = {"known": ["n1", "n2", "n3", "n9"], "record": found["record"], **more}
-    decided = plan_removal(answers, "lab", leaving, **more)
-    assert decided == plan_removal(telling(answers), "lab", leaving, records=sent(answers.values(), {}), **more)
+    decided = decisions.plan_removal(answers, "lab", leaving, **more)
+    assert decided == decisions.plan_removal(
+        telling(answers), "lab", leaving, records=sent(answers.values(), {}), **more
+    )
     return decided
 
 

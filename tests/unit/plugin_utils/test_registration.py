@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleFilterError
 
-from ansible_collections.gpumesh.cluster.plugins.filter.enrolled_members import enrolled_members
-from ansible_collections.gpumesh.cluster.plugins.filter.plan_registration import plan_registration
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import enrolled as enrolled_members
+from ansible_collections.gpumesh.cluster.tests.support.decisions import plan_registration
 
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
 
@@ -309,5 +309,5 @@ def test_only_those_who_join_are_enrolled() -> None:
 
 def test_an_address_of_another_range_is_refused() -> None:
     decided = decide(subnet="100.64.0.0/10", mesh=TAILNET)
-    with pytest.raises(AnsibleFilterError, match=r"n1 has 10\.9\.0\.1"):
+    with pytest.raises(InputError, match=r"n1 has 10\.9\.0\.1"):
         enrolled_members(decided, None, {"n1": ["10.9.0.1"]})

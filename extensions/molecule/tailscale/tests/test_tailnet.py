@@ -153,7 +153,7 @@ def test_a_container_without_tun_serves_no_volume(lab: Lab) -> None:
 def test_a_container_without_tun_is_a_member_and_no_node(lab: Lab) -> None:
     run = lab.play("gpumesh.cluster.site", *ALL, *with_key(), *with_archive())
     assert run.code == 0, run.output[-6000:]
-    assert "t3: in the mesh of cluster 'tailscale', and left out here. Without /dev/net/tun" in run.words
+    assert "t3: in the mesh of cluster 'tailscale', and left out of storage and Slurm." in run.words
     assert sorted(lab.run("t1", "sinfo", "--noheader", "--Node", "--format=%N").split()) == ["t1", "t2"]
     output = lab.run("t1", "srun", "--nodes=2", "--ntasks-per-node=1", "printenv", "SLURMD_NODENAME", timeout=180)
     assert sorted(output.split()) == ["t1", "t2"]

@@ -23,7 +23,7 @@ FOLDER = "{{ playbook_dir }}/{{ item.machine | default(item) | default(inventory
 WHOLE = "selectattr('schema_version', 'defined') | map(attribute='name')"
 TELL = (
     "'found ' ~ __cluster_found.record.generation ~ ' of ' ~ __cluster_found.source ~ ', told ' ~ "
-    "__cluster_found.standing | dictsort | map('first') | join(' ')"
+    "(__cluster_found.answering + __cluster_found.outside | list) | sort | join(' ')"
 )
 
 
@@ -57,7 +57,7 @@ def asked(
     later = [
         name
         for task in run.output.split("TASK [")
-        if "Read each record once" in task.split("\n")[0]
+        if task.startswith(("gpumesh.cluster.cluster : Ask them", "gpumesh.cluster.cluster : Ask these"))
         for name in re.findall(r"item=(n\d)", task)
     ]
     return found[0].strip(), re.findall(r"sent (n\d \w[\w ]*)\.", run.output), later
@@ -76,7 +76,7 @@ def test_another_record_is_asked_of_one_who_holds_it(tmp_path: Path) -> None:
 def test_a_limited_run_has_the_newer_one_of_those_whom_it_asks_besides(tmp_path: Path) -> None:
     held = {"n1": [NEW], "n2": [OLD], "n3": [OLD], "n4": [NEW]}
     found, sent, later = asked(tmp_path, held, "find", hosts="n2,n3")
-    assert (found, sent, later) == ("found 2 of n1, told n1 n2 n3 n4", [], ["n2", "n1"])
+    assert (found, sent, later) == ("found 2 of n1, told n1 n2 n3 n4", [], ["n2", "n1", "n4"])
 
 
 def test_what_was_sent_in_this_run_is_not_sent_again(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
-RECORD = {"name": "no-such-cluster", "manager": "n1", "members": [{"machine": name} for name in ("n1", "n2", "n3")]}
+STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
+ENTRIES = [{"machine": f"n{n}", "address": f"10.77.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
+RECORD = plan.commit(plan.create("0" * 32, "no-such-cluster", "10.77.0.0/24", "n1", {}, ENTRIES, STAMP), STAMP)
 MEMBERS = "{{ hostvars['localhost'].cluster_play_members }}"
 
 

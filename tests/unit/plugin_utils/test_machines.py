@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import pytest
-from ansible.errors import AnsibleFilterError
 
-from ansible_collections.gpumesh.cluster.plugins.filter.machines import machines
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
 
 
 @pytest.mark.parametrize(
@@ -16,15 +16,15 @@ from ansible_collections.gpumesh.cluster.plugins.filter.machines import machines
     [["a", "b2", "c.d"], ("a", "b2", "c.d"), "a,b2,c.d", "a, b2,\n c.d", "a b2 c.d", "a\nb2\nc.d\n", "a,b2,a,c.d"],
 )
 def test_all_the_same(given: object) -> None:
-    assert machines(given) == ["a", "b2", "c.d"]
+    assert machine_names(given) == ["a", "b2", "c.d"]
 
 
 @pytest.mark.parametrize("given", [None, "", " ", [], ","])
 def test_none(given: object) -> None:
-    assert machines(given) == []
+    assert machine_names(given) == []
 
 
 @pytest.mark.parametrize("given", [{"a": 1}, 7, "a;b", ["a b"], [None, "-x"]])
 def test_refused(given: object) -> None:
-    with pytest.raises(AnsibleFilterError, match=r"machine"):
-        machines(given)
+    with pytest.raises(InputError, match=r"machine"):
+        machine_names(given)

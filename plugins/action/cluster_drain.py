@@ -1,0 +1,134 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of cluster_drain. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import succession
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import holders_in_words, in_words, running_jobs
+
+_NODE = "/etc/slurm/node/slurmd.env"
+_REASON = "leaves the cluster"
+#: A job may have started since they were asked for.
+_LEAST_WAIT = 10
+#: What does not end, as on a machine that is dead, must not hold this up for ever.
+_LONGEST_END = 90
+
+
+class ActionModule(HostAction):
+    """Asks Slurm on the host that knows of the jobs, refuses, and then drains."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = self.arguments(
+            record=RECORD,
+            machines={"type": "list", "elements": "str"},
+            forgotten={"type": "list", "elements": "str", "default": []},
+            handing_over={"type": "bool", "default": False},
+            inspect={"type": "bool", "default": False},
+            holders={"type": "str"},
+            timeout={"type": "int", "default": 0},
+            force={"type": "bool", "default": False},
+        )
+        record = self.record()
+        scheduler = self._exists(_NODE)
+        if scheduler and given["handing_over"]:
+            self._refuse_half_a_succession(record)
+        slurm = {} if given["inspect"] or not self._has_controller() else self._ask(given["force"])
+        nodes = [node["name"] for node in slurm.get("nodes", [])]
+        if given["machines"] is not None:
+            nodes = [node for node in nodes if node in given["machines"]]
+        jobs = running_jobs(slurm.get("jobs", []), nodes)
+        changed = False
+        if given["machines"] is None:
+            self._refuse_use(record, jobs, given)
+            changed = bool(given["force"] and nodes) and self._end(nodes, jobs)
+        elif nodes:
+            self._refuse_jobs(record, jobs, given)
+            if given["force"]:
+                changed = self._end(nodes, jobs)
+            else:
+                changed = self._node(nodes, "drained", wait=max(given["timeout"], _LEAST_WAIT))
+        # The others' entry point leave does this from the machine itself, which a dead one cannot.
+        silent = [node for node in nodes if node in given["forgotten"]]
+        if silent and given["machines"] is not None:
+            changed = self._node(silent, "absent") or changed
+        return {"changed": changed, "scheduler": scheduler, "nodes": nodes, "jobs": [str(job["id"]) for job in jobs]}
+
+    def _has_controller(self) -> bool:
+        """By what it is run. These files come after its configuration and go before it ends: a run that was cut off may
+        leave a cluster that has a configuration, and nobody to ask about jobs."""
+        programs = str(self.variable("daemon_supervisor_programs", Places().supervisor_programs))
+        places = Places(supervisor_programs=programs)
+        return self._exists(places.drop_in("slurmctld")) or self._exists(places.program("slurmctld"))
+
+    def _exists(self, path: str) -> bool:
+        look = {"path": path, "get_checksum": False, "get_mime": False, "get_attributes": False}
+        return bool(self.module("ansible.builtin.stat", look)["stat"]["exists"])
+
+    def _refuse_half_a_succession(self, record: model.Record) -> None:
+        """Refuse to hand over what the manager itself has not taken over yet. Raises HostStateError."""
+        look = succession.read_look(self.module("gpumesh.cluster.slurm_state", {"state": "inspected"}))
+        if look is None:
+            raise HostStateError(f"{record['manager']} does not say what it has of a controller.", "Run it again.")
+        decided = succession.decide(record, look)
+        if decided.former:
+            decided = succession.decide(record, look, silence="it is not in the inventory")
+        if decided.refusal:
+            raise HostStateError(decided.refusal)
+
+    def _ask(self, force: bool) -> Mapping[str, Any]:
+        try:
+            return self.module("gpumesh.cluster.slurm_info", {"gather": ["nodes", "jobs"]})
+        except ModuleFailedError:
+            if not force:
+                raise
+            return {}
+
+    def _refuse_jobs(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
+        if jobs and not given["timeout"] and not given["force"]:
+            raise HostStateError(
+                f"{', '.join(given['machines'])} cannot leave cluster '{record['name']}' while jobs run there: "
+                f"{', '.join(in_words(job) for job in jobs)}.",
+                "Wait for them, with cluster_drain_timeout=SECONDS for at most that long; or cancel them with "
+                "cluster_force=true.",
+            )
+
+    def _refuse_use(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
+        held = self.registered(given["holders"], self.variables["ansible_play_hosts_all"]) if given["holders"] else {}
+        users = [*(f"job {in_words(job)}" for job in jobs), *holders_in_words(held)]
+        if users and not given["force"]:
+            raise HostStateError(
+                f"Cluster '{record['name']}' is in use: {'; '.join(users)}.",
+                "Wait for them, or end them (scancel, kill); with cluster_force=true they end with the cluster.",
+            )
+
+    def _end(self, nodes: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> bool:
+        """Cancelled first, so that they end in order; a node that is set down leaves its processes running."""
+        changed = self._node(nodes, "drained")
+        if not jobs:
+            return changed
+        if not self.check_mode:
+            self.module("ansible.builtin.command", {"argv": ["scancel", *(str(job["id"]) for job in jobs)]})
+        try:
+            self._node(nodes, "drained", wait=_LONGEST_END)
+        except ModuleFailedError as failure:
+            if "error" in failure.result:
+                self._node(nodes, "down")
+        return True
+
+    def _node(self, nodes: Sequence[str], state: str, wait: int = 0) -> bool:
+        arguments: dict[str, Any] = {"name": list(nodes), "state": state}
+        if state != "absent":
+            arguments["reason"] = _REASON
+        if wait:
+            arguments["wait"] = wait
+        return bool(self.module("gpumesh.cluster.slurm_node", arguments).get("changed"))

@@ -1,0 +1,90 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of cluster_registration. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import refuse_userspace_only, userspace_only
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide, refuse_mesh
+
+_TEXT = {"type": "str", "default": ""}
+
+
+class ActionModule(ControllerAction):
+    """Decides for all hosts of the play at once."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = self.arguments(
+            name={"type": "str", "required": True},
+            registered={"type": "str", "required": True},
+            found={"type": "str", "required": True},
+            candidate={"type": "str", "required": True},
+            subnet=_TEXT,
+            manager=_TEXT,
+            machines={"type": "raw", "default": []},
+            join_only={"type": "bool", "default": False},
+        )
+        wish = self._wish(given)
+        found = self.variables[given["found"]]
+        record = model.parse(found["record"]) if found["record"] else None
+        hosts = self.of_hosts(given["registered"], "ansible_host", "cluster_site", "cluster_endpoint", "mesh_userspace")
+        held = {machine: dict(own[given["registered"]] or {}) for machine, own in hosts.items()}
+        known = {
+            machine: Host(own["ansible_host"] or machine, own["cluster_site"] or None, own["cluster_endpoint"] or None)
+            for machine, own in hosts.items()
+        }
+        decision, coming = decide(wish, record, known, held, read_answers(held, found["records"]))
+        volumes = self.variable("storage_volumes")
+        if decision["enrol_settings"]["backend"] == "tailscale":
+            modes = {machine: own["mesh_userspace"] for machine, own in hosts.items()}
+            served = volumes or (record["storage"]["volumes"] if record else [])
+            servers = [volume["server"] for volume in served if "server" in volume]
+            taking_part = {member["machine"] for member in decision["members"]}
+            confined = [machine for machine in userspace_only(held, modes) if machine in taking_part]
+            refuse_userspace_only(confined, [decision["manager"], *servers])
+        refuse_mesh(coming.record, self.options("mesh", "relays")["relays"] or [])
+        if decision["left_out"]:
+            self.print_text(
+                f"{', '.join(decision['left_out'])}: removed from cluster '{given['name']}', and left out. The playbook "
+                f"join takes a machine back, with cluster_machines={','.join(decision['left_out'])}."
+            )
+        probed = [member for member in decision["members"] if "address" in member] if decision["joining"] else []
+        return {
+            "changed": False,
+            **decision,
+            "record": record,
+            # A copy that counts in place of the manager's does not mean that the manager has it.
+            "writes": bool(coming.changes) or found["source"] != decision["manager"],
+            "volumes": None if record else volumes,
+            "probed": [{key: member[key] for key in ("machine", "address", "interface")} for member in probed],
+        }
+
+    def _wish(self, given: Mapping[str, Any]) -> Wish:
+        machines = machine_names(given["machines"])
+        if given["join_only"] and not machines:
+            raise InputError(
+                f"Nobody was named to join cluster '{given['name']}'.",
+                "Give cluster_machines=NAME,NAME with names from the inventory's group.",
+            )
+        mesh = self.options("mesh", "backend", "subnet", "port", "interface", "mtu")
+        patterns = self.options("discover", "prefer", "exclude", "include")
+        return Wish(
+            given["name"],
+            given["subnet"] or None,
+            given["manager"] or None,
+            given["candidate"],
+            machines or None,
+            {key: value for key, value in mesh.items() if value},
+            given["join_only"],
+            {key: value or [] for key, value in patterns.items()},
+        )

@@ -1,0 +1,60 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of play_members. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import outdated
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import WHY_USERSPACE_ONLY, userspace_only
+
+
+class ActionModule(ControllerAction):
+    """Compares the hosts of the play with the record, once for all of them."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = self.arguments(
+            record=RECORD,
+            name={"type": "str"},
+            manager={"type": "str"},
+            registered={"type": "str", "required": True},
+            announce={"type": "bool", "default": False},
+        )
+        record = self.record()
+        refuse_other(record, given["name"] or record["name"], given["manager"] or record["manager"])
+        hosts = self.of_hosts(given["registered"], "mesh_userspace")
+        held = {machine: own[given["registered"]] or {} for machine, own in hosts.items()}
+        machines = [member["machine"] for member in record["members"]]
+        playing = self.variables["ansible_play_hosts"]
+        confined = []
+        if record["mesh"]["backend"] == "tailscale":
+            modes = {machine: own["mesh_userspace"] for machine, own in hosts.items()}
+            confined = [machine for machine in userspace_only(held, modes) if machine in machines]
+        if given["announce"]:
+            self._announce(record, [machine for machine in playing if machine not in machines], confined)
+        return {
+            "changed": False,
+            "record": record,
+            "members": [machine for machine in playing if machine in machines],
+            "outdated": [machine for machine in outdated(held, record) if machine in machines],
+            "userspace_only": confined,
+        }
+
+    def _announce(self, record: model.Record, strangers: list[str], confined: list[str]) -> None:
+        if strangers:
+            self.print_text(
+                f"{', '.join(sorted(strangers))}: not among the members of cluster '{record['name']}' (members: "
+                f"{', '.join(member['machine'] for member in record['members'])}), left as found. The playbook join "
+                "adds a machine."
+            )
+        if confined:
+            self.print_text(
+                f"{', '.join(sorted(confined))}: in the mesh of cluster '{record['name']}', and left out of storage "
+                f"and Slurm. {WHY_USERSPACE_ONLY}"
+            )

@@ -1,0 +1,84 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_drain
+short_description: Drain machines of a cluster in Slurm before they leave it, or refuse to
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Run it on the host that knows of the jobs, with C(run_once) and C(delegate_to).
+  - Fails while jobs run on O(machines), unless O(timeout) or O(force) says otherwise. Without O(machines) it fails while the
+    cluster is in use by a job, or by anybody that O(holders) names.
+  - Where there is no controller, there is nothing to drain.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+options:
+  record:
+    description: The cluster record.
+    type: dict
+    required: true
+  machines:
+    description: The machines that leave. When not given, the whole cluster ends.
+    type: list
+    elements: str
+  forgotten:
+    description: Those that do not answer, which Slurm is to forget.
+    type: list
+    elements: str
+    default: []
+  handing_over:
+    description: The machine that this runs on hands the cluster over, so it must have taken its queue over itself.
+    type: bool
+    default: false
+  inspect:
+    description: Only say whether there is a scheduler.
+    type: bool
+    default: false
+  holders:
+    description: The name of the variable in which M(gpumesh.cluster.holder_info) is registered on the hosts.
+    type: str
+  timeout:
+    description: How many seconds jobs may take to end. With V(0), running jobs are a reason to fail.
+    type: int
+    default: 0
+  force:
+    description: Cancel the jobs.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Drain a machine
+  gpumesh.cluster.cluster_drain:
+    record: "{{ cluster_record }}"
+    machines: [gpu2]
+    timeout: 600
+  delegate_to: "{{ cluster_record.manager }}"
+  run_once: true
+"""
+
+RETURN = r"""
+scheduler:
+  description: Whether the host is set up as a node of Slurm.
+  returned: success
+  type: bool
+nodes:
+  description: The nodes that were drained, or would be.
+  returned: success
+  type: list
+  elements: str
+jobs:
+  description: The jobs that were running there.
+  returned: success
+  type: list
+  elements: str
+"""
+
+# The work is done by the action plugin of the same name.

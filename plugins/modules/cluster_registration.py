@@ -1,0 +1,125 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_registration
+short_description: Decide how the hosts of a play become members of a cluster
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Chooses the subnet, each machine's address in it, and who joins. What cannot work is refused before anything changes.
+  - Reads what the inventory says of each host, which is C(ansible_host), C(cluster_site), C(cluster_endpoint) and
+    C(mesh_userspace), and options of the roles P(gpumesh.cluster.mesh#role), P(gpumesh.cluster.storage#role) and
+    P(gpumesh.cluster.discover#role).
+  - Runs on the controller alone, once for all hosts of the play. Give C(run_once).
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+options:
+  name:
+    description: The name of the cluster.
+    type: str
+    required: true
+  registered:
+    description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the
+      hosts, with their interfaces.
+    type: str
+    required: true
+  found:
+    description: The name of the variable in which M(gpumesh.cluster.cluster_copies) is registered.
+    type: str
+    required: true
+  candidate:
+    description: The manager of a new cluster when O(manager) is empty.
+    type: str
+    required: true
+  subnet:
+    description: The subnet that the user wants. Empty for the best one.
+    type: str
+    default: ""
+  manager:
+    description: The manager that the user wants. Empty for the present one, or for O(candidate).
+    type: str
+    default: ""
+  machines:
+    description: Who shall be a member, as a list or a text with commas or spaces. Empty for all hosts.
+    type: raw
+    default: []
+  join_only:
+    description: Refuse to create a cluster, and want O(machines).
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Decide who is in the cluster
+  gpumesh.cluster.cluster_registration:
+    name: lab
+    registered: held
+    found: found
+    candidate: gpu1
+  register: decision
+  run_once: true
+
+- name: Write the record
+  gpumesh.cluster.cluster:
+    name: lab
+    registration: decision
+  delegate_to: "{{ decision.manager }}"
+  run_once: true
+"""
+
+RETURN = r"""
+manager:
+  description: The manager.
+  returned: success
+  type: str
+subnet:
+  description: The subnet.
+  returned: success
+  type: str
+members:
+  description: The members, as M(gpumesh.cluster.cluster) takes them.
+  returned: success
+  type: list
+  elements: dict
+joining:
+  description: Those of them that are new.
+  returned: success
+  type: list
+  elements: str
+left_out:
+  description: Machines that were removed, and that only the playbook join takes back.
+  returned: success
+  type: list
+  elements: str
+enrolling:
+  description: Machines that have to be in the tailnet of RV(enrol_settings) before they have an address for the record.
+  returned: success
+  type: list
+  elements: str
+enrol_settings:
+  description: The settings of the mesh.
+  returned: success
+  type: dict
+probed:
+  description: The machines between which the subnet is to be probed, with their addresses. Empty where nobody joins.
+  returned: success
+  type: list
+  elements: dict
+writes:
+  description: Whether the record has to be written.
+  returned: success
+  type: bool
+record:
+  description: The present record. Null where the cluster is created.
+  returned: success
+  type: dict
+"""
+
+# The work is done by the action plugin of the same name.

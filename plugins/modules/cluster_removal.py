@@ -1,0 +1,92 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_removal
+short_description: Decide how machines leave a cluster
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Says where the removal is written, and refuses what cannot work before anything changes.
+  - Runs on the controller alone, once for all hosts of the play. Give C(run_once).
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+options:
+  name:
+    description: The name of the cluster.
+    type: str
+    required: true
+  registered:
+    description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.
+    type: str
+    required: true
+  found:
+    description: The name of the variable in which M(gpumesh.cluster.cluster_copies) is registered.
+    type: str
+    required: true
+  machines:
+    description: Who leaves, as a list or a text with commas or spaces.
+    type: raw
+    required: true
+  new_manager:
+    description: The member that manages the cluster from now on. Needed when the manager leaves.
+    type: str
+    default: ""
+  manager_lost:
+    description: The manager is permanently lost. The cluster is handed over from the copy of O(new_manager).
+    type: bool
+    default: false
+  untrusted:
+    description: The keys that the machines had are to be changed, which takes all members that stay.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Refuse what cannot work
+  gpumesh.cluster.cluster_removal:
+    name: lab
+    machines: gpu2
+    registered: held
+    found: found
+  register: removal
+  run_once: true
+"""
+
+RETURN = r"""
+authority:
+  description: The host on which the record is changed.
+  returned: success
+  type: str
+former_manager:
+  description: Who hands the cluster over. Empty for nobody.
+  returned: success
+  type: str
+leaving:
+  description: Who leaves.
+  returned: success
+  type: list
+  elements: str
+members_leaving:
+  description: Those of them that are members now.
+  returned: success
+  type: list
+  elements: str
+silent:
+  description: Those of them that are in the play and do not answer.
+  returned: success
+  type: list
+  elements: str
+record:
+  description: The present record.
+  returned: success
+  type: dict
+"""
+
+# The work is done by the action plugin of the same name.

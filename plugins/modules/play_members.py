@@ -1,0 +1,74 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: play_members
+short_description: Which hosts of a play are members of a cluster, and which copies of its record are out of date
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Refuses a record that is not valid, or of another cluster or manager. Every later task believes it, and delegates to
+    whom it names.
+  - Runs on the controller alone, once for all hosts of the play. Give C(run_once).
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.info_module
+options:
+  record:
+    description: The cluster record.
+    type: dict
+    required: true
+  name:
+    description: The name of the cluster that the record has to be of.
+    type: str
+  manager:
+    description: The manager that the record has to name.
+    type: str
+  registered:
+    description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.
+    type: str
+    required: true
+  announce:
+    description: Print which hosts are not among the members, and which members cannot connect to the others.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Find out which hosts are members
+  gpumesh.cluster.play_members:
+    record: "{{ written.record }}"
+    name: lab
+    registered: held
+  register: found
+  run_once: true
+"""
+
+RETURN = r"""
+record:
+  description: The record.
+  returned: success
+  type: dict
+members:
+  description: The hosts of the play that are members.
+  returned: success
+  type: list
+  elements: str
+outdated:
+  description: The members in the play that hold no copy of this very record.
+  returned: success
+  type: list
+  elements: str
+userspace_only:
+  description: The members in the play without an interface of their tailnet, which cannot connect to others.
+  returned: success
+  type: list
+  elements: str
+"""
+
+# The work is done by the action plugin of the same name.

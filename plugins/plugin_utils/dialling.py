@@ -1,0 +1,40 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Members of a tailnet that others can connect to, and that cannot connect to others as programs do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+
+WHY_USERSPACE_ONLY = (
+    "Without /dev/net/tun (or with mesh_userspace=always) Tailscale has no interface: others connect to the machine, and "
+    "it connects to them by a SOCKS proxy alone, which Slurm, NFS and NCCL cannot use. Start the container with --device "
+    "/dev/net/tun --cap-add NET_ADMIN, or ask its provider for that."
+)
+
+
+def userspace_only(held: Mapping[str, Mapping[str, Any]], modes: Mapping[str, Any]) -> list[str]:
+    """Those without an interface of a tailnet, sorted.
+
+    ``held``: what cluster_info has returned; a host that it has not asked counts as one that has an interface. ``modes``:
+    the option mesh_userspace of each host, None where it is not set.
+    """
+    return sorted(
+        machine for machine, result in held.items() if not result.get("tun", True) or modes.get(machine) == "always"
+    )
+
+
+def refuse_userspace_only(machines: Collection[str], needed: Collection[str]) -> None:
+    """Refuse a manager or a server of volumes that cannot connect to the members. Raises InputError."""
+    refused = sorted(set(machines) & set(needed))
+    if refused:
+        raise InputError(
+            f"{', '.join(refused)} cannot be the manager or serve a volume, and nothing has been changed. "
+            f"{WHY_USERSPACE_ONLY}",
+            "Or choose another machine for that.",
+            machines=refused,
+        )

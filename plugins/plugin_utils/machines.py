@@ -1,0 +1,28 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lists of machines, however they were written: on a command line, in a survey or in another playbook. Pure."""
+
+from __future__ import annotations
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
+
+
+def machine_names(given: object) -> list[str]:
+    """The names of a list, or of a text in which commas, spaces or lines separate them; each once, in their order.
+
+    Raises InputError for what is neither, and for what is not the name of a machine.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str):
+        names: list[object] = [*given.replace(",", " ").split()]
+    elif isinstance(given, (list, tuple)):
+        names = [*given]
+    else:
+        raise InputError(f"{given!r} is not a list of machines.", "Give a list, or a text such as 'gpu1,gpu2'.")
+    try:
+        return list(dict.fromkeys(values.machine_name(str(name).strip()) for name in names))
+    except ValueError as failure:
+        raise InputError(f"{failure}.", "Give inventory hostnames, separated by commas or spaces.") from failure

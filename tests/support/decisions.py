@@ -1,0 +1,115 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is decided about records, members and removals, with a refusal as a text, so that tests can look at both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.removal import decide_removal
+
+
+def find_cluster(
+    results: Mapping[str, Mapping[str, Any]],
+    name: str,
+    *,
+    machines: Sequence[str],
+    variables: Mapping[str, Mapping[str, Any]],
+    manager: str = "",
+    trusted: str = "",
+    generation: int = 0,
+    successor: str = "",
+    records: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The record of a cluster among these copies."""
+    nothing = {"refusal": "", "record": None, "source": None, "standing": {}, "replaced": [], "remarks": []}
+    known = Known(machines, variables, manager or None)
+    word = Word(trusted or None, generation or None, successor or None)
+    try:
+        found = find(read_answers(results, records), name, known, word)
+    except GpumeshError as refused:
+        return {**nothing, "refusal": printable(str(refused))}
+    if found is None:
+        return nothing
+    return {
+        "refusal": "",
+        "record": found.record,
+        "source": found.source,
+        "standing": {machine: relation._asdict() for machine, relation in found.standing.items()},
+        "replaced": list(found.replaced),
+        "remarks": [printable(remark) for remark in found.remarks],
+    }
+
+
+def plan_registration(
+    facts: Mapping[str, Mapping[str, Any]],
+    name: str,
+    *,
+    addresses: Mapping[str, str],
+    default_manager: str,
+    sites: Mapping[str, str] | None = None,
+    endpoints: Mapping[str, str] | None = None,
+    record: Mapping[str, Any] | None = None,
+    held: Mapping[str, Mapping[str, Any]] | None = None,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
+    subnet: str | None = None,
+    manager: str | None = None,
+    machines: Sequence[str] | None = None,
+    mesh: Mapping[str, Any] | None = None,
+    join_only: bool = False,
+    interfaces: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Any]:
+    """How these hosts become members."""
+    wish = Wish(
+        name,
+        subnet or None,
+        manager or None,
+        default_manager,
+        machines or None,
+        mesh or {},
+        join_only,
+        interfaces or {},
+    )
+    site_of, endpoint_of = sites or {}, endpoints or {}
+    hosts = {
+        machine: Host(address or machine, site_of.get(machine) or None, endpoint_of.get(machine) or None)
+        for machine, address in addresses.items()
+    }
+    try:
+        present = model.parse(record) if record else None
+        decision, _coming = decide(wish, present, hosts, facts, read_answers(held or {}, records))
+    except GpumeshError as refused:
+        return {"refusal": printable(str(refused))}
+    return {"refusal": "", **decision}
+
+
+def plan_removal(
+    results: Mapping[str, Mapping[str, Any]],
+    name: str,
+    leaving: Sequence[str],
+    *,
+    known: Sequence[str],
+    record: Mapping[str, Any] | None,
+    records: Mapping[str, Mapping[str, Any]] | None = None,
+    replaced: Sequence[str] = (),
+    new_manager: str | None = None,
+    manager_lost: bool = False,
+) -> dict[str, Any]:
+    """How these machines leave."""
+    answers = read_answers(results, records)
+    try:
+        drawn = model.parse(record) if record else None
+        if drawn is not None:
+            answers.update({machine: Answer([drawn], [], None) for machine in replaced})
+        decision = decide_removal(drawn, name, leaving, known, answers, new_manager or None, manager_lost)
+    except GpumeshError as refused:
+        return {"refusal": printable(str(refused))}
+    return {"refusal": "", **decision}

@@ -1,0 +1,303 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The actions of the role cluster: each decides once for all hosts of the play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.action import (
+    cluster,
+    cluster_copies,
+    cluster_drain,
+    cluster_overview,
+    cluster_registration,
+    cluster_removal,
+    play_members,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
+from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.test_registration import LAN, TAILNET
+
+STAMP = plan.Stamp("2026-11-22T07:00:00Z", "alice@desk")
+
+
+def entries(*numbers: int) -> list[dict[str, Any]]:
+    return [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0", "gpus": 2} for n in numbers]
+
+
+OLD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"port": 7}, entries(1, 2, 3), STAMP), STAMP)
+NEW = plan.commit(plan.join(OLD, [{"machine": "n2", "gpus": 4}], STAMP), STAMP)
+NOTHING: dict[str, Any] = {"clusters": [], "damaged": [], "tun": True}
+SILENT = {"unreachable": True, "msg": "no route to host"}
+COPIES = {"name": "lab", "registered": "held", "earlier": "found", "candidate": "n1"}
+
+
+def holding(*records: Any) -> dict[str, Any]:
+    return {**NOTHING, "clusters": list(records)}
+
+
+def on_hosts(
+    action: Any, arguments: dict[str, Any], hosts: dict[str, dict[str, Any]], results: Any = None, **own: Any
+) -> Played:
+    """Run it once for these hosts, with their variables; ``own``: those of the first besides."""
+    variables = {
+        "inventory_hostname": next(iter(hosts)),
+        "hostvars": {**{f"n{n}": {} for n in range(1, 10)}, **hosts},
+        "ansible_play_hosts_all": list(hosts),
+        "ansible_play_hosts": list(hosts),
+        "groups": {"all": [f"n{n}" for n in range(1, 10)]},
+        **own,
+    }
+    return play(action.ActionModule, arguments, results or {}, variables)
+
+
+def held(**answers: Any) -> dict[str, dict[str, Any]]:
+    return {machine: {"held": answer} for machine, answer in answers.items()}
+
+
+class TestCopies:
+    def test_when_all_are_in_the_play_nobody_else_is_asked(self) -> None:
+        told = {**telling({name: holding(NEW) for name in ("n2", "n3")}), "n1": holding(NEW)}
+        found = on_hosts(cluster_copies, COPIES, held(**told)).result
+        assert (found["ask"], found["record"], found["source"]) == ([], NEW, "n1")
+        assert found["answering"] == ["n2", "n3", "n1"]
+
+    def test_a_limited_run_asks_the_manager_and_takes_its_newer_record(self) -> None:
+        hosts = held(n2=holding(OLD))
+        first = on_hosts(cluster_copies, COPIES, hosts).result
+        assert [request["machine"] for request in first["ask"]] == ["n1", "n3"]
+        assert all(request["known"] == list(first["records"]) for request in first["ask"])
+        asked = {"results": [{**holding(NEW), "item": item} for item in first["ask"]]}
+        again = {**COPIES, "asked": "asked"}
+        found = on_hosts(cluster_copies, again, hosts, found=first, asked=asked).result
+        assert (found["ask"], found["record"], found["source"]) == ([], NEW, "n1")
+        assert found["answering"] == ["n2"]
+        # What has been decided stays.
+        assert on_hosts(cluster_copies, again, hosts, found=found, asked={"results": []}).result == found
+
+    def test_what_one_tells_of_and_does_not_send_is_asked_of_others_and_then_damaged(self) -> None:
+        hosts = held(n1=SILENT, **telling({"n2": holding(NEW), "n3": holding(NEW)}))
+        asked, found = {}, {}
+        machines = []
+        while not found or found["ask"]:
+            more = {"found": found, "asked": asked} if found else {}
+            arguments = {**COPIES, **({"asked": "asked"} if found else {}), "refuse": False}
+            found = on_hosts(cluster_copies, arguments, hosts, **more).result
+            machines.append([request["machine"] for request in found["ask"]])
+            asked = {"results": [{**NOTHING, "item": item} for item in found["ask"]]}
+        assert machines == [["n2"], ["n3"], []]
+        assert "told of and not sent" in found["refusal"]
+
+    def test_contradicting_copies_are_refused_and_one_that_is_trusted_replaces_others(self) -> None:
+        other = plan.commit(plan.join(OLD, [{"machine": "n3", "gpus": 8}], STAMP), STAMP)
+        hosts = held(n1=holding(NEW), n2=holding(other), n3=holding(NEW))
+        refused = on_hosts(cluster_copies, COPIES, hosts).result
+        assert refused["failed"] and "contradict" in refused["msg"]
+        found = on_hosts(cluster_copies, {**COPIES, "trusted_copy": "n1"}, hosts).result
+        assert found["replaced"] == ["n2"]
+
+    def test_a_cluster_that_is_not_there(self) -> None:
+        hosts = held(n1=NOTHING)
+        assert on_hosts(cluster_copies, COPIES, hosts).result["record"] is None
+        assert on_hosts(cluster_copies, {**COPIES, "required": True}, hosts).result["failed"]
+
+    @pytest.mark.parametrize(("others", "asked"), [("none", []), ("joining", ["n4"]), ("all", ["n1", "n4"])])
+    def test_other_clusters_are_read_where_they_are_wanted(self, others: str, asked: list[str]) -> None:
+        two = plan.commit(plan.create("1" * 32, "two", "10.1.0.0/24", "n1", {}, entries_on(1), STAMP), STAMP)
+        three = plan.commit(plan.create("2" * 32, "three", "10.2.0.0/24", "n4", {}, entries_on(4), STAMP), STAMP)
+        one = telling({"n1": holding(two)})["n1"]["clusters"]
+        hosts = held(n1=holding(NEW, *one), n2=holding(NEW), n3=holding(NEW), n4=telling({"n4": holding(three)})["n4"])
+        found = on_hosts(cluster_copies, {**COPIES, "others": others}, hosts).result
+        assert [request["machine"] for request in found["ask"]] == asked
+
+
+def entries_on(number: int) -> list[dict[str, Any]]:
+    return [{"machine": f"n{number}", "address": f"10.{1 if number == 1 else 2}.0.1", "interface": "eth0"}]
+
+
+class TestMembers:
+    GIVEN = {"record": NEW, "registered": "held"}
+
+    def test_who_is_a_member_and_who_has_another_record(self) -> None:
+        hosts = held(n1=holding(NEW), n2=holding(OLD), n4=NOTHING)
+        found = on_hosts(play_members, self.GIVEN, hosts).result
+        assert (found["members"], found["outdated"], found["userspace_only"]) == (["n1", "n2"], ["n2"], [])
+
+    @pytest.mark.parametrize("expected", [{"name": "two"}, {"manager": "n2"}])
+    def test_a_record_that_is_another_one_is_refused(self, expected: dict[str, str]) -> None:
+        refused = on_hosts(play_members, {**self.GIVEN, **expected}, held(n1=NOTHING)).result
+        assert refused["failed"] and "was expected" in refused["msg"]
+
+    def test_members_of_a_tailnet_without_an_interface(self) -> None:
+        members = [
+            {**one, "mesh": {"address": f"100.64.0.{number}"}} for number, one in enumerate(entries(1, 2, 3), start=1)
+        ]
+        draft = plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", TAILNET, members, STAMP)
+        hosts = {
+            "n1": {"held": NOTHING},
+            "n2": {"held": {**NOTHING, "tun": False}},
+            "n3": {"held": NOTHING, "mesh_userspace": "always"},
+            # It is not a member: that is not for this to judge.
+            "n4": {"held": {**NOTHING, "tun": False}},
+        }
+        given = {**self.GIVEN, "record": plan.commit(draft, STAMP)}
+        assert on_hosts(play_members, given, hosts).result["userspace_only"] == ["n2", "n3"]
+
+
+class TestRegistration:
+    GIVEN = {"name": "lab", "registered": "held", "found": "found", "candidate": "n1"}
+    NONE = {"record": None, "source": None, "records": {}}
+
+    def test_a_new_cluster_is_written(self) -> None:
+        hosts = {machine: {"held": {**NOTHING, **facts}} for machine, facts in LAN.items()}
+        hosts["n2"]["cluster_site"], hosts["n1"]["cluster_endpoint"] = "b", "192.0.2.1"
+        decision = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE, mesh_port=7).result
+        assert (decision["manager"], decision["writes"], decision["mesh"]) == ("n1", True, {"port": 7})
+        assert [member["site"] for member in decision["members"]] == ["default", "b", "default"]
+        assert [one["machine"] for one in decision["probed"]] == ["n1", "n2", "n3"]
+        record = plan.commit(
+            plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"port": 7}, decision["members"], STAMP), STAMP
+        )
+        results = {"gpumesh.cluster.cluster": [{"changed": True, "record": record}]}
+        arguments = {"name": "lab", "registration": "decision"}
+        written = on_hosts(cluster, arguments, hosts, results, decision=decision)
+        ((_module, parameters),) = written.ran
+        assert parameters["members"] == decision["members"] and parameters["mesh"] == {"port": 7}
+
+    def test_a_record_that_the_manager_returns_has_to_be_of_the_cluster_and_name_it(self) -> None:
+        hosts = {machine: {"held": {**NOTHING, **facts}} for machine, facts in LAN.items()}
+        decision = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE).result
+        forged = plan.commit(plan.hand_over(OLD, "n3"), STAMP)
+        results = {"gpumesh.cluster.cluster": [{"changed": True, "record": forged}]}
+        arguments = {"name": "lab", "registration": "decision"}
+        refused = on_hosts(cluster, arguments, hosts, results, decision=decision).result
+        assert refused["failed"] and "was expected" in refused["msg"]
+
+    def test_what_is_as_it_should_be_is_not_written(self) -> None:
+        hosts = {machine: {"held": {**holding(OLD), **facts}} for machine, facts in LAN.items()}
+        found = {"record": OLD, "source": "n1", "records": {}}
+        decision = on_hosts(cluster_registration, self.GIVEN, hosts, found=found).result
+        assert (decision["writes"], decision["joining"], decision["probed"]) == (False, [], [])
+        arguments = {"name": "lab", "registration": "decision"}
+        written = on_hosts(cluster, arguments, hosts, decision=decision)
+        assert (written.ran, written.result["record"], written.result["changed"]) == ([], OLD, False)
+        # The copy of another one does not say what the manager has.
+        other = on_hosts(cluster_registration, self.GIVEN, hosts, found={**found, "source": "n2"}).result
+        assert other["writes"]
+
+    def test_a_host_that_does_not_answer_and_nobody_to_join(self) -> None:
+        hosts = {"n1": {"held": {**NOTHING, **LAN["n1"]}}, "n2": {"held": SILENT}}
+        refused = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE).result
+        assert refused["failed"] and refused["error"]["machines"] == ["n2"]
+        refused = on_hosts(cluster_registration, {**self.GIVEN, "join_only": True}, hosts, found=self.NONE).result
+        assert refused["failed"] and "Nobody was named" in refused["msg"]
+
+    def test_a_manager_that_cannot_connect_to_members(self) -> None:
+        hosts = {machine: {"held": {**NOTHING, "tun": machine != "n1", **facts}} for machine, facts in LAN.items()}
+        refused = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE, mesh_backend="tailscale").result
+        assert refused["failed"] and refused["error"]["machines"] == ["n1"]
+
+    @pytest.mark.parametrize(("relays", "said"), [([], "have no way to each other"), (["n9"], "mesh_relays names n9")])
+    def test_a_mesh_in_which_two_members_have_no_way_to_each_other(self, relays: list[str], said: str) -> None:
+        hosts: dict[str, dict[str, Any]] = {
+            machine: {"held": {**NOTHING, **facts}, "cluster_site": machine} for machine, facts in LAN.items()
+        }
+        refused = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE, mesh_relays=relays).result
+        assert refused["failed"] and said in refused["msg"]
+
+
+class TestRemoval:
+    GIVEN = {"name": "lab", "registered": "held", "found": "found", "machines": "n2"}
+    HOSTS = held(n1=holding(NEW), n2=SILENT, n3=holding(NEW))
+    FOUND = {"record": NEW, "outside": {}, "records": {}, "replaced": [], "answering": ["n1", "n3"]}
+
+    def test_a_dead_machine_leaves(self) -> None:
+        decided = on_hosts(cluster_removal, self.GIVEN, self.HOSTS, found=self.FOUND).result
+        assert (decided["authority"], decided["former_manager"]) == ("n1", "")
+        assert decided["leaving"] == decided["members_leaving"] == decided["silent"] == ["n2"]
+
+    def test_keys_are_changed_with_all_members_that_stay(self) -> None:
+        given = {**self.GIVEN, "machines": "n3", "untrusted": True}
+        refused = on_hosts(cluster_removal, given, self.HOSTS, found=self.FOUND).result
+        assert refused["failed"] and refused["error"]["machines"] == ["n2"]
+        given["machines"] = ["n2"]
+        assert not on_hosts(cluster_removal, given, self.HOSTS, found=self.FOUND).result.get("failed")
+        own = on_hosts(cluster_removal, given, self.HOSTS, found=self.FOUND, munge_key_file="/root/key").result
+        assert own["failed"] and "/root/key" in own["msg"]
+
+
+class TestDrain:
+    JOBS = [{"id": 17, "user": "alice", "name": "train", "nodes": ["n2"], "state": "running"}]
+    SLURM = {"nodes": [{"name": "n1"}, {"name": "n2"}], "jobs": JOBS}
+    STAT = "ansible.builtin.stat"
+
+    @staticmethod
+    def there(*exist: bool) -> list[dict[str, Any]]:
+        return [{"stat": {"exists": one}} for one in exist]
+
+    def drain(self, jobs: list[Any], more: dict[str, Any], **given: Any) -> Played:
+        results = {
+            self.STAT: self.there(True, True),
+            "gpumesh.cluster.slurm_info": [{**self.SLURM, "jobs": jobs}],
+            "gpumesh.cluster.slurm_node": [{"changed": True}] * 3,
+            **more,
+        }
+        hosts = held(n1={"holders": []}, n2={"holders": ["vim (7) in /data"]})
+        return on_hosts(cluster_drain, {"record": NEW, **given}, hosts, results)
+
+    def test_without_a_controller_there_is_nothing_to_drain(self) -> None:
+        played = self.drain([], {self.STAT: self.there(False, False, False)}, machines=["n2"])
+        assert (played.result["scheduler"], played.result["changed"]) == (False, False)
+
+    def test_running_jobs_are_a_reason_to_refuse(self) -> None:
+        refused = self.drain(self.JOBS, {}, machines=["n2"]).result
+        assert refused["failed"] and "17 of alice (train on n2)" in refused["msg"]
+
+    def test_they_get_time_or_are_cancelled(self) -> None:
+        played = self.drain(self.JOBS, {}, machines=["n2"], timeout=60, forgotten=["n2"])
+        nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
+        assert [(one["state"], one.get("wait")) for one in nodes] == [("drained", 60), ("absent", None)]
+        more = {
+            "ansible.builtin.command": [{"changed": True}],
+            "gpumesh.cluster.slurm_node": [{"changed": True}, {"failed": True, "error": {}}, {"changed": True}],
+        }
+        played = self.drain(self.JOBS, more, machines=["n2"], force=True)
+        assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.ran
+        nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
+        assert [one["state"] for one in nodes] == ["drained", "drained", "down"]
+
+    def test_a_cluster_ends_when_nobody_uses_it(self) -> None:
+        refused = self.drain(self.JOBS, {}, holders="held").result
+        assert "job 17 of alice" in refused["msg"] and "n2: vim (7) in /data" in refused["msg"]
+        assert not self.drain([], {}).result["changed"]
+        forced = self.drain([], {}, holders="held", force=True).result
+        assert forced["changed"] and forced["nodes"] == ["n1", "n2"]
+
+
+def test_the_overview_is_shown_and_handed_on(tmp_path: Path) -> None:
+    hosts = {
+        "n1": {"held": holding(NEW), "layers": {"drift": {"names": "would change"}, "munge_key": "ab"}},
+        "n2": {"held": SILENT},
+    }
+    found = {"record": NEW, "outside": {}, "records": {}}
+    given = {
+        "registered": "held",
+        "found": "found",
+        "tunnel": "tunnel",
+        "tailnet": "tailnet",
+        "host": "layers",
+        "volumes": "volumes",
+    }
+    shown = on_hosts(cluster_overview, given, hosts, found=found, check_report_dir=str(tmp_path)).result
+    (cluster_shown,) = shown["clusters"]
+    assert shown["ansible_stats"]["data"] == {"gpumesh_clusters": shown["clusters"]}
+    assert cluster_shown["members"][0]["drift"]["names"] == "would change"
+    assert "n2 does not answer" in shown["text"]
+    given["output"] = "json"
+    assert on_hosts(cluster_overview, given, hosts, found=found).result["text"].startswith('[{"name": "lab"')

@@ -1,0 +1,29 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who uses a cluster, in words."""
+
+from __future__ import annotations
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import holders_in_words, in_words, running_jobs
+
+JOBS = [
+    {"id": 17, "user": "alice", "name": "train", "nodes": ["n2", "n3"], "state": "running"},
+    {"id": 18, "user": "bob", "name": "eval", "nodes": ["n1"], "state": "completing"},
+    {"id": 19, "user": "bob", "name": "late", "nodes": ["n1", "n3"], "state": "pending"},
+]
+
+
+def test_jobs_have_a_number_a_user_a_name_and_nodes() -> None:
+    assert in_words(JOBS[0]) == "17 of alice (train on n2, n3)"
+
+
+def test_only_jobs_that_run_on_some_nodes() -> None:
+    assert [job["id"] for job in running_jobs(JOBS, ["n3"])] == [17]
+    assert [job["id"] for job in running_jobs(JOBS, ["n1", "n2", "n3"])] == [17, 18]
+    assert running_jobs(JOBS, []) == []
+
+
+def test_who_holds_what_by_machine() -> None:
+    results = {"n1": {"holders": ["vim (7) in /data", "sshd (8)"]}, "n2": {"holders": []}, "n3": {}}
+    assert holders_in_words(results) == ["n1: vim (7) in /data, sshd (8)"]
