@@ -338,3 +338,18 @@ def wait_until_ready(
             wanted = ready.path or f"{ready.address}:{ready.port}"
             raise HostStateError(f"{name} runs, but {wanted} is not there after {seconds:g} s.", "See its log.")
         sleep(0.25)
+
+
+def bring_about(
+    run: Runner, manager: str, daemon: Daemon, places: Places, ready: Ready, seconds: float, look_only: bool
+) -> Plan:
+    """Plan, and unless this is a look apply it and wait until the daemon can be used; the plan.
+
+    Raises HostStateError where it does not start, or cannot be used after ``seconds``.
+    """
+    plan = make_plan(run, manager, daemon, places)
+    if not look_only:
+        apply(run, manager, daemon, places, plan)
+        if daemon.state != "absent":
+            wait_until_ready(daemon.name, ready, seconds)
+    return plan

@@ -13,12 +13,15 @@ import json
 import os
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 THINGS = ("munge", "job_environment", "slurm")
 _FILE = "owners.json"
+_LAYER_FILE = "/etc/gpumesh/job_environment.json"
 
 
 class Owner(NamedTuple):
@@ -29,6 +32,25 @@ class Owner(NamedTuple):
 
 
 Owners = Mapping[str, Owner]
+
+
+class Note(NamedTuple):
+    """The file of this host, as it is and as it is to be: nobody's is no file.
+
+    ``member``: whether the host holds a copy of the cluster's record, or something that it owned. ``others``: what belongs
+    to other clusters.
+    """
+
+    path: str
+    before: Optional[str]
+    after: Optional[str]
+    member: bool
+    others: List[str]
+
+    @property
+    def changed(self) -> bool:
+        """Whether it has to be written."""
+        return self.before != self.after
 
 
 def path_beside(records: str) -> str:
@@ -105,3 +127,34 @@ def _cluster_in(layer: str) -> str:
     except ValueError:
         return ""
     return str(document.get("cluster", "")) if isinstance(document, dict) else ""
+
+
+# --- This host
+
+
+def look(records: str, cluster: Owner, things: Optional[Iterable[str]]) -> Note:
+    """What the file says once the cluster has these things too; with None, once it has left. ``records``: their folder.
+
+    Raises HostStateError where another cluster has one of them.
+    """
+    path = path_beside(records)
+    found = store.scan(records)
+    held = [one.record for one in found.records]
+    damaged = [os.path.basename(one.path)[: -len(".json")] for one in found.damaged]
+    text = files.read_text(path)
+    noted = parse(text, path)
+    present = known(noted, held, files.read_text(_LAYER_FILE), damaged)
+    wanted = release(present, cluster) if things is None else claim(present, things, cluster)
+    # A copy that is damaged tells that there was a sound one.
+    copies = [record["id"] for record in held] + [cluster.id for name in damaged if name == cluster.name]
+    member = cluster in noted.values() or cluster.id in copies
+    return Note(path, text, render(wanted) if wanted else None, member, of_others(present, cluster))
+
+
+def write(note: Note) -> None:
+    """Bring it about."""
+    if note.changed and note.after is None:
+        files.remove_file(note.path)
+    elif note.changed and note.after is not None:
+        os.makedirs(os.path.dirname(note.path), mode=0o755, exist_ok=True)
+        files.write_atomic(note.path, note.after, 0o644)

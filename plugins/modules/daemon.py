@@ -142,12 +142,8 @@ def work(module: AnsibleModule) -> Outcome:
     manager = daemon.service_manager(Tree())
     if daemon.supervisord_missing(manager):
         return Outcome(False, {"service_manager": manager, "missing": wanted.state != "absent", "restarted": False})
-    plan = daemon.make_plan(run, manager, wanted, places)
-    if not module.check_mode:
-        daemon.apply(run, manager, wanted, places, plan)
-        if wanted.state != "absent":
-            ready = daemon.Ready(given["ready_path"], given["ready_address"], given["ready_port"])
-            daemon.wait_until_ready(wanted.name, ready, given["ready_timeout"])
+    ready = daemon.Ready(given["ready_path"], given["ready_address"], given["ready_port"])
+    plan = daemon.bring_about(run, manager, wanted, places, ready, given["ready_timeout"], module.check_mode)
     values = {"service_manager": manager, "missing": False, "restarted": plan.restarts}
     return Outcome(plan.changed, values, plan.before, plan.after, plan.path)
 

@@ -62,45 +62,22 @@ others:
   sample: [munge, slurm]
 """
 
-import os
-
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import files, owners
+from ansible_collections.gpumesh.cluster.plugins.module_utils import owners
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import interface, store
-
-_LAYER_FILE = "/etc/gpumesh/job_environment.json"
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import interface
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Do what the parameters say."""
     given = module.params
-    path = owners.path_beside(given["path"])
-    found = store.scan(given["path"])
-    held = [one.record for one in found.records]
-    damaged = [os.path.basename(one.path)[: -len(".json")] for one in found.damaged]
-    text = files.read_text(path)
-    noted = owners.parse(text, path)
-    present = owners.known(noted, held, files.read_text(_LAYER_FILE), damaged)
     cluster = owners.Owner(given["cluster"], given["cluster_id"])
-    if given["state"] == "absent":
-        wanted = owners.release(present, cluster)
-    else:
-        wanted = owners.claim(present, given["things"], cluster)
-    # Nobody's is no file: a host that has left its last cluster has nothing of ours.
-    after = owners.render(wanted) if wanted else None
-    if after != text and not module.check_mode:
-        if after is None:
-            files.remove_file(path)
-        else:
-            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-            files.write_atomic(path, after, 0o644)
-    # A copy that is damaged tells that there was a sound one.
-    copies = [record["id"] for record in held] + [cluster.id for name in damaged if name == cluster.name]
-    member = cluster in noted.values() or cluster.id in copies
-    values = {"member": member, "others": owners.of_others(present, cluster)}
-    return Outcome(after != text, values, text or "", after or "", path)
+    note = owners.look(given["path"], cluster, None if given["state"] == "absent" else given["things"])
+    if not module.check_mode:
+        owners.write(note)
+    values = {"member": note.member, "others": note.others}
+    return Outcome(note.changed, values, note.before or "", note.after or "", note.path)
 
 
 def main() -> None:

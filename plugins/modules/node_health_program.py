@@ -96,58 +96,21 @@ path:
   sample: /usr/local/sbin/gpumesh-node-health
 """
 
-import os
 import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
-    remove_file,
-    write_atomic,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.package import build
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import (
-    DRAIN_ON,
-    settings_of,
-)
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import (
-    Outcome,
-    exit_with,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import package
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import DRAIN_ON, settings_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
-
-_MODE = 0o755
-
-
-def _current(path: str) -> bytes:
-    """The file as it is; nothing where there is none, or one that may not be executed as it should."""
-    try:
-        with open(path, "rb") as stream:
-            if os.fstat(stream.fileno()).st_mode & 0o7777 == _MODE:
-                return stream.read()
-    except FileNotFoundError:
-        pass
-    return b""
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Write or remove the file."""
-    path = module.params["path"]
-    values = {"path": path}
-    if module.params["state"] == "absent":
-        there = os.path.lexists(path)
-        if there and not module.check_mode:
-            remove_file(path)
-        return Outcome(there, values, f"{path}\n" if there else "", "", path)
-    content = build(sys.executable, settings_of(module.params))
-    current = _current(path)
-    if content == current:
-        return Outcome(False, values)
-    if not module.check_mode:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        write_atomic(path, content, _MODE)
-    # An archive is nothing to read.
-    return Outcome(True, values, "the program of before\n" if current else "", "the program\n", path)
+    given = module.params
+    content = None if given["state"] == "absent" else package.build(sys.executable, settings_of(given))
+    return bring_about([package.part(given["path"], content)], {"path": given["path"]}, module.check_mode)
 
 
 def main() -> None:

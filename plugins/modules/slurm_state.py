@@ -18,10 +18,14 @@ description:
   - A marker in the folder says of which cluster the state is, and in which tenures of which managers it has come about. A
     tenure is the time in which one machine has managed the cluster, named by the generation of the record with which it
     began.
+  - With O(record) and V(state=inspected), it decides whose queue counts, by the history of the record and the markers. A
+    manager goes on with the queue of its own time, or takes over that of the manager before. It is refused an empty queue
+    while another machine may have one that counts.
   - Works with the rights of O(user), and takes nothing but plain files below O(folder) from the other manager.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
 attributes:
   diff_mode:
     support: none
@@ -39,6 +43,24 @@ options:
     type: str
     choices: [packed, exported, imported, inspected, marked, retired]
     required: true
+  manager_queue:
+    description: What V(inspected) has returned on the manager, where the machine is asked that managed before.
+    type: dict
+  member_queue:
+    description: What V(inspected) has returned on a machine that does not manage the cluster, where the manager is asked.
+    type: dict
+  known:
+    description: The machines that can be asked. By default those of the inventory.
+    type: list
+    elements: str
+  handing:
+    description: The machine that has just ended its controller to hand it over. Empty for nobody.
+    type: str
+    default: ""
+  lost:
+    description: The machine that was the manager before is lost for good, and the queue with it.
+    type: bool
+    default: false
   part:
     description: Which part, from 0 on.
     type: int
@@ -155,6 +177,20 @@ node:
   description: Whether the host is set up as a node of Slurm.
   type: bool
   returned: O(state=inspected)
+succession:
+  description:
+    - What the manager does, C(action), V(go_on) with what is there, V(mark) it as of this time, or V(take) it over first.
+    - C(former) is the machine to ask before anything is decided, empty where nobody has to be asked.
+    - C(retire) is what becomes of an older queue of the manager, V(keep) or V(delete), empty where there is none.
+    - C(tenures) are those in which the queue has come about, for V(mark) and V(take).
+  type: dict
+  returned: with O(record), unless with O(member_queue)
+leftover:
+  description:
+    - What becomes of the queue of a machine that does not manage the cluster. V(delete) once the manager's has grown out of
+      it, V(keep) where it has not, and empty where the manager itself has not got the queue that counts.
+  type: str
+  returned: with O(record) and O(member_queue)
 kept:
   description: The folder into which the state was moved. Empty where there was none, or it was deleted.
   type: str
@@ -228,6 +264,12 @@ def main() -> None:
                 "choices": ["packed", "exported", "imported", "inspected", "marked", "retired"],
                 "required": True,
             },
+            "record": {"type": "dict"},
+            "manager_queue": {"type": "dict"},
+            "member_queue": {"type": "dict"},
+            "known": {"type": "list", "elements": "str"},
+            "handing": {"type": "str", "default": ""},
+            "lost": {"type": "bool", "default": False},
             "part": {"type": "int", "default": 0},
             "parts": {"type": "int"},
             "checksum": {"type": "str"},

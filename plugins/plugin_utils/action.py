@@ -18,7 +18,7 @@ from ansible import constants
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 
@@ -158,6 +158,17 @@ class HostAction(ActionBase):
         """The whole path of a file on the controller, as tasks that are delegated there take one."""
         return str(Path(self._loader.get_basedir(), path).absolute())
 
+    @property
+    def delegated(self) -> bool:
+        """Whether the modules run on another host than the task's."""
+        return self._task.delegate_to not in (None, self.variables.get("inventory_hostname"))
+
+    def supervisor(self) -> dict[str, Any]:
+        """Where supervisord has its files on the host: options that are the same for every daemon of it."""
+        host = self.variables["hostvars"][self._task.delegate_to] if self.delegated else self.variables
+        named = {name: f"daemon_{name}" for name in ("supervisor_config", "supervisor_programs")}
+        return {name: self._templar.template(host[given]) for name, given in named.items() if host.get(given)}
+
     def options(self, role: str, *names: str) -> dict[str, Any]:
         """Options of one of our roles, without its name before theirs, as a run of the role on this host has them.
 
@@ -193,10 +204,15 @@ class HostAction(ActionBase):
         self.install(packages)
         return {**self.module(name, arguments), "changed": True}
 
+    def refuse_missing(self, names: Sequence[str]) -> None:
+        """Refuse what is still missing after the packages are installed. Raises HostStateError."""
+        if names and not self.check_mode:
+            raise HostStateError(f"The packages are installed, and {', '.join(names)} cannot be found.", "See them.")
+
     @cached_property
     def package_manager(self) -> str:
         """The module of the host that installs packages, such as apt."""
-        facts = self.variables.get("ansible_facts", {})
+        facts = {} if self.delegated else self.variables.get("ansible_facts", {})
         if "pkg_mgr" not in facts:
             facts = self.module("ansible.builtin.setup", {"gather_subset": ["!all", "!min", "pkg_mgr"]})[
                 "ansible_facts"

@@ -14,9 +14,14 @@ import importlib
 import inspect
 import io
 import json
+import os
 import zipfile
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
+
+_MODE = 0o755
 _ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
 _ENTRY = f"{_ROOT}.health.program"
 #: Equal contents give equal archives: no file has a time.
@@ -78,3 +83,35 @@ def build(interpreter: str, settings: Mapping[str, Any]) -> bytes:
         for path in sorted(contents):
             writer.writestr(zipfile.ZipInfo(path, _EPOCH), contents[path])
     return archive.getvalue()
+
+
+def part(path: str, content: Optional[bytes]) -> Part:
+    """The program as it is to be on this host; with no content it goes. An archive is nothing to read, so none is shown."""
+    if content is None:
+        there = os.path.lexists(path)
+        return Part(there, f"{path}\n" if there else "", "", lambda: _remove(path))
+    current = _current(path)
+    if current == content:
+        return Part(False, "", "", lambda: None)
+    before = f"{path}: the program of before\n" if current else ""
+    return Part(True, before, f"{path}: the program\n", lambda: _write(path, content))
+
+
+def _current(path: str) -> bytes:
+    """The file as it is; nothing where there is none, or one that may not be executed as it should."""
+    try:
+        with open(path, "rb") as stream:
+            if os.fstat(stream.fileno()).st_mode & 0o7777 == _MODE:
+                return stream.read()
+    except FileNotFoundError:
+        pass
+    return b""
+
+
+def _write(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    write_atomic(path, content, _MODE)
+
+
+def _remove(path: str) -> None:
+    remove_file(path)

@@ -50,8 +50,9 @@ def plan(
     serve: bool,
     folder: str,
     runs: Optional[Mapping[str, str]] = None,
+    leave: Sequence[str] = (),
 ) -> Plan:
-    """What to write and to remove; with no ``wanted`` all of ours goes.
+    """What to write and to remove; with no ``wanted`` all of ours goes. ``leave``: files that stay as they are.
 
     ``runs``: the options with which slurmd runs, which after a run that was cut off may be older than the file's.
     A configuration that somebody else has written is refused: it may be another cluster's.
@@ -74,7 +75,7 @@ def plan(
             f"{os.path.join(folder, name)} was not written by this collection.",
             "Move it away if the Slurm cluster that it describes is given up.",
         )
-    write = {name: text for name, text in texts.items() if text != present.get(name)}
+    write = {name: text for name, text in texts.items() if text != present.get(name) and name not in leave}
     new_options, old_options = texts[OPTIONS], present.get(OPTIONS)
     told = (runs or {}).get("--conf")
     return Plan(

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from action_runs import play
 
-from ansible_collections.gpumesh.cluster.plugins.filter.slurm_leftover import slurm_leftover
-from ansible_collections.gpumesh.cluster.plugins.filter.slurm_succession import slurm_succession
+from ansible_collections.gpumesh.cluster.plugins.action.slurm_state import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 
@@ -43,16 +43,32 @@ SILENT = {"unreachable": True, "msg": "no route to host"}
 SKIPPED: dict[str, Any] = {"skipped": True}
 
 
+def asked(record: Record, answer: dict[str, Any], machine: str = "n1", **options: Any) -> dict[str, Any]:
+    """The result of the task, where the host that it asks gives this answer."""
+    arguments = {"record": record, "state": "inspected", **options}
+    here = {"inventory_hostname": machine, "groups": {"all": HOSTS}}
+    return play(ActionModule, arguments, {"gpumesh.cluster.slurm_state": [answer]}, here).result
+
+
+def outcome(
+    record: Record, own: dict[str, Any], former: dict[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """The result of the last task of the role: the manager is asked, and the machine before where that has to be."""
+    result = asked(record, own, **options)
+    if former is not None and result.get("succession", {}).get("former"):
+        result = asked(record, former, manager_queue=own, **options)
+    return result
+
+
 def decided(
     record: Record, own: dict[str, Any], former: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, Any]:
     """What the role does, without what is empty."""
-    result = slurm_succession(record, own, known=HOSTS, former=former, **options)
-    return {key: value for key, value in result.items() if value}
+    return {key: value for key, value in outcome(record, own, former, **options)["succession"].items() if value}
 
 
 def refused(record: Record, own: dict[str, Any], former: dict[str, Any] | None, *said: str, **options: Any) -> None:
-    refusal = decided(record, own, former, **options)["refusal"]
+    refusal = outcome(record, own, former, **options)["msg"]
     assert [text for text in said if text not in refusal] == [], refusal
 
 
@@ -125,8 +141,7 @@ def test_a_manager_that_cannot_be_asked_is_waited_for() -> None:
     record = cluster("n2")
     refused(record, NONE, SILENT, "Bring n1 back", "no route to host", "cluster_manager_lost=true")
     refused(record, NONE, SILENT, "Bring n1 back", handing="n1")
-    away = slurm_succession(record, NONE, known=["n2"])
-    assert "it is not in the inventory" in away["refusal"]
+    assert "it is not in the inventory" in asked(record, NONE, known=["n2"])["msg"]
     assert decided(record, NONE, SILENT, lost=True) == decided(record, NONE, lost=True) == mark(2)
     assert decided(cluster("n2", "n1"), queue(1), SILENT, lost=True) == mark(3, retire="keep")
 
@@ -150,8 +165,7 @@ def test_what_an_earlier_version_has_left_is_gone_on_with() -> None:
 
 
 def test_a_manager_that_says_nothing_is_no_manager_without_a_queue() -> None:
-    with pytest.raises(Exception, match="n1 does not say"):
-        slurm_succession(cluster(), SILENT, known=HOSTS)
+    assert "n1 does not say" in asked(cluster(), {"changed": False})["msg"]
 
 
 @pytest.mark.parametrize(
@@ -198,8 +212,8 @@ def test_what_is_no_marker_is_no_answer(marker: object) -> None:
 def test_the_queue_of_a_former_manager_goes_once_it_is_contained_in_the_new_one(
     managers: Sequence[str], own: dict[str, Any], manager: dict[str, Any], becomes: str
 ) -> None:
-    assert slurm_leftover(cluster(*managers), "n1", own, manager) == becomes
+    assert asked(cluster(*managers), manager, member_queue=own).get("leftover", "") == becomes
 
 
 def test_of_a_machine_that_says_nothing_nothing_becomes() -> None:
-    assert slurm_leftover(cluster("n2"), "n1", SKIPPED, queue(1, 2)) == ""
+    assert asked(cluster("n2"), queue(1, 2), member_queue=SKIPPED)["leftover"] == ""

@@ -10,27 +10,26 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
-RECORD = {"name": "lab", "id": "0" * 32, "manager": "n1", "members": [{"machine": name} for name in ("n1", "n2")]}
-TASKS = [
-    {"ansible.builtin.include_role": {"name": "gpumesh.cluster.munge", "tasks_from": entry}}
-    for entry in ("preflight", "key")
-]
+MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
+TASKS = [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.munge"}}]
 
 
 def give(folder: Path, path: Path) -> Run:
-    """The tasks up to the key, in check mode and as talkative as can be, on hosts with munge."""
+    """The role in check mode and as talkative as can be, on hosts with munge."""
     programs = folder / "bin"
     programs.mkdir()
-    for name in ("munged", "munge", "unmunge"):
+    for name in ("munged", "munge", "unmunge", "supervisord", "supervisorctl"):
         (programs / name).write_text("#!/bin/sh\necho signed\n", encoding="utf-8")
         (programs / name).chmod(0o755)
     variables = {
         "cluster_record": RECORD,
         "munge_key_file": str(path),
-        "__munge_rotate": False,
     }
     environment = {"PATH": f"{programs}:{{{{ lookup('ansible.builtin.env', 'PATH') }}}}"}
     block = {"environment": environment, "block": TASKS}

@@ -1,0 +1,111 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of munge. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
+
+_MODULE = "gpumesh.cluster.munge"
+#: Of the inventory: members that cannot connect to the others do without munge.
+_LEFT_OUT = "gpumesh_only_dialled"
+
+
+class ActionModule(HostAction):
+    """First has the manager's key, then each member with that key."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = self.arguments(
+            record=RECORD,
+            key_file={"type": "path", "no_log": False},
+            rotate_key={"type": "bool", "default": False, "no_log": False},
+            max_clock_skew={"type": "int", "default": 60},
+            manager={"type": "dict", "no_log": True},
+            state=STATE,
+        )
+        if given["state"] == "absent":
+            return self.module(_MODULE, {"state": "absent", **self.supervisor()})
+        record = self.record()
+        if given["manager"] is None:
+            return self._manager(record, given["key_file"], given["rotate_key"])
+        return self._member(record, given["key_file"], given["max_clock_skew"], given["manager"])
+
+    def _manager(self, record: model.Record, path: str | None, rotate: bool) -> dict[str, Any]:
+        """The manager's key, and a credential with the manager's clock for the others to compare."""
+        if rotate:
+            self._refuse_absent(record)
+        key = {"content": self._read(path)} if path else {"generate": not rotate, "rotate": rotate}
+        # Out of the play, it is only asked.
+        start = record["manager"] in self.variables["ansible_play_batch"]
+        result = self._run({**_owner(record), **key, "sign": True, "start": start}, start)
+        if result["missing"] and not (start or self.check_mode):
+            raise HostStateError("munge is not installed.", f"Run it without --limit, or with {record['manager']} too.")
+        return result
+
+    def _member(self, record: model.Record, path: str | None, most: int, manager: Mapping[str, Any]) -> dict[str, Any]:
+        """The key of the manager on a member."""
+        if not (manager.get("credential") or self.check_mode):
+            raise HostStateError(
+                f"The manager {record['manager']} has signed nothing: {manager.get('reason') or 'it was not asked'}.",
+                "See munged there.",
+            )
+        # Ansible masks a secret that it was given wherever it comes back, so the manager does not return a given key.
+        content = self._read(path) if path else manager["content"]
+        parameters = {
+            **_owner(record),
+            "content": content,
+            "verify": manager.get("credential"),
+            "manager_name": record["manager"],
+            "manager_ahead": manager["ahead"],
+            "max_clock_skew": most,
+        }
+        return self._run(parameters, True)
+
+    def _run(self, parameters: Mapping[str, Any], equip: bool) -> dict[str, Any]:
+        """Run the module, with the time of each call, and once more after the packages are installed that are missing."""
+
+        def asked() -> dict[str, Any]:
+            return {**parameters, **self.supervisor(), "asked_at": time.time()}
+
+        result = self.module(_MODULE, asked())
+        if not result["missing"] or not equip or self.check_mode:
+            return result
+        self.install(result["missing"])
+        result = self.module(_MODULE, asked())
+        self.refuse_missing(result["missing"])
+        return result
+
+    def _read(self, path: str) -> str:
+        """The key in base64. Raises InputError."""
+        try:
+            with open(self.controller_path(path), "rb") as stream:
+                content = munge.encode(stream.read())
+        except OSError as failure:
+            raise InputError(
+                f"munge_key_file: {path} cannot be read: {failure.strerror}.", "Give another path."
+            ) from failure
+        munge.decode(content)
+        return content
+
+    def _refuse_absent(self, record: model.Record) -> None:
+        """Refuse to rotate the key unless all members are there. Raises InputError."""
+        members = {member["machine"] for member in record["members"]} - set(self.variables["groups"].get(_LEFT_OUT, []))
+        absent = sorted(members - set(self.variables["ansible_play_batch"]))
+        if absent:
+            raise InputError(
+                f"{', '.join(absent)} not in this play, or not reachable: with a new key elsewhere they would be cut off.",
+                "Run without --limit when all members are up.",
+            )
+
+
+def _owner(record: model.Record) -> dict[str, str]:
+    return {"cluster": record["name"], "cluster_id": record["id"]}

@@ -1,0 +1,49 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of slurm. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
+
+_MODULE = "gpumesh.cluster.slurm"
+_STATES = ["present", "configured", "stored", "served", "absent"]
+
+
+class ActionModule(HostAction):
+    """Derives from the record and the options of the role what the host has of Slurm, and installs what that takes."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = self.arguments(
+            record=RECORD,
+            state={"type": "str", "choices": _STATES, "default": "present"},
+            restart={"type": "bool", "default": False},
+            forgotten={"type": "bool", "default": False},
+        )
+        state = given["state"]
+        if state == "absent":
+            return self.module(_MODULE, {"state": state})
+        record = self.record()
+        options = self.options("slurm", *slurm.OPTIONS)
+        if state == "present":
+            # Not before the controller tells the nodes to do without.
+            keep = record["manager"] not in self.variables["ansible_play_batch"]
+            parameters = slurm.node(record, self.machine, options, given["forgotten"], keep)
+        elif state == "configured":
+            parameters = slurm.configured(record, self.machine, options)
+        elif state == "stored":
+            parameters = {"programs": ["mariadbd"]}
+        else:
+            parameters = slurm.served(record, options, given["restart"])
+        result = self.equipped_module(
+            _MODULE,
+            {"state": state, **parameters, **self.supervisor()},
+            lambda found: slurm.packages(found["missing"], self.package_manager) if found["missing"] else [],
+        )
+        self.refuse_missing(result["missing"])
+        return result

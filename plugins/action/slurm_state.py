@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of slurm_state. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import succession
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
+
+_MODULE = "gpumesh.cluster.slurm_state"
+_QUEUE = {"type": "dict"}
+
+
+class ActionModule(HostAction):
+    """Runs the module, and with a record decides by what it has found whose queue counts."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        if "record" not in self._task.args:
+            return self.module(_MODULE, self._task.args)
+        given = self.arguments(
+            record=RECORD,
+            state={"type": "str", "choices": ["inspected"], "required": True},
+            manager_queue=_QUEUE,
+            member_queue=_QUEUE,
+            known={"type": "list", "elements": "str"},
+            handing={"type": "str", "default": ""},
+            lost={"type": "bool", "default": False},
+        )
+        record = self.record()
+        if given["member_queue"] is not None:
+            return self._leftover(record, given["member_queue"])
+        if given["manager_queue"] is not None:
+            return self._former(record, given)
+        return self._manager(record, given)
+
+    def _inspect(self) -> dict[str, Any]:
+        return self.module(_MODULE, {"state": "inspected"})
+
+    def _manager(self, record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the manager does, as far as nobody else has to be asked."""
+        found = self._inspect()
+        known = self.variables["groups"]["all"] if given["known"] is None else given["known"]
+        decided = succession.decide(record, _own(record, found), handing=given["handing"], lost=given["lost"])
+        if decided.former and decided.former not in known:
+            away = "it is not in the inventory"
+            decided = succession.decide(record, _own(record, found), None, given["handing"], given["lost"], away)
+        return _decided(found, decided)
+
+    def _former(self, record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the manager does, now that the machine which managed before is asked."""
+        found: dict[str, Any] = {"changed": False}
+        look, silence = None, "it does not answer"
+        try:
+            found = self._inspect()
+            look = succession.read_look(found)
+        except ModuleFailedError as failure:
+            silence = str(failure) or silence
+        except AnsibleConnectionFailure as failure:
+            silence = str(failure)
+        own = _own(record, given["manager_queue"])
+        said = "" if look else printable(silence)
+        return _decided(found, succession.decide(record, own, look, given["handing"], given["lost"], said))
+
+    def _leftover(self, record: model.Record, member_queue: object) -> dict[str, Any]:
+        """What becomes of the queue of a machine that does not manage the cluster."""
+        found = self._inspect()
+        own = succession.read_look(member_queue)
+        becomes = succession.leftover(record, self.machine, own, succession.read_look(found)) if own else ""
+        return {**found, "leftover": becomes}
+
+
+def _own(record: model.Record, found: object) -> succession.Look:
+    """What the manager has. Raises HostStateError."""
+    look = succession.read_look(found)
+    if look is None:
+        raise HostStateError(f"{record['manager']} does not say what it has of a controller.", "Run it again.")
+    return look
+
+
+def _decided(found: Mapping[str, Any], decided: succession.Succession) -> dict[str, Any]:
+    """The result of the task. Raises HostStateError where the controller must not begin."""
+    if decided.refusal:
+        raise HostStateError(decided.refusal)
+    return {**found, "succession": decided._asdict()}

@@ -1,0 +1,569 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: slurm
+short_description: Run Slurm on a member of a cluster
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Writes the configuration of a configless Slurm cluster whose nodes register themselves, and runs the daemons. Slurm's own
+    parser has to accept the files first. A daemon is restarted only where it has not read its settings.
+  - The controller serves C(slurm.conf), C(cgroup.conf) and C(gres.conf), which name no node. So a node joins and leaves
+    without a change of a file, or a restart, anywhere else. What holds for a host alone is in O(directory) below C(node).
+  - Detects the version of the control groups, the GPUs, the memory and the version of Slurm of this host.
+  - Give O(record). The other options are derived from it and from the options of the role
+    P(gpumesh.cluster.slurm#role), as the variables of the host have them, on the controller, which installs what is missing.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+attributes:
+  idempotent:
+    support: partial
+    details:
+      - With O(restart=true) the controller is restarted at every run.
+options:
+  state:
+    description:
+      - V(present) has the host as a node, with its checks and slurmd. It stops before slurmd where the controller has to
+        forget the node first, which RV(redefined) says.
+      - V(configured) writes the configuration of the controller, V(stored) runs MariaDB, and V(served) runs slurmdbd,
+        slurmctld and slurmrestd. These three are for the manager, in this order.
+      - V(absent) removes the configuration.
+    type: str
+    choices: [present, configured, stored, served, absent]
+    default: present
+  restart:
+    description: The controller has to be restarted, as RV(reload) says.
+    type: bool
+    default: false
+  forgotten:
+    description: The controller has forgotten the node, so that slurmd may register it as it is now.
+    type: bool
+    default: false
+  programs:
+    description: The programs that the host needs.
+    type: list
+    elements: str
+    default: []
+  health_mount_timeout:
+    description: Seconds in which a volume has to answer to the checks of the node.
+    type: float
+    default: 10
+  health_max_drained_percent:
+    description: The part of all nodes that may be out of service for the same fault.
+    type: float
+    default: 25
+  keep_checks:
+    description: Leave the program that checks the node where O(health_check) is empty.
+    type: bool
+    default: true
+  controller_name:
+    description: The machine of the controller, for messages.
+    type: str
+    default: ""
+  controller_port:
+    description: The port at which the controller answers.
+    type: int
+    default: 6817
+  token_key:
+    description: The file of the key that signs the tokens of the REST interface, made where there is none. Empty for none.
+    type: str
+    default: ""
+  files:
+    description: Files to write, as for M(gpumesh.cluster.file_set).
+    type: list
+    elements: dict
+    default: []
+  withdrawn:
+    description: Files of services that are not wanted.
+    type: list
+    elements: str
+    default: []
+  daemons:
+    description: The daemons to run, one after the other, with options of M(gpumesh.cluster.daemon).
+    type: list
+    elements: dict
+    default: []
+  supervisor_config:
+    description: Configuration of supervisord. Without it, the variable C(daemon_supervisor_config) of the host counts.
+    type: path
+    default: /etc/supervisor/supervisord.conf
+  supervisor_programs:
+    description:
+      - Folder of the programs that this configuration includes. Without it, the variable C(daemon_supervisor_programs) of the
+        host counts.
+    type: path
+    default: /etc/supervisor/conf.d
+  cluster:
+    description: Name of the cluster. Needed for V(present) and V(configured).
+    type: str
+  controller:
+    description: Address of the controller in the cluster. Needed for V(present) and V(configured).
+    type: str
+  machine:
+    description: Name of this host as a node. Needed for V(present) and V(configured).
+    type: str
+  address:
+    description: Its address in the cluster. Needed for V(present) and V(configured).
+    type: str
+  serve:
+    description: This host runs the controller.
+    type: bool
+    default: false
+  accounting:
+    description: The controller has a slurmdbd beside it.
+    type: bool
+    default: true
+  max_nodes:
+    description: How many nodes may register.
+    type: int
+    default: 1024
+  task_prolog:
+    description:
+      - Program that runs before each task and may set its environment. Empty for none.
+      - Slurm fails a task whose prolog is missing, so one that does nothing is put where there is none.
+    type: str
+    default: ""
+  health_check:
+    description: Program that slurmd runs every O(health_check_interval) seconds, whatever the node does. Empty for none.
+    type: str
+    default: ""
+  health_check_interval:
+    description: Seconds between two runs of O(health_check).
+    type: int
+    default: 300
+  prolog:
+    description: Program that runs on each node before a job starts there. Where it fails, the job is queued again.
+    type: str
+    default: ""
+  epilog:
+    description:
+      - Program that runs on each node after a job has ended there. Empty for none.
+      - Slurm drains a node whose epilog is missing, so one that does nothing is put where there is none.
+    type: str
+    default: ""
+  state_folder:
+    description: Where the controller keeps its state.
+    type: path
+    default: /var/lib/slurm/slurmctld
+  spool_folder:
+    description: Where slurmd keeps its state.
+    type: path
+    default: /var/lib/slurm/slurmd
+  log_folder:
+    description: Folder of the log files.
+    type: path
+    default: /var/log/slurm
+  settings:
+    description: Settings of C(slurm.conf), which win over ours. Null takes one of ours out.
+    type: dict
+    default: {}
+  partitions:
+    description: The partitions by name, with their parameters.
+    type: dict
+    default: {cluster: {Nodes: ALL, Default: true, State: UP, MaxTime: INFINITE}}
+  nodesets:
+    description: Sets of nodes by name, with their parameters, as for C(Nodes) of a partition.
+    type: dict
+    default: {}
+  cgroup:
+    description: Settings of C(cgroup.conf), which win over ours.
+    type: dict
+    default: {}
+  gres:
+    description:
+      - Devices to schedule on by their name (C(gpu), for example), each a mapping of parameters of C(gres.conf) or a
+        list of mappings. C(gpu) replaces what is detected; an empty list means that there is none.
+    type: dict
+    default: {}
+  gpus:
+    description:
+      - How many GPUs this host is known to have. Where fewer are found and O(gres) does not name them, the node goes on
+        declaring so many, and Slurm takes it out of service and says why.
+    type: int
+    default: 0
+  node:
+    description: Parameters of this node, such as C(Feature) and C(Weight), which win over ours.
+    type: dict
+    default: {}
+  directory:
+    description: Folder of Slurm's configuration.
+    type: path
+    default: /etc/slurm
+"""
+
+EXAMPLES = r"""
+- name: Run the node
+  gpumesh.cluster.slurm:
+    record: "{{ cluster_record }}"
+"""
+
+RETURN = r"""
+missing:
+  description: The programs that have to be installed first, such as in check mode.
+  type: list
+  elements: str
+  returned: unless O(state=absent)
+reload:
+  description: What a running controller needs to take the changes over, V(none), V(reconfigure) or V(restart).
+  type: str
+  returned: O(state=present) or O(state=configured)
+node_changed:
+  description: Whether slurmd has to be restarted.
+  type: bool
+  returned: O(state=present) or O(state=configured)
+redefined:
+  description: Whether what the node declares of itself has changed, so that the controller has to forget it first.
+  type: bool
+  returned: O(state=present) or O(state=configured)
+changed_files:
+  description: The files that were written or removed.
+  type: list
+  elements: str
+  returned: unless O(state=stored) or O(state=served)
+leftover:
+  description: Whether this host, which is not to serve, has the state of a controller, as when it was the manager before.
+  type: bool
+  returned: O(state=present) or O(state=configured)
+definition:
+  description: What the node declares of itself.
+  type: str
+  returned: O(state=present) or O(state=configured)
+  sample: NodeAddr=10.99.0.1 RealMemory=23622 Gres=gpu:2
+cgroup:
+  description: The version of the control groups that Slurm uses on this host, C(v1), C(v2) or C(none), and why.
+  type: dict
+  returned: O(state=present) or O(state=configured)
+  sample: {version: none, why: systemd does not run as PID 1}
+slurm_version:
+  description: Version of the installed Slurm. Null where there is none.
+  type: str
+  returned: O(state=present) or O(state=configured)
+  sample: 24.11.5
+validated:
+  description: Whether Slurm's parser has read the files. It has not where Slurm is not installed, as in check mode.
+  type: bool
+  returned: O(state=present) or O(state=configured)
+socket:
+  description: Where MariaDB listens.
+  type: str
+  returned: O(state=stored)
+database:
+  description: Whether the database has to be made, or an accounting to be loaded into it, and MariaDB can be asked to.
+  type: bool
+  returned: O(state=stored)
+withdrawn:
+  description: The files of services that are not wanted which are there.
+  type: list
+  elements: str
+  returned: O(state=served)
+restarted:
+  description: The daemons that were replaced by new ones, or would have been.
+  type: list
+  elements: str
+  returned: unless O(state=absent)
+"""
+
+import os
+import pwd
+import secrets
+import shlex
+import string
+import sys
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import package
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import DRAIN_ON, settings_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.tenure import ACCOUNTING, is_there
+
+_PLACES = daemon.Places()
+_PROGRAMS = "/usr/sbin"
+_CHECKS = "/usr/local/sbin/gpumesh-node-health"
+_DATABASE = "/var/lib/mysql/slurm_acct_db"
+#: Seconds until the controller has to answer, and until a daemon can be used.
+_REACHED, _READY = 30.0, 120.0
+_KEY_LENGTH = 64
+_LETTERS = string.ascii_letters + string.digits
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Do what the parameters say."""
+    given = module.params
+    if given["state"] == "absent":
+        planned = configure.plan(configure.read_files(given["directory"]), None, False, given["directory"])
+        if not module.check_mode:
+            configure.apply(given["directory"], planned)
+        values = {"changed_files": sorted(planned.write)}
+        return Outcome(bool(planned.write), values, planned.before, planned.after, given["directory"])
+    manager = daemon.service_manager(Tree())
+    missing = [name for name in given["programs"] if not os.path.lexists(os.path.join(_PROGRAMS, name))]
+    if given["state"] != "configured" and daemon.supervisord_missing(manager):
+        missing.append("supervisor")
+    values = {"missing": missing, "restarted": []}
+    if missing and not module.check_mode:
+        return Outcome(False, values)
+    steps = {"present": _node, "configured": _configured, "stored": _stored, "served": _served}
+    done = steps[given["state"]](module, manager, values)
+    if not missing:
+        return done
+    packages = "".join(f"{name}\n" for name in missing)
+    return Outcome(True, done.values, done.before, done.after + "## programs to install\n" + packages)
+
+
+# --- The configuration
+
+
+def _configured(module: AnsibleModule, _manager: str, values: Dict[str, Any]) -> Outcome:
+    """The files of the controller, without the options of its node, which follow with slurmd."""
+    return _configure(module, values, leave=[config.OPTIONS])
+
+
+def _configure(module: AnsibleModule, values: Dict[str, Any], leave: Sequence[str] = ()) -> Outcome:
+    given, check_mode = module.params, module.check_mode
+    folder = given["directory"]
+    present = configure.read_files(folder)
+    host = read_host(run, Tree())
+    request = config.Request(**{name: given[name] for name in config.Request._fields})
+    runs = running_options(Tree(), given["machine"])
+    wanted = config.documents(request, host, folder, config.definition_in(present[config.OPTIONS]) or "")
+    planned = configure.plan(present, wanted, given["serve"], folder, runs, leave)
+    folders = configure.missing_folders(wanted_folders(given))
+    missing = configure.missing_programs([given["task_prolog"], given["epilog"]])
+    checks = _checks(given)
+    values.update(
+        definition=wanted.definition,
+        arguments=list(wanted.arguments),
+        cgroup={"version": host.cgroups.version, "why": host.cgroups.why},
+        slurm_version=".".join(map("{:02d}".format, host.version)) if host.version else None,
+        validated=bool(planned.write) and configure.validate(run, wanted, folder),
+        reload=planned.reload,
+        node_changed=planned.node_changed,
+        redefined=planned.redefined,
+        leftover=not given["serve"] and is_there(given["state_folder"]),
+        changed_files=sorted(planned.write),
+    )
+    if not check_mode:
+        checks.apply()
+        configure.make_folders(folders)
+        configure.make_programs(missing)
+        configure.apply(folder, planned)
+    changed = bool(planned.write or folders or missing or checks.changed)
+    return Outcome(changed, values, checks.before + planned.before, checks.after + planned.after, folder)
+
+
+def _checks(given: Mapping[str, Any]) -> Part:
+    """The program that checks the node."""
+    path = given["health_check"]
+    if path:
+        settings = settings_of(
+            {
+                "cluster": given["cluster"],
+                "machine": given["machine"],
+                "folder": DEFAULT_FOLDER,
+                "drain_on": list(DRAIN_ON),
+                "max_disk_percent": 95.0,
+                "rdma_rate_gbps": None,
+                "mount_timeout": given["health_mount_timeout"],
+                "max_drained_percent": given["health_max_drained_percent"],
+            }
+        )
+        return package.part(path, package.build(sys.executable, settings))
+    if given["keep_checks"]:
+        return Part(False, "", "", lambda: None)
+    return package.part(_CHECKS, None)
+
+
+def wanted_folders(given: Mapping[str, Any]) -> Dict[str, str]:
+    """The folders that the daemons need and do not make, with their owners."""
+    folders = {given["spool_folder"]: "root", given["log_folder"]: "slurm"}
+    if given["serve"]:
+        folders[given["state_folder"]] = "slurm"
+    return folders
+
+
+# --- The daemons
+
+
+def _node(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
+    """The configuration of the node, then slurmd."""
+    given = module.params
+    done = _configure(module, values)
+    if values["missing"] or (values["redefined"] and not given["forgotten"]):
+        return done
+    if values["node_changed"] and not module.check_mode:
+        _refuse_unreached(given)
+    # The other one of the two tasks may have written the files.
+    (slurmd,) = given["daemons"]
+    words = " ".join(map(shlex.quote, values["arguments"]))
+    renewed = values["node_changed"] or given["forgotten"]
+    state = "restarted" if renewed else "started"
+    plans = _run_daemons(
+        module, manager, [{**slurmd, "command": f"{slurmd['command']} {words}", "state": state}], values
+    )
+    before, after = _shown(plans)
+    return Outcome(done.changed or any(one.changed for one in plans), values, done.before + before, done.after + after)
+
+
+def _refuse_unreached(given: Mapping[str, Any]) -> None:
+    """Raises HostStateError where the controller does not answer."""
+    address, port, name = given["controller"], given["controller_port"], given["controller_name"]
+    try:
+        daemon.wait_until_ready("slurmctld", daemon.Ready(None, address, port), _REACHED)
+    except HostStateError as failure:
+        raise HostStateError(
+            f"The controller on {name} does not answer at {address}:{port} (TCP).",
+            f"See the firewalls between them, and 'systemctl status slurmctld' on {name}.",
+        ) from failure
+
+
+def _stored(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
+    """MariaDB, and whether the database has to be made or filled."""
+    debian = os.path.exists("/etc/debian_version")
+    socket = "/run/mysqld/mysqld.sock" if debian else "/var/lib/mysql/mysql.sock"
+    made = os.path.exists(_DATABASE)
+    loaded = not os.path.lexists(os.path.join(module.params["state_folder"], ACCOUNTING))
+    # In check mode MariaDB may not run yet, and cannot be asked.
+    values.update(socket=socket, database=not (made and loaded) and (made or not module.check_mode))
+    mariadb = {
+        "name": "mariadb",
+        "command": "/usr/sbin/mariadbd --user=mysql",
+        "user": "mysql",
+        "directories": ["/run/mysqld"],
+        "ready_path": socket,
+    }
+    plans = [] if values["missing"] else _run_daemons(module, manager, [mariadb], values)
+    changed = any(one.changed for one in plans) or (module.check_mode and not made)
+    return Outcome(changed, values, *_shown(plans))
+
+
+def _served(module: AnsibleModule, manager: str, values: Dict[str, Any]) -> Outcome:
+    """The key of the tokens, the configuration of slurmdbd, and the daemons that read them."""
+    given, check_mode = module.params, module.check_mode
+    values["withdrawn"] = [path for path in given["withdrawn"] if os.path.lexists(path)]
+    if values["missing"]:
+        return Outcome(True, values)
+    keyless = bool(given["token_key"]) and not os.path.lexists(given["token_key"])
+    if keyless and not check_mode:
+        entry = pwd.getpwnam("slurm")
+        key = "".join(secrets.choice(_LETTERS) for _number in range(_KEY_LENGTH))
+        write_atomic(given["token_key"], key, mode=0o400, owner=(entry.pw_uid, entry.pw_gid))
+    steps = host_files.see_to(given["files"], check_mode)
+    before, after = host_files.as_diff(steps)
+    plans = _run_daemons(module, manager, given["daemons"], values)
+    shown = _shown(plans)
+    changed = keyless or bool(steps) or any(one.changed for one in plans)
+    return Outcome(changed, values, before + shown[0], after + shown[1])
+
+
+def _run_daemons(
+    module: AnsibleModule, manager: str, daemons: Sequence[Mapping[str, Any]], values: Dict[str, Any]
+) -> List[daemon.Plan]:
+    """Run them one after the other, each until it can be used."""
+    given = module.params
+    places = daemon.Places(_PLACES.units, given["supervisor_config"], given["supervisor_programs"])
+    plans = []
+    for one in daemons:
+        wanted = daemon.Daemon(
+            one["name"],
+            one.get("state", "started"),
+            one["command"],
+            one.get("drop_in", ""),
+            one.get("user", "root"),
+            one.get("directories", []),
+            one.get("environment", {}),
+            one.get("reads", []),
+            one.get("reload", []),
+        )
+        ready = daemon.Ready(one.get("ready_path"), one.get("ready_address"), one.get("ready_port"))
+        plan = daemon.bring_about(run, manager, wanted, places, ready, _READY, module.check_mode)
+        values["restarted"] += [wanted.name] if plan.restarts else []
+        plans.append(plan)
+    return plans
+
+
+def _shown(plans: Sequence[daemon.Plan]) -> Tuple[str, str]:
+    changed = [plan for plan in plans if plan.before != plan.after]
+    return (
+        "".join(f"## {plan.path}\n{plan.before}" for plan in changed),
+        "".join(f"## {plan.path}\n{plan.after}" for plan in changed),
+    )
+
+
+def main() -> None:
+    """The module's entry point."""
+    partitions = {"cluster": {"Nodes": "ALL", "Default": True, "State": "UP", "MaxTime": "INFINITE"}}
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "dict"},
+            "state": {
+                "type": "str",
+                "choices": ["present", "configured", "stored", "served", "absent"],
+                "default": "present",
+            },
+            "restart": {"type": "bool", "default": False},
+            "forgotten": {"type": "bool", "default": False},
+            "programs": {"type": "list", "elements": "str", "default": []},
+            "health_mount_timeout": {"type": "float", "default": 10},
+            "health_max_drained_percent": {"type": "float", "default": 25},
+            "keep_checks": {"type": "bool", "default": True},
+            "controller_name": {"type": "str", "default": ""},
+            "controller_port": {"type": "int", "default": 6817},
+            "token_key": {"type": "str", "default": "", "no_log": False},
+            "files": {"type": "list", "elements": "dict", "default": []},
+            "withdrawn": {"type": "list", "elements": "str", "default": []},
+            "daemons": {"type": "list", "elements": "dict", "default": []},
+            "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
+            "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
+            "cluster": {"type": "str"},
+            "controller": {"type": "str"},
+            "machine": {"type": "str"},
+            "address": {"type": "str"},
+            "serve": {"type": "bool", "default": False},
+            "accounting": {"type": "bool", "default": True},
+            "max_nodes": {"type": "int", "default": 1024},
+            "task_prolog": {"type": "str", "default": ""},
+            "health_check": {"type": "str", "default": ""},
+            "health_check_interval": {"type": "int", "default": 300},
+            "prolog": {"type": "str", "default": ""},
+            "epilog": {"type": "str", "default": ""},
+            "state_folder": {"type": "path", "default": "/var/lib/slurm/slurmctld"},
+            "spool_folder": {"type": "path", "default": "/var/lib/slurm/slurmd"},
+            "log_folder": {"type": "path", "default": "/var/log/slurm"},
+            "settings": {"type": "dict", "default": {}},
+            "partitions": {"type": "dict", "default": partitions},
+            "nodesets": {"type": "dict", "default": {}},
+            "cgroup": {"type": "dict", "default": {}},
+            "gres": {"type": "dict", "default": {}},
+            "gpus": {"type": "int", "default": 0},
+            "node": {"type": "dict", "default": {}},
+            "directory": {"type": "path", "default": "/etc/slurm"},
+        },
+        required_if=[
+            ("state", "present", ("cluster", "controller", "machine", "address")),
+            ("state", "configured", ("cluster", "controller", "machine", "address")),
+        ],
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module), host=module.params["machine"])
+
+
+if __name__ == "__main__":
+    main()

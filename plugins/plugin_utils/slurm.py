@@ -1,0 +1,241 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a member has of Slurm, from the record and the options of the role. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config
+
+#: Those of the role, without its name, that a host needs to know.
+OPTIONS = (
+    "accounting",
+    "rest",
+    "rest_address",
+    "rest_port",
+    "max_nodes",
+    "conf",
+    "cgroup",
+    "dbd_conf",
+    "gres",
+    "node_conf",
+    "partitions",
+    "nodesets",
+    "task_prolog",
+    "epilog",
+    "health_check",
+    "health_check_interval",
+    "health_mount_timeout",
+    "health_max_drained_percent",
+    "health_prolog",
+)
+#: By part, the programs that it consists of, and by the module that installs them the packages. What is written for other
+#: systems than Debian was not checked.
+_PROGRAMS = {
+    "node": ["slurmd"],
+    "controller": ["slurmctld"],
+    "accounting": ["slurmdbd", "mariadbd"],
+    "rest": ["slurmrestd"],
+}
+_DEBIAN = {
+    "node": ["slurmd", "slurm-client"],
+    "controller": ["slurmctld"],
+    "accounting": ["slurmdbd", "mariadb-server", "python3-pymysql"],
+    "rest": ["slurmrestd", "slurm-wlm-jwt-plugin"],
+}
+_OTHERS = {
+    "node": ["slurm-slurmd", "slurm"],
+    "controller": ["slurm-slurmctld"],
+    "accounting": ["slurm-slurmdbd", "mariadb-server", "python3-PyMySQL"],
+    "rest": ["slurm-slurmrestd"],
+}
+DATABASE = "slurm_acct_db"
+STATE_FOLDER = "/var/lib/slurm/slurmctld"
+#: It signs the tokens, and lies with the queue, so that they go on to count when the manager changes.
+TOKEN_KEY = f"{STATE_FOLDER}/jwt_hs256.key"
+DBD_FILE = "/etc/slurm/slurmdbd.conf"
+_NODE_FILES = [f"/etc/slurm/{name}" for name in (config.OPTIONS, *config.NODE)]
+#: A unit that waits for the mesh, the controller or the database after a boot has to go on trying.
+_RESTART = ["Restart=on-failure", "RestartSec=5"]
+
+
+def packages(programs: Sequence[str], manager: str) -> list[str]:
+    """The packages for the programs that a host lacks. ``manager``: the module that installs them."""
+    names = _DEBIAN if manager == "apt" else _OTHERS
+    parts = [part for part, needed in _PROGRAMS.items() if set(needed) & set(programs)]
+    others = [program for program in programs if not any(program in needed for needed in _PROGRAMS.values())]
+    return [*(name for part in parts for name in names[part]), *others]
+
+
+def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the module that writes the configuration. Raises InputError for who is not a member."""
+    derive.member_of(record, machine)
+    seats = derive.seats(record)
+    serve = machine == record["manager"]
+    check = options["health_check"]
+    return {
+        "cluster": record["name"],
+        "controller": seats[record["manager"]]["address"],
+        "machine": machine,
+        "address": seats[machine]["address"],
+        "serve": serve,
+        "programs": _programs(options, serve),
+        "accounting": options["accounting"],
+        "max_nodes": options["max_nodes"],
+        "task_prolog": options["task_prolog"],
+        "health_check": check,
+        "health_check_interval": options["health_check_interval"],
+        "health_mount_timeout": options["health_mount_timeout"],
+        "health_max_drained_percent": options["health_max_drained_percent"],
+        "prolog": check if options["health_prolog"] else "",
+        "epilog": options["epilog"],
+        "settings": {**_token_settings(options), **options["conf"]},
+        "partitions": options["partitions"],
+        "nodesets": options["nodesets"],
+        "cgroup": options["cgroup"],
+        "gres": options["gres"],
+        "gpus": seats[machine]["gpus"],
+        "node": options["node_conf"],
+    }
+
+
+def node(
+    record: model.Record, machine: str, options: Mapping[str, Any], forgotten: bool, keep_checks: bool
+) -> dict[str, Any]:
+    """The parameters for a node. ``forgotten``: the controller has forgotten what it was. ``keep_checks``: it may still
+    tell the nodes to run the program that checks them."""
+    manager = record["manager"]
+    parameters = configured(record, machine, options)
+    return {
+        **parameters,
+        "forgotten": forgotten,
+        "keep_checks": keep_checks,
+        "controller_name": manager,
+        "controller_port": _port("slurm_conf", options["conf"], "SlurmctldPort", "6817"),
+        "daemons": [
+            {
+                "name": "slurmd",
+                "command": "/usr/sbin/slurmd -D",
+                "reads": _NODE_FILES,
+                "drop_in": _drop_in(
+                    ["ConditionPathExists=", "StartLimitIntervalSec=0", *_after(record)],
+                    ["EnvironmentFile=", "EnvironmentFile=/etc/slurm/node/slurmd.env"],
+                ),
+            }
+        ],
+    }
+
+
+def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> dict[str, Any]:
+    """The parameters for the controller and the daemons beside it. ``restart``: it cannot take its settings over else."""
+    address = derive.seats(record)[record["manager"]]["address"]
+    after = _after(record)
+    daemons: list[dict[str, Any]] = []
+    if options["accounting"]:
+        daemons.append(
+            {
+                "name": "slurmdbd",
+                "command": "prlimit --core=0 /usr/sbin/slurmdbd -D",
+                "user": "slurm",
+                "directories": ["/run/slurmdbd"],
+                "reads": [DBD_FILE],
+                "ready_address": address,
+                "ready_port": _port("slurm_dbd_conf", options["dbd_conf"], "DbdPort", "6819"),
+                "drop_in": _drop_in(after, ["LimitCORE=0"]),
+            }
+        )
+    # Its memory has the key of the tokens and the scripts of jobs: a crash writes none of it to a disk.
+    daemons.append(
+        {
+            "name": "slurmctld",
+            "state": "restarted" if restart else "started",
+            "command": "prlimit --core=0 /usr/sbin/slurmctld -D",
+            "user": "slurm",
+            "directories": ["/run/slurmctld"],
+            "reads": [f"/etc/slurm/{name}" for name in (*config.SERVED, config.NODE[0])],
+            # It hands them on to the nodes. From 23.11 on the controller itself begins anew by it.
+            "reload": ["scontrol", "reconfigure"],
+            "ready_address": address,
+            "ready_port": _port("slurm_conf", options["conf"], "SlurmctldPort", "6817"),
+            "drop_in": _drop_in(["StartLimitIntervalSec=0", "After=slurmdbd.service", *after], ["LimitCORE=0"]),
+        }
+    )
+    if options["rest"]:
+        command = f"/usr/sbin/slurmrestd -a rest_auth/jwt {options['rest_address']}:{options['rest_port']}"
+        # Neither root nor Slurm's own account may run it.
+        daemons.append(
+            {
+                "name": "slurmrestd",
+                "command": command,
+                "user": "nobody",
+                "environment": {"SLURM_JWT": "daemon"},
+                "reads": ["/etc/slurm/slurm.conf"],
+                "ready_address": options["rest_address"],
+                "ready_port": options["rest_port"],
+                "drop_in": _drop_in(
+                    ["StartLimitIntervalSec=0", *after],
+                    ["DynamicUser=yes", "Environment=SLURM_JWT=daemon", "ExecStart=", f"ExecStart={command}"],
+                ),
+            }
+        )
+    dbd = conf.text_of(
+        conf.render(conf.merge({**_dbd_settings(address), **_token_settings(options)}, options["dbd_conf"]))
+    )
+    return {
+        "programs": _programs(options, True),
+        "token_key": TOKEN_KEY if options["rest"] else "",
+        "files": [{"path": DBD_FILE, "content": dbd, "owner": "slurm", "group": "slurm", "mode": "0600"}]
+        if options["accounting"]
+        else [],
+        "withdrawn": [
+            *([] if options["rest"] else [TOKEN_KEY]),
+            *([] if options["accounting"] else [DBD_FILE]),
+        ],
+        "daemons": daemons,
+    }
+
+
+def _programs(options: Mapping[str, Any], serve: bool) -> list[str]:
+    parts = ["node", *(["controller"] if serve else [])]
+    parts += [part for part in ("accounting", "rest") if serve and options[part]]
+    return [program for part in parts for program in _PROGRAMS[part]]
+
+
+def _port(variable: str, settings: Mapping[str, Any], name: str, standard: str) -> int:
+    return int(config.first_port(variable, settings, name, standard))
+
+
+def _token_settings(options: Mapping[str, Any]) -> dict[str, str]:
+    return {"AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={TOKEN_KEY}"} if options["rest"] else {}
+
+
+def _dbd_settings(address: str) -> dict[str, str]:
+    """slurmdbd logs in as the account that it runs as, by the socket: there is no password to keep."""
+    return {
+        "AuthType": "auth/munge",
+        "SlurmUser": "slurm",
+        "DbdHost": "localhost",
+        "DbdAddr": address,
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "localhost",
+        "StorageUser": "slurm",
+        "StorageLoc": DATABASE,
+        "LogFile": "/var/log/slurm/slurmdbd.log",
+        "PidFile": "/run/slurmdbd/slurmdbd.pid",
+    }
+
+
+def _after(record: model.Record) -> list[str]:
+    """The cluster's addresses are there only when the tunnel is."""
+    mesh = record["mesh"]
+    units = {"wireguard": f"wg-quick@{mesh['interface']}.service", "tailscale": "tailscaled.service"}
+    unit = units.get(mesh["backend"])
+    return [f"After={unit}", f"Wants={unit}"] if unit else []
+
+
+def _drop_in(unit: Sequence[str], service: Sequence[str]) -> str:
+    return "\n".join(["[Unit]", *unit, "[Service]", *service, *_RESTART]) + "\n"

@@ -1,0 +1,132 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of munge: the manager's key first, then the members with it."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from action_runs import Played, play
+
+from ansible_collections.gpumesh.cluster.plugins.action.munge import ActionModule
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+
+MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
+OWNER = {"cluster": "lab", "cluster_id": "0" * 32}
+MANAGER = {
+    "content": "a2V5",
+    "credential": "MUNGE:signed:",
+    "reason": "",
+    "ahead": 0.5,
+    "fingerprint": "f",
+    "missing": [],
+}
+DONE = {"changed": False, "missing": []}
+
+
+def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = False, **variables: Any) -> Played:
+    here = {
+        "inventory_hostname": "n2",
+        "ansible_play_batch": ["n1", "n2"],
+        "groups": {},
+        "ansible_facts": {"pkg_mgr": "apt"},
+        **variables,
+    }
+    given = {"gpumesh.cluster.munge": results, "ansible.builtin.apt": [{"changed": True}]}
+    return play(ActionModule, {"record": RECORD, **arguments}, given, here, check_mode)
+
+
+def sent(played: Played) -> dict[str, Any]:
+    """What the module was given, without the time."""
+    ((_module, given),) = played.ran
+    assert given.pop("asked_at", 1) > 0
+    return given
+
+
+def test_the_manager_has_a_key_and_signs() -> None:
+    asked = {**OWNER, "sign": True, "start": True}
+    assert sent(run({}, MANAGER)) == {**asked, "generate": True, "rotate": False}
+    assert sent(run({"rotate_key": True}, MANAGER)) == {**asked, "generate": False, "rotate": True}
+
+
+def test_a_manager_out_of_the_play_is_only_asked() -> None:
+    away = {"ansible_play_batch": ["n2"]}
+    assert sent(run({}, MANAGER, **away))["start"] is False
+    lacking = run({}, {**MANAGER, "missing": ["munge"]}, **away)
+    assert "munge is not installed" in lacking.result["msg"]
+    assert "msg" not in run({}, {**MANAGER, "missing": ["munge"]}, check_mode=True, **away).result
+
+
+def test_a_member_gets_the_key_and_compares() -> None:
+    given = sent(run({"manager": MANAGER}, DONE))
+    assert given == {
+        **OWNER,
+        "content": "a2V5",
+        "verify": "MUNGE:signed:",
+        "manager_name": "n1",
+        "manager_ahead": 0.5,
+        "max_clock_skew": 60,
+    }
+
+
+def test_a_manager_that_signs_nothing_is_named_and_restarts_nobody() -> None:
+    played = run({"manager": {**MANAGER, "credential": "", "reason": "munged does not answer"}})
+    assert "n1 has signed nothing: munged does not answer" in played.result["msg"]
+    assert played.ran == []
+
+
+def test_a_key_of_yours_is_read_on_the_controller(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(b"x" * 32)
+    content = base64.b64encode(b"x" * 32).decode()
+    for given in ({}, {"manager": {**MANAGER, "content": "masked"}}):
+        assert sent(run({"key_file": str(path), **given}, MANAGER))["content"] == content
+    refused = run({"key_file": str(tmp_path / "none")})
+    assert "munge_key_file: " in refused.result["msg"] and refused.ran == []
+
+
+def test_a_new_key_wants_all_members_that_have_munge() -> None:
+    refused = run({"rotate_key": True}, ansible_play_batch=["n1"])
+    assert "n2 not in this play" in refused.result["msg"] and refused.ran == []
+    left_out = {"ansible_play_batch": ["n1"], "groups": {"gpumesh_only_dialled": ["n2"]}}
+    assert sent(run({"rotate_key": True}, MANAGER, **left_out))["rotate"]
+
+
+@pytest.mark.parametrize(("check_mode", "runs"), [(False, ["munge", "apt", "munge"]), (True, ["munge"])])
+def test_munge_is_installed_where_it_is_missing(check_mode: bool, runs: list[str]) -> None:
+    lacking = {"changed": check_mode, "missing": ["munge", "supervisor"]}
+    played = run({"manager": MANAGER}, lacking, DONE, check_mode=check_mode)
+    assert [module.rpartition(".")[2] for module, _given in played.ran] == runs
+    if len(runs) > 1:
+        assert played.ran[1][1]["name"] == ["munge", "supervisor"]
+        assert played.ran[2][1]["asked_at"] >= played.ran[0][1]["asked_at"], "the clock went on meanwhile"
+
+
+def test_who_leaves_needs_to_know_nothing() -> None:
+    assert sent(run({"state": "absent"}, DONE)) == {"state": "absent"}
+
+
+def test_a_delegated_task_goes_by_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ActionModule, "delegated", True)
+    found = {"ansible_facts": {"ansible_pkg_mgr": "dnf"}}
+    hostvars = {None: {"daemon_supervisor_programs": "/opt"}}
+    results = {
+        "gpumesh.cluster.munge": [{**MANAGER, "missing": ["munge"]}, MANAGER],
+        "ansible.builtin.setup": [found],
+        "ansible.builtin.dnf": [{"changed": True}],
+    }
+    here = {
+        "inventory_hostname": "n2",
+        "ansible_play_batch": ["n1"],
+        "hostvars": hostvars,
+        "ansible_facts": {"pkg_mgr": "apt"},
+    }
+    played = play(ActionModule, {"record": RECORD}, results, here)
+    assert [module.rpartition(".")[2] for module, _given in played.ran] == ["munge", "setup", "dnf", "munge"]
+    assert played.ran[0][1]["supervisor_programs"] == "/opt"

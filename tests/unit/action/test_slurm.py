@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of slurm: the record and the options of the role in, what a host has of Slurm out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from action_runs import Played, play
+
+from ansible_collections.gpumesh.cluster.plugins.action.slurm import ActionModule
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+
+MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0", "gpus": 8} for n in (1, 2)]
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
+MESHED = {
+    **RECORD,
+    "mesh": {**RECORD["mesh"], "backend": "wireguard"},
+    "members": [
+        {**member, "mesh": {"address": f"10.99.0.{number}", "public_key": None}}
+        for number, member in enumerate(RECORD["members"], 1)
+    ],
+}
+DONE = {"changed": False, "missing": []}
+
+
+def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = False, **variables: Any) -> Played:
+    here = {
+        "inventory_hostname": "n2",
+        "ansible_play_batch": ["n1", "n2"],
+        "ansible_facts": {"pkg_mgr": "apt"},
+        **variables,
+    }
+    given = {"gpumesh.cluster.slurm": results or [DONE], "ansible.builtin.apt": [{"changed": True}]}
+    return play(ActionModule, {"record": RECORD, **arguments}, given, here, check_mode)
+
+
+def sent(arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
+    ((_module, given),) = run(arguments, **variables).ran
+    return given
+
+
+def daemons(**variables: Any) -> dict[str, dict[str, Any]]:
+    manager = {"inventory_hostname": "n1", **variables}
+    return {one["name"]: one for one in sent({"state": "served"}, **manager)["daemons"]}
+
+
+def test_a_node_is_told_of_its_controller() -> None:
+    given = sent({})
+    assert (given["controller"], given["address"], given["machine"], given["serve"]) == (
+        "10.0.0.1",
+        "10.0.0.2",
+        "n2",
+        False,
+    )
+    assert (given["programs"], given["gpus"], given["controller_port"]) == (["slurmd"], 8, 6817)
+    assert (given["health_check"], given["prolog"]) == ("/usr/local/sbin/gpumesh-node-health", "")
+    assert "After=" not in given["daemons"][0]["drop_in"]
+
+
+def test_the_cluster_s_addresses_come_with_the_mesh() -> None:
+    given = sent({"record": MESHED})
+    assert given["controller"] == "10.99.0.1"
+    unit = f"wg-quick@{MESHED['mesh']['interface']}.service"
+    assert f"After={unit}\nWants={unit}\n[Service]" in given["daemons"][0]["drop_in"]
+
+
+def test_the_options_of_the_role_are_the_host_s_variables() -> None:
+    variables = {"slurm_health_prolog": "true", "slurm_conf": {"SlurmctldPort": "6900-6901"}, "slurm_rest": True}
+    given = sent({}, **variables)
+    assert given["prolog"] == given["health_check"]
+    assert given["controller_port"] == 6900
+    assert given["settings"]["AuthAltTypes"] == "auth/jwt" and given["programs"] == ["slurmd"]
+    refused = run({}, slurm_max_nodes="many").result
+    assert refused["failed"] and "slurm_max_nodes" in refused["msg"]
+
+
+def test_a_stranger_is_refused() -> None:
+    played = run({}, inventory_hostname="n9")
+    assert "'n9' is not a member of cluster 'lab'" in played.result["msg"] and played.ran == []
+
+
+def test_the_checks_stay_as_long_as_the_controller_may_tell_to_run_them() -> None:
+    assert not sent({})["keep_checks"]
+    assert sent({}, ansible_play_batch=["n2"])["keep_checks"]
+
+
+def test_the_manager_runs_what_is_chosen() -> None:
+    assert list(daemons()) == ["slurmdbd", "slurmctld"]
+    rest = daemons(slurm_rest=True, slurm_accounting=False, slurm_rest_port=7000)
+    assert list(rest) == ["slurmctld", "slurmrestd"]
+    assert (rest["slurmrestd"]["user"], rest["slurmrestd"]["ready_port"]) == ("nobody", 7000)
+    assert "ExecStart=\nExecStart=/usr/sbin/slurmrestd" in rest["slurmrestd"]["drop_in"]
+    served = sent({"state": "served"}, inventory_hostname="n1")
+    assert (served["token_key"], len(served["withdrawn"]), served["files"][0]["mode"]) == ("", 1, "0600")
+    assert "StorageType=accounting_storage/mysql" in served["files"][0]["content"]
+
+
+def test_a_controller_that_cannot_take_its_settings_over_is_restarted() -> None:
+    for restart, state in ((True, "restarted"), (False, "started")):
+        given = sent({"state": "served", "restart": restart}, inventory_hostname="n1")
+        assert {one["name"]: one.get("state") for one in given["daemons"]} == {"slurmdbd": None, "slurmctld": state}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "packages"),
+    [
+        ({}, ["slurmd", "supervisor"], ["slurmd", "slurm-client", "supervisor"]),
+        ({"state": "stored"}, ["mariadbd"], ["slurmdbd", "mariadb-server", "python3-pymysql"]),
+    ],
+)
+def test_what_is_missing_is_installed(arguments: dict[str, Any], missing: list[str], packages: list[str]) -> None:
+    lacking = {"changed": False, "missing": missing}
+    played = run(arguments, lacking, DONE)
+    assert [name.rpartition(".")[2] for name, _given in played.ran] == ["slurm", "apt", "slurm"]
+    assert played.ran[1][1]["name"] == packages
+    assert played.result == {**DONE, "changed": True}
+    would = run(arguments, {**lacking, "changed": True}, check_mode=True)
+    assert len(would.ran) == 1 and would.result["changed"]
+    assert "slurmd cannot be found" in run({}, lacking, {"changed": False, "missing": ["slurmd"]}).result["msg"]
+
+
+def test_who_leaves_needs_to_know_nothing() -> None:
+    assert sent({"state": "absent"}) == {"state": "absent"}

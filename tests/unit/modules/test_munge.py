@@ -1,0 +1,123 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module munge as Ansible runs it: arguments in, JSON out, and no secret in it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pwd
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from module_runs import result_of, start
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+KEY = base64.b64encode(bytes(range(64))).decode()
+
+
+def run(module: str, programs: Path, **arguments: Any) -> dict[str, Any]:
+    """The result of a module on a host that has these programs of its own."""
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    return result_of(start(module, arguments, environment))
+
+
+@pytest.fixture(name="given")
+def _given(tmp_path: Path) -> dict[str, Any]:
+    """The arguments for a host that is this folder."""
+    return {
+        "cluster": "lab",
+        "cluster_id": "0" * 32,
+        "path": str(tmp_path / "munge" / "munge.key"),
+        "user": ME,
+        "socket": str(tmp_path / "socket"),
+        "folder": str(tmp_path / "gpumesh" / "clusters"),
+        "supervisor_programs": str(tmp_path),
+    }
+
+
+@pytest.fixture(name="programs")
+def _programs(tmp_path: Path) -> Path:
+    """A host with a munge that signs, and accepts only that."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    scripts = {
+        "munged": "exit 0",
+        "supervisord": "exit 0",
+        "supervisorctl": 'case $3 in pid) echo 1;; status) echo "munge RUNNING pid 0, uptime 1";; esac',
+        "systemctl": "echo LoadState=loaded; echo ActiveState=active; echo UnitFileState=enabled",
+        "munge": "echo MUNGE:signed:",
+        "unmunge": 'echo asked >> "${0%/*}/../asked"; read -r given; '
+        '[ "$given" = MUNGE:signed: ] || { echo "unmunge: Invalid credential" >&2; exit 17; }',
+    }
+    for name, script in scripts.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+    return folder
+
+
+def test_a_key_is_written_once_for_its_owner_alone(given: dict[str, Any], programs: Path) -> None:
+    path, socket = Path(given["path"]), Path(given["socket"])
+    socket.touch()
+    first = run("munge", programs, **given, content=KEY, start=False)
+    assert (first["changed"], first["missing"]) == (True, [])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o400
+    second = run("munge", programs, **given, content=KEY, start=False)
+    assert not second["changed"]
+    assert KEY not in json.dumps([first, second])
+
+
+def test_what_the_manager_signs_a_member_verifies(given: dict[str, Any], programs: Path) -> None:
+    socket = Path(given["socket"])
+    manager = run("munge", programs, **given, generate=True, sign=True, asked_at=0, start=False)
+    assert (manager["credential"], manager["reason"]) == ("MUNGE:signed:", "")
+    assert len(base64.b64decode(manager["content"])) == 128
+    assert manager["ahead"] > 1e9
+    socket.touch()
+    member = {**given, "content": manager["content"], "manager_name": "n1"}
+    assert run("munge", programs, **member, verify="MUNGE:signed:")["changed"], "supervisord does not know it yet"
+    (programs.parent / "asked").unlink()
+    trusts = run("munge", programs, **member, verify="MUNGE:signed:")
+    assert (programs.parent / "asked").read_text() == "asked\n", "munged accepts it only once"
+    assert (trusts["restarted"], trusts["fingerprint"]) == (False, manager["fingerprint"])
+    would = run("munge", programs, **member, verify="MUNGE:other:", _ansible_check_mode=True)
+    assert (would["changed"], would["restarted"]) == (True, True)
+    refuses = run("munge", programs, **member, verify="MUNGE:other:")
+    assert "munge refuses what the manager n1 has signed: unmunge: Invalid credential" in refuses["msg"]
+
+
+def test_a_clock_that_is_apart_is_refused_before_anything_changes(given: dict[str, Any], programs: Path) -> None:
+    asked = {"asked_at": time.time(), "manager_ahead": -90.0, "manager_name": "n1"}
+    told = run("munge", programs, **given, content=KEY, **asked)
+    assert "The clock is 9" in told["msg"] and "ahead of the one of the manager n1" in told["msg"]
+    assert not Path(given["path"]).exists()
+    assert "msg" not in run("munge", programs, **given, content=KEY, **asked, max_clock_skew=200, start=False)
+
+
+def test_an_account_that_is_missing_is_named(given: dict[str, Any], programs: Path) -> None:
+    told = run("munge", programs, **{**given, "user": "nobody-of-this-name"}, content=KEY)
+    assert told["failed"]
+    assert "There is no user nobody-of-this-name" in told["msg"]
+    assert not Path(given["path"]).exists()
+
+
+@pytest.mark.skipif(find("munged") is not None, reason="munge is installed here")
+def test_a_host_without_munge_says_what_it_lacks(given: dict[str, Any], tmp_path: Path) -> None:
+    told = run("munge", tmp_path, **given, sign=True, start=False, _ansible_check_mode=True)
+    assert (told["missing"], told["changed"], told["content"]) == (["munge"], True, "")
+    assert not Path(given["folder"]).parent.exists()
+
+
+def test_who_leaves_has_no_key(given: dict[str, Any], programs: Path) -> None:
+    run("munge", programs, **given, content=KEY, start=False)
+    assert run("munge", programs, **given, state="absent", _ansible_check_mode=True)["changed"]
+    assert run("munge", programs, **given, state="absent")["changed"]
+    assert not Path(given["path"]).exists()

@@ -1,0 +1,117 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module slurm as Ansible runs it, on a host that is a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from module_runs import result_of, start
+
+SLURMD = {"name": "slurmd", "command": "/usr/sbin/slurmd -D", "reads": [], "drop_in": "[Unit]\n"}
+
+
+@pytest.fixture(name="given")
+def _given(tmp_path: Path) -> dict[str, Any]:
+    folders = {name: tmp_path / name for name in ("state_folder", "spool_folder", "log_folder", "directory")}
+    for folder in folders.values():
+        folder.mkdir()
+    return {
+        **{name: str(folder) for name, folder in folders.items()},
+        "cluster": "lab",
+        "controller": "127.0.0.1",
+        "controller_name": "n1",
+        "machine": "n2",
+        "address": "10.0.0.2",
+        "health_check": str(tmp_path / "checks"),
+        "daemons": [SLURMD],
+        "supervisor_programs": str(tmp_path),
+    }
+
+
+@pytest.fixture(name="programs")
+def _programs(tmp_path: Path) -> Path:
+    """A host whose supervisord runs everything, and whose slurmd accepts every file."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    scripts = {
+        "slurmd": '[ "$1" = -V ] && echo slurm-wlm 24.11.5; exit 0',
+        "supervisord": "exit 0",
+        "supervisorctl": 'case $3 in pid) echo 1;; status) echo "$4 RUNNING pid 0, uptime 1";; esac',
+        "systemctl": "echo LoadState=loaded; echo ActiveState=active; echo UnitFileState=enabled",
+    }
+    for name, script in scripts.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+    return folder
+
+
+def run(folder: Path, given: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    return result_of(start("slurm", {**given, **arguments}, environment))
+
+
+def test_a_node_is_written_and_run_in_one_call(programs: Path, given: dict[str, Any]) -> None:
+    folder = Path(given["directory"])
+    would = run(programs, given, _ansible_check_mode=True, _ansible_diff=True)
+    assert would["changed"] and not list(folder.iterdir())
+    assert "node/slurmd.env" in would["diff"]["after"]
+    # The controller is not there.
+    waiting = run(programs, given, controller_port=1, forgotten=True, task_prolog="", epilog="", machine="n3")
+    assert "The controller on n1 does not answer at 127.0.0.1:1 (TCP)" in waiting["msg"]
+    assert (folder / "node" / "slurmd.env").exists()
+
+
+def test_the_second_run_changes_nothing(programs: Path, given: dict[str, Any]) -> None:
+    manager = {**given, "serve": True, "state": "configured"}
+    first = run(programs, manager)
+    assert (first["changed"], first["reload"], first["validated"]) == (True, "restart", True)
+    assert "node/slurmd.env" not in first["changed_files"], "it comes with slurmd"
+    assert os.access(given["health_check"], os.X_OK)
+    again = run(programs, manager)
+    assert (again["changed"], again["reload"]) == (False, "none")
+
+
+def test_a_node_that_declares_something_else_waits_for_the_controller(programs: Path, given: dict[str, Any]) -> None:
+    env = Path(given["directory"]) / "node" / "slurmd.env"
+    env.parent.mkdir()
+    env.write_text("SLURMD_OPTIONS=\"-Z -N n2 --conf-server 127.0.0.1 --conf 'NodeAddr=10.0.0.9 Gres=gpu:8'\"\n")
+    found = run(programs, given)
+    assert (found["redefined"], found["restarted"]) == (True, [])
+
+
+def test_what_a_host_lacks_is_said_before_anything_changes(programs: Path, given: dict[str, Any]) -> None:
+    lacking = run(programs, given, programs=["no-such-program"])
+    assert (lacking["changed"], lacking["missing"]) == (False, ["no-such-program"])
+    assert not list(Path(given["directory"]).iterdir())
+    would = run(programs, given, programs=["no-such-program"], _ansible_check_mode=True, _ansible_diff=True)
+    assert would["changed"] and "no-such-program" in would["diff"]["after"]
+
+
+def test_the_checks_go_when_nobody_runs_them(programs: Path, given: dict[str, Any]) -> None:
+    checks = Path(given["health_check"])
+    run(programs, {**given, "state": "configured"})
+    assert checks.exists()
+    assert not run(programs, {**given, "state": "configured", "health_check": "", "keep_checks": True})["leftover"]
+    assert checks.exists()
+
+
+def test_services_that_are_not_wanted_are_found(programs: Path, given: dict[str, Any], tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch()
+    served = {"state": "served", "daemons": [], "withdrawn": [str(key), str(tmp_path / "none")]}
+    found = run(programs, given, **served)
+    assert (found["withdrawn"], found["changed"]) == ([str(key)], False)
+
+
+def test_who_leaves_has_no_configuration(programs: Path, given: dict[str, Any]) -> None:
+    run(programs, {**given, "serve": True, "state": "configured"})
+    left = run(programs, given, state="absent")
+    assert left["changed"]
+    assert not (Path(given["directory"]) / "slurm.conf").exists()
+    assert not run(programs, given, state="absent")["changed"]
