@@ -80,6 +80,7 @@ options:
   manager_name:
     description: The manager, for messages.
     type: str
+    default: ""
   asked_at:
     description: The controller's time in seconds since 1970, for RV(ahead).
     type: float

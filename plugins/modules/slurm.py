@@ -299,7 +299,8 @@ _PROGRAMS = "/usr/sbin"
 _CHECKS = "/usr/local/sbin/gpumesh-node-health"
 _DATABASE = "/var/lib/mysql/slurm_acct_db"
 #: Seconds until the controller has to answer, and until a daemon can be used.
-_REACHED, _READY = 30.0, 120.0
+_REACHED = 30.0
+_READY = 120.0
 _KEY_LENGTH = 64
 _LETTERS = string.ascii_letters + string.digits
 
