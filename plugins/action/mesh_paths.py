@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room
 
 
 class ActionModule(ControllerAction):
-    """Reads what all hosts have registered."""
+    """Shows what all hosts have registered."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         options, given = self.own_options({"registered": {"type": "str", "required": True}})
-        return {
-            "changed": False,
-            "paths": mesh.path_rows(given["record"], self.registered(options["registered"], self.present)),
-        }
+        rows = mesh.path_rows(given["record"], self.registered(options["registered"], self.present))
+        self.print_text(printable(render(rows, ["from", "to", "path", "by"], width=room(0))))
+        return {"changed": False, "paths": rows}

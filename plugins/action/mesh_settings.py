@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room
 
 _SETTINGS = {
     "backend": {"type": "str", "choices": ["", "none", "wireguard", "tailscale"], "default": ""},
@@ -34,4 +37,9 @@ class ActionModule(ControllerAction):
         wanted = mesh.wanted_settings(record, settings)
         mesh.refuse_unconnected({**record, "mesh": {**record["mesh"], **wanted}}, options["relays"])
         result = {"changed": False, "wanted": wanted}
-        return {**result, "relayed": mesh.relayed(record, options["relays"])} if options["list_relayed"] else result
+        if not options["list_relayed"]:
+            return result
+        pairs = mesh.relayed(record, options["relays"])
+        if pairs:
+            self.print_text(printable(render(pairs, ["a", "b", "relay"], width=room(0))))
+        return {**result, "relayed": pairs}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mesh_paths
-short_description: Which way the packets go between the members in a tailnet
+short_description: Show which way the packets go between the members in a tailnet
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Puts together what all hosts of the play have found with O(gpumesh.cluster.tailscale#module:probe). To be run once.
+  - Shows in a table what all hosts of the play have found with O(gpumesh.cluster.tailscale#module:probe), and returns it.
+    To be run once.
   - Runs on the controller alone; no connection is made.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -34,11 +35,10 @@ EXAMPLES = r"""
     probe: true
   register: probed
 
-- name: Put them together
+- name: Show them
   gpumesh.cluster.mesh_paths:
     record: "{{ cluster_record }}"
     registered: probed
-  register: ways
   run_once: true
 """
 

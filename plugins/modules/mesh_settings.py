@@ -49,7 +49,7 @@ options:
     type: bool
     default: false
   list_relayed:
-    description: Return the pairs that are relayed, too.
+    description: Show the pairs of members that are relayed, and return them.
     type: bool
     default: false
 """
