@@ -37,13 +37,14 @@ def other() -> model.Record:
     return plan.commit(plan.set_storage(made, [VOLUME]), STAMP)
 
 
-def change(folder: Path, role: str, entry: str, **settings: Any) -> Run:
-    """Tasks of a role on n1, which is in one cluster, and n2, which is in both."""
+def change(folder: Path, role: str, *before: dict[str, Any], **settings: Any) -> Run:
+    """Settings of a role on n1, which is in one cluster, and n2, which is in both."""
+    enter = {"ansible.builtin.include_role": {"name": f"gpumesh.cluster.{role}", "tasks_from": "settings"}}
     play = {
         "hosts": "all",
         "vars": {"cluster_record": LAB, **settings},
         "module_defaults": {"gpumesh.cluster.cluster": {"path": f"{folder}/{{{{ inventory_hostname }}}}"}},
-        "tasks": [{"ansible.builtin.include_role": {"name": f"gpumesh.cluster.{role}", "tasks_from": entry}}],
+        "tasks": [*before, enter],
     }
     return run_plays(folder, {"n1": {}, "n2": {}}, [play])
 
@@ -62,21 +63,24 @@ def _copies(tmp_path: Path) -> None:
 
 
 def test_the_port_of_a_mesh(tmp_path: Path) -> None:
-    refused = change(tmp_path, "mesh", "preflight", mesh_backend="wireguard")
+    chosen = {"record": LAB, "backend": "wireguard"}
+    settings = {"gpumesh.cluster.mesh_settings": chosen, "register": "__mesh_settings"}
+    refused = change(tmp_path, "mesh", settings)
     assert refused.code != 0
     assert "n2 is in cluster 'two', whose mesh has the same port 51820." in refused.words
     assert held(tmp_path) == [LAB, LAB], "nothing has changed"
-    taken = change(tmp_path, "mesh", "preflight", mesh_backend="wireguard", mesh_port=51821)
+    chosen["port"] = 51821
+    taken = change(tmp_path, "mesh", settings)
     assert taken.code == 0, taken.output
     assert [one["mesh"]["port"] for one in held(tmp_path) if one] == [51821, 51821]
 
 
 def test_the_mount_point_of_a_volume(tmp_path: Path) -> None:
     wanted = {**VOLUME, "server": "n1"}
-    refused = change(tmp_path, "storage", "settings", storage_volumes=[wanted])
+    refused = change(tmp_path, "storage", storage_volumes=[wanted])
     assert refused.code != 0
     assert "n2 is in cluster 'two', which has a volume at /data too." in refused.words
     assert held(tmp_path) == [LAB, LAB], "nothing has changed"
-    taken = change(tmp_path, "storage", "settings", storage_volumes=[{**wanted, "mount_point": "/more"}])
+    taken = change(tmp_path, "storage", storage_volumes=[{**wanted, "mount_point": "/more"}])
     assert taken.code == 0, taken.output
     assert [one["storage"]["volumes"][0]["mount_point"] for one in held(tmp_path) if one] == ["/more", "/more"]
