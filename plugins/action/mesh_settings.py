@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.options import RECORD_OPTIONS
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.downloads import unverified
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import room
 
@@ -32,6 +34,9 @@ class ActionModule(ControllerAction):
         options, given = self.own_options({**RECORD_OPTIONS, **_SETTINGS, **_QUESTIONS})
         record = given["record"]
         settings = {name: options[name] for name in _SETTINGS}
+        refusals = unverified("mesh", self.machine, self.variable)
+        if refusals:
+            raise InputError(" ".join(refusals))
         if options["rotate_keys"]:
             mesh.refuse_rotation(record, settings["backend"] or record["mesh"]["backend"], self.present)
         wanted = mesh.wanted_settings(record, settings)

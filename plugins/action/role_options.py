@@ -12,6 +12,7 @@ from ansible.errors import AnsibleUndefinedVariable
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction, specification
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.downloads import unverified
 
 
 class ActionModule(ControllerAction):
@@ -23,14 +24,14 @@ class ActionModule(ControllerAction):
         options = {name: option for role in given["roles"] for name, option in specification(role).items()}
         values = {name: value for name, value in self._values(options).items() if value is not None}
         result = ArgumentSpecValidator(options).validate(values, validate_role_argument_spec=True)
-        if not result.error_messages:
-            return {"changed": False}
-        invalid = list(result.error_messages)
-        return {
-            "failed": True,
-            "invalid": invalid,
-            "msg": f"Nothing has been changed. Invalid options: {' '.join(invalid)}",
-        }
+        if result.error_messages:
+            invalid = list(result.error_messages)
+            said = f"Nothing has been changed. Invalid options: {' '.join(invalid)}"
+            return {"failed": True, "invalid": invalid, "msg": said}
+        refusals = [said for role in given["roles"] for said in unverified(role, self.machine, values.get)]
+        if refusals:
+            return {"failed": True, "invalid": refusals, "msg": " ".join(refusals)}
+        return {"changed": False}
 
     def _values(self, options: Mapping[str, Any]) -> dict[str, Any]:
         found = {}

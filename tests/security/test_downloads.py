@@ -99,8 +99,17 @@ def _impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Impos
 
 
 def run(folder: Path, role: str, tasks: str, hosts: Mapping[str, Mapping[str, Any]]) -> tuple[Run, set[str]]:
-    """A file of tasks of a role, for several hosts with their variables, each with a folder of its own for what is
-    written. Gives the hosts that failed, too."""
+    """A file of tasks of a role, for several hosts with their variables."""
+    return run_task(
+        folder, role, {"ansible.builtin.include_tasks": str(ROOT / f"roles/{role}/tasks/{tasks}.yml")}, hosts
+    )
+
+
+def run_task(
+    folder: Path, role: str, task: dict[str, Any], hosts: Mapping[str, Mapping[str, Any]]
+) -> tuple[Run, set[str]]:
+    """A task with the variables of a role, on several hosts with a folder each for what is written. Gives the hosts that
+    failed, too."""
     known: dict[str, Any] = {}
     for part in ("defaults", "vars"):
         known |= yaml.safe_load((ROOT / "roles" / role / part / "main.yml").read_text(encoding="utf-8"))
@@ -114,7 +123,6 @@ def run(folder: Path, role: str, tasks: str, hosts: Mapping[str, Mapping[str, An
     given = {name for variables in hosts.values() for name in variables}
     # A variable of the play would win over those of the hosts.
     defaults = {name: known.pop(name) for name in given}
-    task = {"ansible.builtin.include_tasks": str(ROOT / "roles" / role / "tasks" / f"{tasks}.yml")}
     done = run_tasks(folder, {host: {**defaults, **variables} for host, variables in hosts.items()}, known, [task])
     return done, set(re.findall(r"^fatal: \[(\w+)\]", done.output, re.MULTILINE))
 
@@ -160,7 +168,7 @@ def test_a_key_of_packages_is_taken_where_it_can_be_verified_alone(tmp_path: Pat
         name: {"mesh_tailscale_repository": url, "mesh_tailscale_repository_checksum": checksum}
         for name, (url, checksum) in given.items()
     }
-    done, failed = run(tmp_path, "mesh", "downloads", hosts)
+    done, failed = run_task(tmp_path, "mesh", {"gpumesh.cluster.role_options": {"roles": ["mesh"]}}, hosts)
     assert failed == set(given) - {"verified"}, done.output
     assert "mesh_tailscale_repository_checksum=sha256:" in done.words
 
