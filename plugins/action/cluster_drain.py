@@ -39,7 +39,7 @@ class ActionModule(HostAction):
             force={"type": "bool", "default": False},
         )
         record = self.record()
-        scheduler = self._exists(_NODE)
+        scheduler = self.exists(_NODE)
         if scheduler and given["handing_over"]:
             self._refuse_half_a_succession(record)
         slurm = {} if given["inspect"] or not self._has_controller() else self._ask(given["force"])
@@ -68,11 +68,7 @@ class ActionModule(HostAction):
         leave a cluster that has a configuration, and nobody to ask about jobs."""
         programs = str(self.variable("daemon_supervisor_programs", Places().supervisor_programs))
         places = Places(supervisor_programs=programs)
-        return self._exists(places.drop_in("slurmctld")) or self._exists(places.program("slurmctld"))
-
-    def _exists(self, path: str) -> bool:
-        look = {"path": path, "get_checksum": False, "get_mime": False, "get_attributes": False}
-        return bool(self.module("ansible.builtin.stat", look)["stat"]["exists"])
+        return self.exists(places.drop_in("slurmctld")) or self.exists(places.program("slurmctld"))
 
     def _refuse_half_a_succession(self, record: model.Record) -> None:
         """Refuse to hand over what the manager itself has not taken over yet. Raises HostStateError."""

@@ -11,7 +11,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 
 _MODULE = "gpumesh.cluster.slurm"
-_STATES = ["present", "configured", "stored", "served", "absent"]
+_STATES = ["present", "configured", "served", "absent"]
 
 
 class ActionModule(HostAction):
@@ -36,8 +36,6 @@ class ActionModule(HostAction):
             parameters = slurm.node(record, self.machine, options, given["forgotten"], keep)
         elif state == "configured":
             parameters = slurm.configured(record, self.machine, options)
-        elif state == "stored":
-            parameters = {"programs": ["mariadbd"]}
         else:
             parameters = slurm.served(record, options, given["restart"])
         result = self.equipped_module(

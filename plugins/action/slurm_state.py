@@ -13,10 +13,12 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import succession
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm, succession
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
 
 _MODULE = "gpumesh.cluster.slurm_state"
+_DAEMON = "gpumesh.cluster.daemon"
 _QUEUE = {"type": "dict"}
 
 
@@ -26,7 +28,9 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         if "record" not in self._task.args:
-            return self.module(_MODULE, self._task.args)
+            return (
+                self._retire() if self._task.args.get("state") == "retired" else self.module(_MODULE, self._task.args)
+            )
         given = self.arguments(
             record=RECORD,
             state={"type": "str", "choices": ["inspected"], "required": True},
@@ -42,6 +46,34 @@ class ActionModule(HostAction):
         if given["manager_queue"] is not None:
             return self._former(record, given)
         return self._manager(record, given)
+
+    def _retire(self) -> dict[str, Any]:
+        """End a queue, with its daemons and its accounting. Run again, it finishes what was cut off."""
+        given = self.arguments(
+            state={"type": "str", "choices": ["retired"], "required": True}, keep={"type": "bool", "default": True}
+        )
+        changed = False
+        for name in ("slurmrestd", "slurmctld", "slurmdbd"):
+            changed = self.module(_DAEMON, {"name": name, "state": "absent", **self.supervisor()})["changed"] or changed
+        # Deleted by a run that was cut off, the database may have left its account and MariaDB.
+        database, configured = self.exists(slurm.DATABASE_FOLDER), self.exists(slurm.DBD_FILE)
+        if database or configured:
+            accounting = Accounting(self)
+            if database and given["keep"]:
+                accounting.save()
+            accounting.delete()
+            changed = changed or accounting.changed
+        file = {"path": slurm.DBD_FILE, "state": "absent"}
+        changed = self.module("ansible.builtin.file", file)["changed"] or changed
+        # Last, since it is what a run goes by that has been cut off.
+        retired = self.module(_MODULE, {"state": "retired", "keep": given["keep"]})
+        if retired["kept"]:
+            self.print_text(
+                f"{self.machine} had the queue and the accounting of an earlier tenure, which those of the cluster have not "
+                f"grown out of. They are kept in {printable(str(retired['kept']))}, the accounting as accounting.sql. Delete "
+                "them when nobody misses them."
+            )
+        return {**retired, "changed": changed or retired["changed"]}
 
     def _inspect(self) -> dict[str, Any]:
         return self.module(_MODULE, {"state": "inspected"})

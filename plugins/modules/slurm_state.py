@@ -39,7 +39,9 @@ options:
       - V(imported) takes a part, and after the last one puts the state in place.
       - V(inspected) says what is in O(folder), and changes nothing.
       - V(marked) writes whose state it is.
-      - V(retired) empties O(folder). The controller has to be stopped, as for V(packed) and V(imported).
+      - V(retired) stops the controller and slurmdbd, deletes the accounting, which is saved first with O(keep), and
+        empties O(folder). It takes no other option, and can be run again after it was cut off.
+      - For V(packed) and V(imported), the controller has to be stopped.
     type: str
     choices: [packed, exported, imported, inspected, marked, retired]
     required: true
@@ -85,7 +87,8 @@ options:
     type: list
     elements: int
   keep:
-    description: Have V(retired) move the state into a folder beside O(folder), named by the time at which it began.
+    description:
+      - Have V(retired) move the state and the accounting into a folder beside O(folder), named by the time at which it began.
     type: bool
     default: true
   folder:

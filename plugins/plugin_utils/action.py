@@ -189,6 +189,11 @@ class HostAction(ActionBase):
             raise ModuleFailedError(result)
         return dict(result)
 
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a folder on the host. Raises ModuleFailedError."""
+        look = {"path": path, "get_checksum": False, "get_mime": False, "get_attributes": False}
+        return bool(self.module("ansible.builtin.stat", look)["stat"]["exists"])
+
     def equipped_module(
         self, name: str, arguments: Mapping[str, Any], lacking: Callable[[Mapping[str, Any]], Sequence[str]]
     ) -> dict[str, Any]:

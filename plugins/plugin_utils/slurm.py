@@ -54,6 +54,7 @@ _OTHERS = {
     "rest": ["slurm-slurmrestd"],
 }
 DATABASE = "slurm_acct_db"
+DATABASE_FOLDER = f"/var/lib/mysql/{DATABASE}"
 STATE_FOLDER = "/var/lib/slurm/slurmctld"
 #: It signs the tokens, and lies with the queue, so that they go on to count when the manager changes.
 TOKEN_KEY = f"{STATE_FOLDER}/jwt_hs256.key"

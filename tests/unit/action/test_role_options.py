@@ -24,7 +24,7 @@ LAYERS = [
 
 
 def checked(variables: dict[str, Any], roles: list[str]) -> dict[str, Any]:
-    return play(ActionModule, {"roles": roles}, {}, variables).result
+    return play(ActionModule, {"roles": roles}, {}, {"inventory_hostname": "n1", **variables}).result
 
 
 def test_what_nobody_set_is_valid() -> None:
