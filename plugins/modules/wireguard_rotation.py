@@ -50,7 +50,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Make each member's next key
+- name: Generate the next key of each member
   gpumesh.cluster.wireguard_rotation:
     record: "{{ cluster_record }}"
     step: prepare
