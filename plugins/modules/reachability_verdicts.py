@@ -56,7 +56,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Judge every pair
+- name: Evaluate every pair
   gpumesh.cluster.reachability_verdicts:
     members: "{{ cluster_record }}"
     registered:
