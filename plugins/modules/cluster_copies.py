@@ -77,12 +77,12 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Ask the hosts which records they hold
+- name: List the records of the hosts
   gpumesh.cluster.cluster_info:
     whole: []
   register: held
 
-- name: Decide whom to ask further
+- name: Decide which hosts to query next
   gpumesh.cluster.cluster_copies: &copies
     name: lab
     registered: held
@@ -92,7 +92,7 @@ EXAMPLES = r"""
   register: found
   run_once: true
 
-- name: Ask them
+- name: Query these hosts
   gpumesh.cluster.cluster_info:
     whole: "{{ item.whole }}"
     known: "{{ item.known }}"

@@ -18,7 +18,7 @@ ROLE = ROOT / "roles" / "cluster"
 
 def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path) -> None:
     tasks = yaml.safe_load((ROLE / "tasks" / "clean_up.yml").read_text(encoding="utf-8"))
-    (loop,) = (task["loop"] for task in tasks if task["name"] == "Take the layers away")
+    (loop,) = (task["loop"] for task in tasks if task["name"] == "Remove the layers")
     facts = {"__cluster_owner": {"others": ["storage", "ssh_trust"]}}
     said = [
         {"ansible.builtin.include_vars": {"file": str(ROLE / "vars" / "main.yml")}},

@@ -57,7 +57,7 @@ def asked(
     later = [
         name
         for task in run.output.split("TASK [")
-        if task.startswith(("gpumesh.cluster.cluster : Ask them", "gpumesh.cluster.cluster : Ask these"))
+        if task.startswith(("gpumesh.cluster.cluster : Query these", "gpumesh.cluster.cluster : Query the remaining"))
         for name in re.findall(r"item=(n\d)", task)
     ]
     return found[0].strip(), re.findall(r"sent (n\d \w[\w ]*)\.", run.output), later
