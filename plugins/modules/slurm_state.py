@@ -118,7 +118,7 @@ EXAMPLES = r"""
   delegate_to: n1
   no_log: true
 
-- name: Put it in place
+- name: Write the part on the new manager
   gpumesh.cluster.slurm_state:
     state: imported
     part: 0

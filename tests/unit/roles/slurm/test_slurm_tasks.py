@@ -49,7 +49,7 @@ def test_a_member_takes_part_in_few_tasks(tmp_path: Path) -> None:
 def test_slurm_may_come_after_a_hand_over(tmp_path: Path) -> None:
     run = check(tmp_path, cluster_record=plan.commit(plan.hand_over(RECORD, "n2"), STAMP))
     assert run.code == 0, run.output
-    assert "Ask the former manager" in run.words
+    assert "Check whether the former manager has the queue" in run.words
     assert recap(run, "n2")["ok"] > recap(run, "n1")["ok"]
 
 
