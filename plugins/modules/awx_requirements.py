@@ -58,7 +58,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Refuse to begin while something is missing
+- name: Check the prerequisites
   gpumesh.cluster.awx_requirements:
     collection: awx.awx
     organization: Research

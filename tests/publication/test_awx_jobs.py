@@ -140,8 +140,8 @@ def test_the_job_after_a_failure_shows_the_clusters_and_fails(node: Node, limit:
     """So the workflow fails, too: a failure that leads on to another job counts as handled."""
     job = node.run("awx/show_failure", limit=limit)
     assert job.status == "failed"
-    assert "Let the workflow fail" in job.stdout
-    assert "n3" in job.stdout.partition("Let the workflow fail")[0]
+    assert "Fail the workflow" in job.stdout
+    assert "n3" in job.stdout.partition("Fail the workflow")[0]
     assert job.changed == {}
 
 
