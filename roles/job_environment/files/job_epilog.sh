@@ -1,6 +1,6 @@
 #!/bin/sh
-# Written by gpumesh.cluster. Slurm runs this as root on each node after a job has ended there: it takes the job's
-# hostfiles away. A node whose epilog fails is drained, so it never does.
+# Written by gpumesh.cluster. Slurm runs this as root on each node after a job has ended there, to remove the hostfiles
+# of the job. It never fails, because Slurm would drain the node.
 case $SLURM_JOB_ID in
     '' | *[!0-9]*) ;;
     *) rm -f -- "/run/gpumesh/jobs/$SLURM_JOB_ID".* ;;
