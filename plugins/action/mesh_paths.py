@@ -20,6 +20,6 @@ class ActionModule(ControllerAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         options, given = self.own_options({"registered": {"type": "str", "required": True}})
-        rows = mesh.path_rows(given["record"], self.registered(options["registered"], self.present))
+        rows = mesh.path_rows(self.named(given["record"]), self.registered(options["registered"], self.present))
         self.print_text(printable(render(rows, ["from", "to", "path", "by"], width=room(0))))
         return {"changed": False, "paths": rows}

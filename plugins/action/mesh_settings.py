@@ -32,7 +32,7 @@ class ActionModule(ControllerAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         options, given = self.own_options({**RECORD_OPTIONS, **_SETTINGS, **_QUESTIONS})
-        record = given["record"]
+        record = self.named(given["record"])
         settings = {name: options[name] for name in _SETTINGS}
         refusals = unverified("mesh", self.machine, self.variable)
         if refusals:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.node_health import desired
 
@@ -18,9 +17,10 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         given = dict(self._task.args)
-        record = given.pop("record", None)
-        if record is not None:
+        if "record" in given:
+            record = self.record()
+            del given["record"]
             silent = set(self.variables["ansible_play_hosts_all"]) - set(self.variables["ansible_play_hosts"])
             relays = self.variable("mesh_relays", [])
-            given = {**desired(model.parse(record), self.machine, silent, relays), **given}
+            given = {**desired(record, self.machine, silent, relays), **given}
         return self.module("gpumesh.cluster.node_health", given)

@@ -37,7 +37,7 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         given = dict(self._task.args)
-        record = given.pop("record", None)
+        record = self.named(given.pop("record", None))
         programs = self.variable("daemon_supervisor_programs")
         arguments = {**({"supervisor_programs": programs} if programs else {}), **given}
         if record is None:

@@ -19,7 +19,7 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         options, given = self.own_options({"machine": {"type": "str"}})
-        record, left = given.pop("record", None), given.pop("left", None) or []
+        record, left = self.named(given.pop("record", None)), given.pop("left", None) or []
         if record is None:
             return self.module(_MODULE, given)
         machine = options["machine"] or self.machine

@@ -28,7 +28,7 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         options, given = self.own_options({**RECORD_OPTIONS, **TUNNEL_OPTIONS})
-        record = given.pop("record", None)
+        record = self.named(given.pop("record", None))
         programs = self.variable("daemon_supervisor_programs")
         arguments = {**({"supervisor_programs": programs} if programs else {}), **given}
         if record is None:

@@ -18,7 +18,7 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         options, given = self.own_options({**RECORD_OPTIONS, **ROTATION_OPTIONS})
-        record = given.pop("record", None)
+        record = self.named(given.pop("record", None))
         step = options["step"]
         if record is None:
             return self.module("gpumesh.cluster.wireguard_rotation", {**given, "step": step})

@@ -21,9 +21,10 @@ options:
 options:
   record:
     description:
-      - The cluster record, as set by the role P(gpumesh.cluster.cluster#role). Other options are derived from it on the
-        controller; the record itself is not sent to the host.
-    type: dict
+      - The cluster record, as set by the role P(gpumesh.cluster.cluster#role), or the name of the variable that holds it. With
+        many members the name is faster, since the record is not searched for templates.
+      - Other options are derived from it on the controller; the record itself is not sent to the host.
+    type: raw
 """
 
     CHANGE = r"""

@@ -21,8 +21,8 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.state_module
 options:
   record:
-    description: The cluster record.
-    type: dict
+    description: The cluster record, or the name of the variable that holds it.
+    type: raw
     required: true
   machines:
     description: The machines that leave. When not given, the whole cluster ends.
@@ -57,7 +57,7 @@ options:
 EXAMPLES = r"""
 - name: Drain a machine
   gpumesh.cluster.cluster_drain:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     machines: [gpu2]
     timeout: 600
   delegate_to: "{{ cluster_record.manager }}"

@@ -24,10 +24,11 @@ extends_documentation_fragment:
 options:
   record:
     description:
-      - The cluster record, as the role P(gpumesh.cluster.cluster#role) sets it. O(cluster), O(members), O(mesh_members) and
-        O(mesh_interface) are derived from it on the controller, and the port of the mesh is added to O(open_udp_ports).
+      - The cluster record, or the name of the variable that holds it, as the role P(gpumesh.cluster.cluster#role) sets it.
+        O(cluster), O(members), O(mesh_members) and O(mesh_interface) are derived from it on the controller, and the port of
+        the mesh is added to O(open_udp_ports).
       - A host that is not among the cluster's members is left unchanged.
-    type: dict
+    type: raw
   cluster:
     description: The name of the cluster, which is part of the table's name. Required without O(record).
     type: str
@@ -89,7 +90,7 @@ options:
 EXAMPLES = r"""
 - name: Close the ports of the cluster in the record
   gpumesh.cluster.firewall:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     tcp_ports: ["2049", 6817-6819]
 
 - name: Close Slurm and NFS to others
@@ -157,7 +158,7 @@ def main() -> None:
     texts = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "cluster": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "members": texts,

@@ -67,7 +67,7 @@ options:
 EXAMPLES = r"""
 - name: Set the environment of jobs
   gpumesh.cluster.job_environment:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     dialects: [torchrun]
     variables:
       HF_HOME: /mnt/shared/huggingface
@@ -127,7 +127,7 @@ def main() -> None:
     texts = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "port_range": {"type": "list", "elements": "int", "default": [15000, 24999]},
             "dialects": texts,

@@ -51,7 +51,7 @@ options:
 EXAMPLES = r"""
 - name: Compare this host with the record
   gpumesh.cluster.layer_info:
-    record: "{{ cluster_record }}"
+    record: cluster_record
   register: layers
 """
 
@@ -104,7 +104,7 @@ def main() -> None:
     }
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "modules": {"type": "dict", "default": {}},
             "files": {"type": "list", "elements": "dict", "default": [], "options": file_options},
             "services": {

@@ -31,13 +31,13 @@ options:
 EXAMPLES = r"""
 - name: Probe the ways
   gpumesh.cluster.tailscale:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     probe: true
   register: probed
 
 - name: Show them
   gpumesh.cluster.mesh_paths:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     registered: probed
   run_once: true
 """

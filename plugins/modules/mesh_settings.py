@@ -57,7 +57,7 @@ options:
 EXAMPLES = r"""
 - name: Look what the settings would change
   gpumesh.cluster.mesh_settings:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     backend: wireguard
   register: settings
   run_once: true

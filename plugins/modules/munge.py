@@ -122,7 +122,7 @@ options:
 EXAMPLES = r"""
 - name: Run munge on the manager, with the cluster's key
   gpumesh.cluster.munge:
-    record: "{{ cluster_record }}"
+    record: cluster_record
   register: manager
   delegate_to: "{{ cluster_record.manager }}"
   run_once: true
@@ -130,7 +130,7 @@ EXAMPLES = r"""
 
 - name: Run munge on every member with this key
   gpumesh.cluster.munge:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     manager: "{{ manager }}"
 """
 
@@ -302,7 +302,7 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "key_file": {"type": "path", "no_log": False},
             "rotate_key": {"type": "bool", "default": False, "no_log": False},
             "max_clock_skew": {"type": "int", "default": 60},

@@ -45,11 +45,11 @@ options:
 EXAMPLES = r"""
 - name: Add the members' names to /etc/hosts
   gpumesh.cluster.names:
-    record: "{{ cluster_record }}"
+    record: cluster_record
 
 - name: Remove the members' names
   gpumesh.cluster.names:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     state: absent
 """
 
@@ -85,7 +85,7 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "cluster": {"type": "str"},
             "members": {"type": "list", "elements": "dict", "options": _MEMBER, "default": []},

@@ -205,7 +205,7 @@ def main() -> None:
     """The module's entry."""
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "only": {"type": "list", "elements": "str", "default": []},
             "machine": {"type": "str"},
             "gpus": {"type": "int"},

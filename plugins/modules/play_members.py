@@ -20,8 +20,8 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes.info_module
 options:
   record:
-    description: The cluster record.
-    type: dict
+    description: The cluster record, or the name of the variable that holds it.
+    type: raw
     required: true
   name:
     description: The name of the cluster that the record has to be of.

@@ -202,7 +202,7 @@ options:
 EXAMPLES = r"""
 - name: Run the node
   gpumesh.cluster.slurm:
-    record: "{{ cluster_record }}"
+    record: cluster_record
 """
 
 RETURN = r"""
@@ -513,7 +513,7 @@ def main() -> None:
     partitions = {"cluster": {"Nodes": "ALL", "Default": True, "State": "UP", "MaxTime": "INFINITE"}}
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "state": {
                 "type": "str",
                 "choices": ["present", "configured", "stored", "served", "absent"],

@@ -267,7 +267,7 @@ def main() -> None:
                 "choices": ["packed", "exported", "imported", "inspected", "marked", "retired"],
                 "required": True,
             },
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "manager_queue": {"type": "dict"},
             "member_queue": {"type": "dict"},
             "known": {"type": "list", "elements": "str"},

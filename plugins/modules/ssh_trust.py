@@ -58,7 +58,7 @@ options:
 EXAMPLES = r"""
 - name: Let two users log in between the members
   gpumesh.cluster.ssh_trust:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     users: [root, alice]
   register: ssh_trust
 
@@ -157,7 +157,7 @@ def main() -> None:
     text = {"type": "str"}
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "users": {"type": "list", "elements": "str", "default": []},
             "port": {"type": "int", "default": 22},

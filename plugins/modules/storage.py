@@ -93,11 +93,11 @@ options:
 EXAMPLES = r"""
 - name: Share the volumes
   gpumesh.cluster.storage:
-    record: "{{ cluster_record }}"
+    record: cluster_record
 
 - name: Stop sharing volumes
   gpumesh.cluster.storage:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     backend: none
 """
 
@@ -287,7 +287,7 @@ def main() -> None:
     entries = {"type": "list", "elements": "dict", "default": []}
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "volumes": {"type": "list", "elements": "dict"},
             "backend": {"type": "str", "choices": ["nfs", "external", "none"], "default": "nfs"},
             "server": {"type": "str", "choices": ["kernel", "ganesha"], "default": "kernel"},

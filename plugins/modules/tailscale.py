@@ -113,7 +113,7 @@ EXAMPLES = r"""
 
 - name: Log a member in as the options of the role say
   gpumesh.cluster.tailscale:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     auth_key: "{{ mesh_auth_key }}"
 
 - name: Offer a network, and see which way the packets go
@@ -295,7 +295,7 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "auth_key": {"type": "str", "no_log": True},
             "login": {"type": "bool", "default": True},

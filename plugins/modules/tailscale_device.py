@@ -74,7 +74,7 @@ EXAMPLES = r"""
 
 - name: Delete the device of a member
   gpumesh.cluster.tailscale_device:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     machine: gpu3
     state: absent
   delegate_to: localhost
@@ -133,7 +133,7 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "machine": {"type": "str"},
             "left": {"type": "list", "elements": "dict", "default": []},
             "address": {"type": "str"},

@@ -35,8 +35,8 @@ attributes:
       - The time of the run is in the reports.
 options:
   record:
-    description: The cluster record.
-    type: dict
+    description: The cluster record, or the name of the variable that holds it.
+    type: raw
     required: true
   registered:
     description: The variables in which the tasks have registered their results. What is left out is reported as skipped.
@@ -121,13 +121,13 @@ options:
 EXAMPLES = r"""
 - name: Check every node
   gpumesh.cluster.node_health:
-    record: "{{ cluster_record }}"
+    record: cluster_record
   register: health
   failed_when: false
 
 - name: Judge the cluster by the health of its nodes
   gpumesh.cluster.verdict:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     registered:
       health: health
     report_dir: /var/lib/reports

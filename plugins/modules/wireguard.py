@@ -91,7 +91,7 @@ seealso:
 EXAMPLES = r"""
 - name: Set up a member's tunnel
   gpumesh.cluster.wireguard:
-    record: "{{ cluster_record }}"
+    record: cluster_record
   register: tunnel
 
 - name: Make the key

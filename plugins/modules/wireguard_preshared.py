@@ -47,13 +47,13 @@ seealso:
 EXAMPLES = r"""
 - name: Make the keys of the pairs
   gpumesh.cluster.wireguard_preshared:
-    record: "{{ cluster_record }}"
+    record: cluster_record
   register: made
   no_log: true
 
 - name: Give them to both ends
   gpumesh.cluster.wireguard:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     preshared_results: made
 """
 

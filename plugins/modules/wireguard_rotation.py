@@ -52,19 +52,19 @@ seealso:
 EXAMPLES = r"""
 - name: Generate the next key of each member
   gpumesh.cluster.wireguard_rotation:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     step: prepare
   register: next_key
 
 - name: Wait for the peers' announcements in the background
   gpumesh.cluster.wireguard_rotation:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     step: arm
     prepared: next_key
 
 - name: Switch to the next key, one member after the other
   gpumesh.cluster.wireguard_rotation:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     step: switch
   register: next_key
   throttle: 1

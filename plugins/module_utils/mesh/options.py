@@ -9,7 +9,7 @@ from typing import Any, Dict
 
 #: Of the actions. The record itself is beside them, since they do not copy it.
 RECORD_OPTIONS: Dict[str, Any] = {"relays": {"type": "list", "elements": "str", "default": []}}
-RECORD: Dict[str, Any] = {"record": {"type": "dict"}, **RECORD_OPTIONS}
+RECORD: Dict[str, Any] = {"record": {"type": "raw"}, **RECORD_OPTIONS}
 
 TUNNEL_OPTIONS: Dict[str, Any] = {
     "preshared": {"type": "bool"},
