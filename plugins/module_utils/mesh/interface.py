@@ -139,9 +139,9 @@ def present(
         return _without_tools(host, desired, implementation)
     if runtime is not None and not _is_our_interface(host, interface, runtime):
         raise HostStateError(
-            f"The WireGuard interface {interface} runs, and our {host.conf_path(interface)} is not there: something else "
-            "has set it up, such as systemd-networkd, and its peers would be lost.",
-            f"Choose another mesh_interface, or end that tunnel if it is not needed (ip link delete {interface}).",
+            f"The WireGuard interface {interface} is up, but {host.conf_path(interface)} does not exist: something "
+            "else set it up, such as systemd-networkd, and its peers would be lost.",
+            f"Choose another mesh_interface, or delete that tunnel if it is not needed (ip link delete {interface}).",
             interface=interface,
         )
     key = ensure_key(host.key_path(interface), host.run, host.check_mode)
@@ -277,7 +277,7 @@ def _configure(
     old_conf = _read_conf(host, interface)
     written = parse_conf(old_conf)
     resolved = resolve({peer.endpoint for peer in desired.peers if peer.endpoint})
-    warnings = [f"{name} has no address now; its peer is not dialled." for name in resolved if not resolved[name]]
+    warnings = [f"{name} does not resolve now; its peer is not contacted." for name in resolved if not resolved[name]]
     if probe_mtu:
         desired = _measured(host, desired, written, resolved)
     steps = Plan()
@@ -395,8 +395,8 @@ def _set_kernel(settings: Iterable[Tuple[str, str]]) -> None:
                 stream.write(value)
         except OSError as failure:
             raise HostStateError(
-                f"This host is to relay, but {path} cannot be set to {value}: {failure.strerror}.",
-                "Set it where the container is started, or name another member in mesh_relays.",
+                f"This host cannot relay: {path} cannot be set to {value}: {failure.strerror}.",
+                "Set it when the container is started, or name another member in mesh_relays.",
                 path=path,
             ) from failure
 
@@ -455,7 +455,7 @@ def _refuse_taken_port(host: Host, desired: Desired) -> None:
         name, _tab, port = line.partition("\t")
         if name != desired.interface and port.strip() == str(desired.listen_port):
             raise HostStateError(
-                f"UDP port {desired.listen_port} is taken by the WireGuard interface {name}.",
+                f"UDP port {desired.listen_port} is already used by the WireGuard interface {name}.",
                 "Choose another mesh_port.",
                 port=desired.listen_port,
                 interface=name,
@@ -470,7 +470,7 @@ def _implementation(host: Host, runtime: Optional[Runtime]) -> str:
         return "kernel"
     if not os.path.exists(_TUN):
         raise HostStateError(
-            f"The kernel has no WireGuard, and without {_TUN} there is no userspace one either.",
+            f"The kernel does not support WireGuard, and a userspace WireGuard needs {_TUN}.",
             f"Give the container the device {_TUN} (docker run --device {_TUN}), or load the kernel module wireguard.",
         )
     return "userspace" if find("wireguard-go") else "missing"

@@ -35,7 +35,7 @@ def read_public_key(path: str, run: Runner) -> Optional[str]:
             raise
         # wg's own words are left out: a message must never have a chance to quote the key.
         raise HostStateError(
-            f"{path} does not hold a WireGuard private key.",
+            f"{path} does not contain a WireGuard private key.",
             "Remove the file and run the mesh layer again: the host gets a new key and registers it.",
             path=path,
         ) from None

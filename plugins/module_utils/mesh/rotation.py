@@ -154,7 +154,7 @@ def arm(host: Host, desired: Desired) -> bool:
     runtime = read_runtime(host, interface)
     if runtime is None:
         raise HostStateError(
-            f"The interface {interface} is not up, so that its peers' keys cannot be changed.",
+            f"The interface {interface} is not up, so the keys of its peers cannot be changed.",
             "Run the mesh playbook without mesh_rotate_keys first.",
         )
     equipped = equip(host.preshared_path(interface), desired)
@@ -184,7 +184,7 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
     interface = desired.interface
     prepared = read_text(next_key_path(host, interface))
     if prepared is None:
-        raise HostStateError("There is no next key to switch to.", "Prepare it first: step=prepare.")
+        raise HostStateError("There is no next key to switch to.", "Generate it first: step=prepare.")
     public_key = str(host.run(["wg", "pubkey"], stdin=prepared).stdout).strip()
     runtime = read_runtime(host, interface)
     if runtime is None:
@@ -201,7 +201,7 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
             raise HostStateError(
                 f"{', '.join(silent)} did not answer on UDP port {port} inside the tunnel, and would not learn the new "
                 "key in time. The key has not been changed.",
-                "Let the members' firewalls pass that port on the mesh interface, and run this again.",
+                "Allow that port on the mesh interface in the members' firewalls, and run this again.",
                 peers=silent,
             )
         for _time in range(_GO_TIMES):
@@ -287,7 +287,7 @@ def _listen(desired: Desired) -> socket.socket:
         if time.monotonic() > end:
             listener.close()
             raise HostStateError(
-                f"UDP port {port} of {own} cannot be listened on.", "Free it while the keys are changed.", port=port
+                f"Cannot listen on UDP port {port} of {own}.", "Free it while the keys are rotated.", port=port
             )
         time.sleep(0.1)
     return listener

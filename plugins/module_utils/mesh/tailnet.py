@@ -200,8 +200,8 @@ def _settled(host: Host) -> Optional[Status]:
 def _log_in(host: Host, desired: Desired, prefs: Prefs, key: Optional[str], why: str) -> None:
     if key is None:
         raise HostStateError(
-            f"This host has to log in, since {why}, and no auth key is given.",
-            "Give auth_key (the role's mesh_auth_key or mesh_auth_key_file).",
+            f"This host has to log in ({why}), but no auth key is set.",
+            "Set auth_key (mesh_auth_key or mesh_auth_key_file of the role).",
         )
     handle, path = tempfile.mkstemp(prefix="gpumesh-", dir="/run" if os.path.isdir("/run") else None)
     try:
@@ -228,8 +228,8 @@ def _up(host: Host, options: List[str], secrets: List[str]) -> None:
             words = words.replace(secret.partition("?")[0], "(not shown)")
         raise HostStateError(
             f"The login to the tailnet failed: {words}",
-            "Look whether the key is valid and not used up, whether this host reaches the login server, and what "
-            "journalctl -u tailscaled says.",
+            "Check that the key is valid and not used up, that this host can reach the login server, and see "
+            "journalctl -u tailscaled.",
         ) from None
 
 

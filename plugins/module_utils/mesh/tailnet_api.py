@@ -92,7 +92,7 @@ def present(api: Api, fetch: Fetch, sought: Sought, tags: Sequence[str], check_m
     if device is None:
         raise InputError(
             f"The tailnet has no device with the address {sought.address}.",
-            "Log the host in first.",
+            "Log in on the host first.",
             address=sought.address,
         )
     if device.tags == tuple(sorted(set(tags))):
@@ -118,9 +118,9 @@ def _find(api: Api, fetch: Fetch, sought: Sought) -> Optional[Device]:
     for what, has, wanted in (("name", device.name, sought.name), ("ID", device.id, sought.id)):
         if wanted and has != wanted:
             raise InputError(
-                f"The device with the address {sought.address} has the {what} '{has}' in the tailnet, not '{wanted}', so "
-                "it is left as it is.",
-                "Look at the control server which device the host has, and change or delete that one there.",
+                f"The device with the address {sought.address} has the {what} '{has}' in the tailnet, not '{wanted}', "
+                "so it was not changed.",
+                "Find the device of the host at the control server, and change or delete it there.",
                 address=sought.address,
                 device=device.name,
             )
@@ -139,13 +139,13 @@ def fetcher(api_key: str, ca_path: Optional[str]) -> Fetch:
         except urllib.error.HTTPError as failure:
             raise ApiError(
                 f"{method} {url} was answered with {failure.code} {failure.reason}.",
-                "Look whether the API key is valid and may change devices.",
+                "Check that the API key is valid and may change devices.",
                 status=failure.code,
             ) from None
         except OSError as failure:
             raise ApiError(
                 f"{method} {url} failed: {failure}.",
-                "Look whether the control server is reached from here and its certificate is trusted (ca_path).",
+                "Check that the control server can be reached from here and that its certificate is trusted (ca_path).",
             ) from failure
         try:
             return dict(from_json(content)) if content.strip() not in (b"", b"null") else {}

@@ -130,7 +130,7 @@ def make_desired(given: Mapping[str, Any]) -> Desired:
     if hostname is not None and not _LABEL.match(hostname):
         raise InputError(
             f"'{hostname}' cannot be the name of a host in a tailnet.",
-            "Use 1 to 63 lower-case letters, digits and '-', a letter or digit at both ends.",
+            "Use 1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit.",
             hostname=hostname,
         )
     if server is not None and not _SERVER.match(server.rstrip("/")):
@@ -151,7 +151,7 @@ def login_key(key: str, ephemeral: bool, tags: Optional[Sequence[str]]) -> str:
     if not key.startswith(OAUTH_PREFIX):
         return key
     if not tags:
-        raise InputError("The key of an OAuth client can only make keys with tags.", "Give the host's tags.")
+        raise InputError("The key of an OAuth client can only create keys with tags.", "Set the tags of the host.")
     return f"{key.partition('?')[0]}?ephemeral={str(ephemeral).lower()}&preauthorized=true"
 
 
@@ -164,7 +164,7 @@ def _network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text))
     except ValueError as failure:
-        raise InputError(f"'{text}' is not a network.", "Write it as 10.1.0.0/16, without host bits.") from failure
+        raise InputError(f"'{text}' is an invalid network.", "Write it as 10.1.0.0/16, without host bits.") from failure
 
 
 # --- read what the tools print -------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ def plan(desired: Desired, prefs: Prefs, status: Status, with_tags: bool) -> Pla
     logged_in = status.state not in ("NoState", "NeedsLogin")
     if logged_in and server != prefs.login_server:
         raise HostStateError(
-            f"This host is logged in at {prefs.login_server}, as {status.name}, and not at {server}.",
-            "Log it out there first (tailscale logout) if nobody needs that tailnet, or give its server.",
+            f"This host is logged in at {prefs.login_server} as {status.name}, not at {server}.",
+            "Log out there first (tailscale logout) if that tailnet is not needed, or set its server.",
             login_server=prefs.login_server,
         )
     if not logged_in:

@@ -67,7 +67,7 @@ def read_mesh(record: Mapping[str, Any], relays: Sequence[str] = ()) -> Mesh:
     except (LookupError, ValueError, TypeError) as failure:
         raise RecordError(
             f"The record of cluster {name} has no usable mesh ({type(failure).__name__}: {failure}).",
-            "Give mesh_subnet, mesh_port and mesh_interface, and run the mesh playbook.",
+            "Set mesh_subnet, mesh_port and mesh_interface, and run the mesh playbook.",
             cluster=name,
         ) from failure
     nodes = {}
@@ -87,7 +87,7 @@ def read_mesh(record: Mapping[str, Any], relays: Sequence[str] = ()) -> Mesh:
     unknown = [relay for relay in chosen if relay not in nodes]
     if unknown:
         raise InputError(
-            f"mesh_relays names {', '.join(unknown)}, not among the members of cluster {name}.",
+            f"{', '.join(unknown)} in mesh_relays: not among the members of cluster {name}.",
             f"Choose among {', '.join(nodes)}.",
             relays=list(unknown),
         )
@@ -101,12 +101,12 @@ def plan_for(mesh: Mesh, machine: str) -> Dict[str, Any]:
     ``listen_port``, ``mtu`` (bytes), ``peers`` (each with machine, public_key, endpoint, allowed_ips,
     persistent_keepalive in seconds), ``relayed`` (each with machine and relay),
     ``relay`` (whether this member forwards for others) and ``pending`` (members without a key: no peers yet).
-    Raises InputError, naming the pair, where two members have no way to each other.
+    Raises InputError, naming the pair, if two members cannot connect to each other.
     """
     if machine not in mesh.nodes:
         raise InputError(
             f"{machine} is not among the members of cluster {mesh.cluster}.",
-            f"Join it first: cluster_machines={machine}.",
+            f"Add it first (playbook join with cluster_machines={machine}).",
             machine=machine,
         )
     own = mesh.nodes[machine]
@@ -228,9 +228,9 @@ def _relay_between(mesh: Mesh, a: Node, b: Node) -> Node:
         if machine not in (a.machine, b.machine) and is_direct(a, relay) and is_direct(b, relay):
             return relay
     raise InputError(
-        f"{a.machine} (site {a.site}) and {b.machine} (site {b.site}) have no way to each other: neither has an "
-        f"endpoint, and none of {', '.join(mesh.relays)} can relay, having no endpoint either.",
-        "Give one of the two a cluster_endpoint, or name a member that both can dial in mesh_relays.",
+        f"{a.machine} (site {a.site}) and {b.machine} (site {b.site}) cannot connect to each other: neither has an "
+        f"endpoint, and none of {', '.join(mesh.relays)} can relay, because they have no endpoint either.",
+        "Set cluster_endpoint for one of the two, or name a member that both can connect to in mesh_relays.",
         pair=[a.machine, b.machine],
         relays=list(mesh.relays),
     )

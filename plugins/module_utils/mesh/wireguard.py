@@ -150,7 +150,7 @@ def check_interface_name(name: str) -> str:
     try:
         return values.mesh_interface_name(name)
     except ValueError as failure:
-        raise InputError(f"{failure}.", "Give another name for the interface of the mesh.", interface=name) from failure
+        raise InputError(f"{failure}.", "Choose another mesh_interface.", interface=name) from failure
 
 
 def check_public_key(text: str, whose: str) -> str:
@@ -204,7 +204,7 @@ def make_desired(
         try:
             values.line(machine)
         except ValueError as failure:
-            raise InputError(f"The name of a peer: {failure}.", "Give the name of a machine.") from failure
+            raise InputError(f"Invalid name of a peer: {failure}.", "Give the name of a machine.") from failure
         key = check_public_key(str(entry["public_key"]), machine)
         if key in owner_of_key:
             raise InputError(
@@ -243,12 +243,12 @@ def _networks(texts: Iterable[str], machine: str) -> List[str]:
             network = ipaddress.ip_network(value if "%" not in value else "")
         except ValueError as failure:
             raise InputError(
-                f"{machine}: {value} is not a network.", "Write it as 10.99.0.2/32, without host bits."
+                f"{machine}: {value} is an invalid network.", "Write it as 10.99.0.2/32, without host bits."
             ) from failure
         if network.prefixlen == 0:
             raise InputError(
                 f"{machine}: {value} would send all traffic of the host to this peer.",
-                "Name the networks behind the peer.",
+                "Give only the networks behind the peer.",
             )
         networks.add(str(network))
     return sorted(networks)

@@ -57,7 +57,7 @@ def cluster_present(store: Store, request: ClusterRequest, by: str, check_mode: 
         if request.manager is not None and request.manager != before["manager"]:
             raise InputError(
                 f"Cluster '{before['name']}' has the manager {before['manager']}, not {request.manager}.",
-                f"Leave cluster_manager out or give {before['manager']}; the playbook remove hands a cluster over.",
+                f"Omit cluster_manager or set it to {before['manager']}; the playbook remove changes the manager.",
                 manager=before["manager"],
             )
         return _revise(before, request, stamp)
@@ -127,8 +127,8 @@ def replica(
         if standing is None or standing.kind in ("same", "behind") or force:
             return record
         raise ReplicaRefusedError(
-            f"The copy of the cluster record in {store.path} is not replaced: {standing.reason}.",
-            "Find out which one is right (playbook show), and name a machine that has it as cluster_trusted_copy.",
+            f"The copy of the cluster record in {store.path} was not replaced: {standing.reason}.",
+            "Find out which copy is right (playbook show), and set cluster_trusted_copy to a machine that has it.",
             path=store.path,
             relation=standing.kind,
         )
@@ -182,10 +182,10 @@ def _refuse_left(
     present = {member["machine"] for member in before["members"]} if before else set()
     left = [str(one["machine"]) for one in members if one["machine"] not in present and one["machine"] not in joining]
     if left:
-        now = f"it has generation {before['generation']} now" if before else "it has been deleted"
+        now = f"it is at generation {before['generation']} now" if before else "it was deleted"
         raise InputError(
-            f"Cluster '{name}' has been changed since this run has read its record: {', '.join(left)} left, and {now}.",
-            "Run it again, without the machine; the playbook join takes it back.",
+            f"Cluster '{name}' has changed since this run read its record: {', '.join(left)} left, and {now}.",
+            "Run it again without the machine; the playbook join adds it again.",
             machines=left,
         )
 
@@ -193,9 +193,8 @@ def _refuse_left(
 def _create(name: str, request: ClusterRequest, stamp: Stamp) -> Draft:
     if request.subnet is None or request.manager is None:
         raise InputError(
-            f"There is no cluster '{name}' on this host, and to create it a subnet, a manager and the members are "
-            "needed.",
-            "Give them, or the name of a cluster that exists.",
+            f"There is no cluster '{name}' on this host; a subnet, a manager and members are required to create it.",
+            "Set them, or give the name of an existing cluster.",
             cluster=name,
         )
     draft = plan.create(
@@ -246,7 +245,7 @@ def _existing(store: Store, record: Optional[Record]) -> Record:
     if record is None:
         raise MissingRecordError(
             f"There is no cluster '{store.name}' on this host: {store.path} does not exist.",
-            "Create it first (playbook create), or give the cluster_name of one that exists.",
+            "Create it first (playbook create), or set cluster_name to an existing one.",
             path=store.path,
         )
     return record

@@ -71,12 +71,12 @@ def seats(record: Record) -> Dict[str, Seat]:
 
 
 def member_of(record: Record, machine: str) -> Member:
-    """One member. Raises InputError naming those that there are."""
+    """One member. Raises InputError listing the members."""
     for member in record["members"]:
         if member["machine"] == machine:
             return member
     raise InputError(
-        f"'{machine}' is not a member of cluster '{record['name']}'.",
+        f"'{machine}' is not among the members of cluster '{record['name']}'.",
         f"Its members are {', '.join(member['machine'] for member in record['members'])}.",
         machine=machine,
     )
@@ -117,7 +117,7 @@ def relation(copy: Record, reference: Record) -> Relation:
     if copy["id"] != reference["id"]:
         return Relation(
             "other_cluster",
-            f"it is another cluster of the name '{copy['name']}', created {copy['history'][0]['at']}, "
+            f"it is another cluster with the name '{copy['name']}', created {copy['history'][0]['at']}, "
             f"while this one was created {reference['history'][0]['at']}",
         )
     if copy == reference:
@@ -126,24 +126,24 @@ def relation(copy: Record, reference: Record) -> Relation:
         if mine != theirs:
             return Relation(
                 "diverged",
-                f"both have a generation {mine['generation']}: the copy's is '{mine['detail']}' by {mine['by']} at "
-                f"{mine['at']}, the other's '{theirs['detail']}' by {theirs['by']} at {theirs['at']}",
+                f"both have a generation {mine['generation']}: in the copy it is '{mine['detail']}' by {mine['by']} at "
+                f"{mine['at']}, in the other '{theirs['detail']}' by {theirs['by']} at {theirs['at']}",
             )
     if copy["generation"] < reference["generation"]:
         return Relation("behind", f"generation {copy['generation']} of {reference['generation']}")
     if copy["generation"] > reference["generation"]:
         return Relation("ahead", f"generation {copy['generation']}, while {reference['generation']} was expected")
-    return Relation("diverged", f"generation {copy['generation']} with the same history, but other content")
+    return Relation("diverged", f"generation {copy['generation']} with the same history, but different content")
 
 
 def refuse_newer(held: Sequence[Record], generation: int) -> None:
-    """Refuse to go by ``generation`` where this host has been given a newer one meanwhile. Raises RecordError."""
+    """Refuse ``generation`` if this host has been given a newer one meanwhile. Raises RecordError."""
     for record in held:
         if record["generation"] > generation:
             raise RecordError(
-                f"This run goes by generation {generation} of cluster '{record['name']}', and generation "
-                f"{record['generation']} is here: {record['history'][-1]['detail']}.",
-                "Somebody else has changed the cluster meanwhile. Run it again.",
+                f"This run uses generation {generation} of cluster '{record['name']}', but this host already has "
+                f"generation {record['generation']}: {record['history'][-1]['detail']}.",
+                "The cluster has been changed meanwhile. Run it again.",
                 generation=record["generation"],
             )
 
@@ -162,17 +162,17 @@ def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]
         ours, theirs = wanted["mesh"], record["mesh"]
         cluster = f"{machine} is in cluster '{record['name']}'"
         if group(record["name"]) == group(wanted["name"]):
-            reasons.append(f"{cluster}, which would be the same group {group(wanted['name'])} of an inventory.")
+            reasons.append(f"{cluster}, which would be the same inventory group {group(wanted['name'])}.")
         if record["subnet"] == wanted["subnet"]:
             reasons.append(f"{cluster} on the same subnet {record['subnet']}.")
         elif ours["backend"] == theirs["backend"] == "tailscale":
-            reasons.append(f"{cluster}, whose tailnet is the one that a host can be in.")
+            reasons.append(f"{cluster}, and a host can be in only one tailnet.")
         elif "none" not in (ours["backend"], theirs["backend"]):
             same = [key for key in ("interface", "port") if dict(ours)[key] == dict(theirs)[key]]
             reasons += [f"{cluster}, whose mesh has the same {key} {dict(ours)[key]}." for key in same]
             if ipaddress.ip_network(ours["subnet"]).overlaps(ipaddress.ip_network(theirs["subnet"])):
-                reasons.append(f"{cluster}, whose mesh has the subnet {theirs['subnet']}, in part that of this one.")
-        reasons += [f"{cluster}, which has a volume at {point} too." for point in _contested(record, wanted, machine)]
+                reasons.append(f"{cluster}, whose mesh has the overlapping subnet {theirs['subnet']}.")
+        reasons += [f"{cluster}, which also has a volume at {point}." for point in _contested(record, wanted, machine)]
     return reasons
 
 
@@ -199,8 +199,8 @@ def refuse_conflicts(held: Sequence[Record], machine: str, before: Optional[Reco
     reasons = [reason for reason in conflicts(held, machine, wanted) if reason not in known]
     if reasons:
         raise InputError(
-            f"Cluster '{wanted['name']}' cannot be on this host as its record has it: {' '.join(reasons)}",
-            "Take the machine out of one of them (playbook remove), or choose another mesh_interface, mesh_port, "
+            f"Cluster '{wanted['name']}' conflicts with another cluster on this host: {' '.join(reasons)}",
+            "Remove the machine from one of them (playbook remove), or choose another mesh_interface, mesh_port, "
             "mesh_subnet and mount_point.",
             machine=machine,
         )

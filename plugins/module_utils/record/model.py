@@ -110,7 +110,7 @@ class Record(TypedDict):
 
 
 class InvalidRecordError(RecordError):
-    """A document is no record: says where in it and why."""
+    """A document is not a valid record: says where and why."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(f"{where or 'the document'}: {reason}", where=where, reason=reason)
@@ -121,14 +121,14 @@ class FutureSchemaError(RecordError):
 
     def __init__(self, version: int) -> None:
         super().__init__(
-            f"it has schema version {version}, and this version of gpumesh.cluster knows {SCHEMA_VERSION}",
+            f"it has schema version {version}, but this version of gpumesh.cluster supports only {SCHEMA_VERSION}",
             "Use the version of gpumesh.cluster that wrote it, or a newer one.",
             schema_version=version,
         )
 
 
 def _with_lan_addresses(document: Document) -> Document:
-    """Schema 2: a member may have an address on the LAN of its site. What is no record is refused later, in words."""
+    """Schema 2: a member may have an address on the LAN of its site. An invalid record is refused later."""
     members = document.get("members")
     if not isinstance(members, list):
         return document
@@ -155,7 +155,7 @@ def migrate(document: Document) -> Document:
     """The document in the present schema; the given one is left as it is."""
     version = document.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InvalidRecordError("schema_version", f"{version!r} is no schema version")
+        raise InvalidRecordError("schema_version", f"{version!r} is not a schema version")
     if version > SCHEMA_VERSION:
         raise FutureSchemaError(version)
     while version < SCHEMA_VERSION:
@@ -170,7 +170,7 @@ def parse(document: object) -> Record:
     Raises InvalidRecordError naming the place, or FutureSchemaError.
     """
     if not isinstance(document, dict):
-        raise InvalidRecordError("", f"a JSON object was expected, it is {_type_name(document)}")
+        raise InvalidRecordError("", f"expected a JSON object, not {_type_name(document)}")
     fields = _Fields(migrate(document), "")
     record: Record = {
         "schema_version": SCHEMA_VERSION,
@@ -273,7 +273,7 @@ def _history_entry(fields: _Fields) -> HistoryEntry:
 
 
 def _check_whole(record: Record) -> None:
-    """What no single field can tell: the rules between them."""
+    """The rules that involve several fields."""
     members = record["members"]
     machines = [member["machine"] for member in members]
     gone = [removed["machine"] for removed in record["removed"]]
@@ -289,7 +289,9 @@ def _check_whole(record: Record) -> None:
     within = ipaddress.ip_network(record["subnet"])
     for index, member in enumerate(members):
         if not values.host_in(member["address"], within):
-            raise InvalidRecordError(f"members[{index}].address", f"{member['address']} is no host of {within}")
+            raise InvalidRecordError(
+                f"members[{index}].address", f"{member['address']} is not a host address of {within}"
+            )
     mesh = record["mesh"]
     tunnels = ipaddress.ip_network(mesh["subnet"])
     for index, member in enumerate(members):
@@ -300,7 +302,7 @@ def _check_whole(record: Record) -> None:
         # A tailnet gives the addresses, from a range that its control server chooses.
         if mesh["backend"] == "wireguard":
             if not values.host_in(end["address"], tunnels):
-                raise InvalidRecordError(f"{where}.address", f"{end['address']} is no host of {tunnels}")
+                raise InvalidRecordError(f"{where}.address", f"{end['address']} is not a host address of {tunnels}")
             if end["public_key"] is not None:
                 _checked(f"{where}.public_key", values.wireguard_key, end["public_key"])
     _check_mesh(record)
@@ -311,7 +313,9 @@ def _check_whole(record: Record) -> None:
     generations = [entry["generation"] for entry in record["history"]]
     # Counted first: a damaged record may claim billions of generations.
     if len(generations) != record["generation"] or generations != list(range(1, len(generations) + 1)):
-        raise InvalidRecordError("history", f"it does not hold each generation from 1 to {record['generation']} once")
+        raise InvalidRecordError(
+            "history", f"it does not contain each generation from 1 to {record['generation']} once"
+        )
 
 
 def _check_servers(record: Record) -> None:
@@ -327,7 +331,7 @@ def _check_servers(record: Record) -> None:
 
 
 def _check_mesh(record: Record) -> None:
-    """What would take other traffic into the tunnels."""
+    """Refuse a mesh that would route other traffic into the tunnels."""
     mesh = record["mesh"]
     if mesh["backend"] == "none":
         return
@@ -349,7 +353,7 @@ def _distinct(what: str, found: List[Any]) -> None:
         if value is None:
             continue
         if value in seen:
-            raise InvalidRecordError(what, f"'{value}' is there twice")
+            raise InvalidRecordError(what, f"'{value}' occurs twice")
         seen.add(value)
 
 
@@ -361,7 +365,7 @@ def _checked(where: str, check: Callable[[str], str], value: str) -> str:
 
 
 def _type_name(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", int: "a number"}
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number"}
     return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
 
 
@@ -391,7 +395,7 @@ class _Fields:
     def checked(self, key: str, check: Callable[[str], str]) -> str:
         value = self.any(key)
         if not isinstance(value, str):
-            raise InvalidRecordError(self._path(key), f"a text was expected, it is {_type_name(value)}")
+            raise InvalidRecordError(self._path(key), f"expected a string, not {_type_name(value)}")
         return _checked(self._path(key), check, value)
 
     def optional(self, key: str, check: Callable[[str], str]) -> Optional[str]:
@@ -406,13 +410,13 @@ class _Fields:
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
         value = self.checked(key, str)
         if value not in choices:
-            raise InvalidRecordError(self._path(key), f"'{value[:60]}' is none of {', '.join(choices)}")
+            raise InvalidRecordError(self._path(key), f"'{value[:60]}' is not one of {', '.join(choices)}")
         return value
 
     def integer(self, key: str, low: int, high: Optional[int]) -> int:
         value = self.any(key)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise InvalidRecordError(self._path(key), f"a whole number was expected, it is {_type_name(value)}")
+            raise InvalidRecordError(self._path(key), f"expected an integer, not {_type_name(value)}")
         if value < low or (high is not None and value > high):
             limits = f"at least {low}" if high is None else f"from {low} to {high}"
             raise InvalidRecordError(self._path(key), f"{value} is not {limits}")
@@ -421,13 +425,13 @@ class _Fields:
     def texts(self, key: str, check: Callable[[str], str]) -> List[str]:
         value = self.any(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise InvalidRecordError(self._path(key), "a list of texts was expected")
+            raise InvalidRecordError(self._path(key), "expected a list of strings")
         return [_checked(f"{self._path(key)}[{index}]", check, item) for index, item in enumerate(value)]
 
     def object(self, key: str) -> _Fields:
         value = self.any(key)
         if not isinstance(value, dict):
-            raise InvalidRecordError(self._path(key), f"an object was expected, it is {_type_name(value)}")
+            raise InvalidRecordError(self._path(key), f"expected an object, not {_type_name(value)}")
         return _Fields(value, self._path(key))
 
     def optional_object(self, key: str) -> Optional[_Fields]:
@@ -436,16 +440,14 @@ class _Fields:
     def objects(self, key: str) -> List[_Fields]:
         value = self.any(key)
         if not isinstance(value, list):
-            raise InvalidRecordError(self._path(key), f"a list was expected, it is {_type_name(value)}")
+            raise InvalidRecordError(self._path(key), f"expected a list, not {_type_name(value)}")
         for index, item in enumerate(value):
             if not isinstance(item, dict):
-                raise InvalidRecordError(
-                    f"{self._path(key)}[{index}]", f"an object was expected, it is {_type_name(item)}"
-                )
+                raise InvalidRecordError(f"{self._path(key)}[{index}]", f"expected an object, not {_type_name(item)}")
         return [_Fields(item, f"{self._path(key)}[{index}]") for index, item in enumerate(value)]
 
     def nothing_else(self, besides: Optional[set[str]] = None) -> None:
-        """A key that nobody knows is a typing error or a newer writer's: either way not ours to drop in silence."""
+        """An unknown key is a typing error or comes from a newer version, so it is not dropped silently."""
         unknown = sorted(set(self._document) - set(self._taken) - (besides or set()))
         if unknown:
-            raise InvalidRecordError(self._path(unknown[0]), "nothing of this name belongs here")
+            raise InvalidRecordError(self._path(unknown[0]), "unknown key")

@@ -109,7 +109,7 @@ def create(
         raise InputError(
             f"Cluster '{name}' cannot be created: its manager '{manager}' is not among its members "
             f"({', '.join(machines) or 'none given'}).",
-            "Give the manager among the members, or name one of them as the manager.",
+            "Add the manager to the members, or choose one of them as the manager.",
             manager=manager,
             members=machines,
         )
@@ -130,7 +130,7 @@ def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> 
         _check_shape(wanted)
     given_twice = _twice([str(wanted.get("machine")) for wanted in members])
     if given_twice:
-        raise InputError(f"Machine '{given_twice}' is given twice.", "Give each machine once.", machine=given_twice)
+        raise InputError(f"Machine '{given_twice}' is listed twice.", "List each machine once.", machine=given_twice)
     free = _free_addresses(new)
     joined: List[str] = []
     updated: Dict[str, List[str]] = {}
@@ -175,23 +175,24 @@ def remove(
         return Draft(record, [])
     if not staying:
         raise InputError(
-            f"Cluster '{record['name']}' would have no member left without {', '.join(leaving)}.",
+            f"Cluster '{record['name']}' would have no members left without {', '.join(leaving)}.",
             "Delete the cluster instead (playbook delete).",
             machines=leaving,
         )
     handed = Draft(record, [])
     if record["manager"] in leaving and new_manager is None:
         raise InputError(
-            f"'{record['manager']}' is the manager of cluster '{record['name']}' and cannot leave without a successor.",
-            f"Name one of the members that stay with cluster_new_manager: {', '.join(staying)}.",
+            f"'{record['manager']}' is the manager of cluster '{record['name']}' and cannot be removed without a "
+            "successor.",
+            f"Set cluster_new_manager to one of the remaining members: {', '.join(staying)}.",
             manager=record["manager"],
             candidates=staying,
         )
     if new_manager is not None:
         if new_manager in leaving:
             raise InputError(
-                f"'{new_manager}' cannot be the new manager of '{record['name']}': it leaves in the same step.",
-                f"Name one of the members that stay: {', '.join(staying)}.",
+                f"'{new_manager}' cannot be the new manager of '{record['name']}': it is removed in the same step.",
+                f"Choose one of the remaining members: {', '.join(staying)}.",
                 candidates=staying,
             )
         handed = hand_over(record, new_manager)
@@ -201,9 +202,9 @@ def remove(
         listed = "; ".join(f"'{volume['name']}' in {volume['server']}:{volume['path']}" for volume in held)
         raise InputError(
             f"The data of {listed} would be left behind.",
-            "Copy it to a member that stays and name that one as the volume's server in storage_volumes, or take the "
-            "volume out of storage_volumes, and run the storage playbook first. With cluster_force=true the volume "
-            "leaves the cluster and the data stays where it is.",
+            "Copy it to a remaining member and set that as the volume's server in storage_volumes, or remove the "
+            "volume from storage_volumes, and run the storage playbook first. With cluster_force=true the volume is "
+            "removed from the cluster and the data stays where it is.",
             volumes=held,
         )
     changes = list(handed.changes)
@@ -243,8 +244,8 @@ def hand_over(record: Record, new_manager: str) -> Draft:
     machines = [member["machine"] for member in record["members"]]
     if new_manager not in machines:
         raise InputError(
-            f"'{new_manager}' cannot be the manager of '{record['name']}': it is not a member.",
-            f"Name one of its members: {', '.join(machines)}.",
+            f"'{new_manager}' cannot be the manager of '{record['name']}': it is not among the members.",
+            f"Choose one of its members: {', '.join(machines)}.",
             candidates=machines,
         )
     if new_manager == record["manager"]:
@@ -267,9 +268,9 @@ def set_mesh(record: Record, mesh: Mapping[str, Any]) -> Draft:
     only_mesh = shares_only_the_mesh(record)
     if only_mesh and (wanted["backend"] == "none" or wanted["subnet"] != was["subnet"]):
         raise InputError(
-            f"The members of '{record['name']}' share no network but the mesh ({was['backend']} on {was['subnet']}), "
-            f"which cannot become {wanted['backend']} on {wanted['subnet']}.",
-            "Keep mesh_backend and mesh_subnet, or delete the cluster and create it anew.",
+            f"The members of '{record['name']}' share no network except the mesh ({was['backend']} on "
+            f"{was['subnet']}), so it cannot be changed to {wanted['backend']} on {wanted['subnet']}.",
+            "Keep mesh_backend and mesh_subnet, or delete the cluster and create it again.",
         )
     new = copy.deepcopy(record)
     new["mesh"] = wanted
@@ -304,7 +305,7 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
     wanted: List[Dict[str, Any]] = []
     for volume in volumes:
         if not isinstance(volume, Mapping):
-            raise InputError(f"{volume!r} is not a storage volume.", "Give each name and mount_point.")
+            raise InputError(f"{volume!r} is not a storage volume.", "Give each volume a name and a mount_point.")
         # Whoever fills in a form leaves fields empty.
         normal = {key: copy.deepcopy(value) for key, value in volume.items() if value is not None}
         served = {"server", "path"} & set(normal)
@@ -313,8 +314,8 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
         if missing:
             raise InputError(
                 f"A storage volume has no {' and no '.join(missing)}: {dict(volume)}.",
-                "Give each volume name, server, path and mount_point; name and mount_point alone where the file system "
-                "is there already.",
+                "Give each volume name, server, path and mount_point, or only name and mount_point for an existing "
+                "file system.",
             )
         normal["name"] = _value(values.volume_name, normal["name"])
         normal["mount_point"] = _value(values.mount_point, normal["mount_point"])
@@ -322,8 +323,9 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
             normal["path"] = _value(values.absolute_path, normal["path"])
         if served and normal["server"] not in machines:
             raise InputError(
-                f"The server '{normal['server']}' of volume '{normal['name']}' is not a member of '{record['name']}'.",
-                f"Name one of its members: {', '.join(sorted(machines))}.",
+                f"The server '{normal['server']}' of volume '{normal['name']}' is not among the members of "
+                f"'{record['name']}'.",
+                f"Choose one of its members: {', '.join(sorted(machines))}.",
                 volume=normal["name"],
             )
         try:
@@ -355,7 +357,7 @@ def _check_together(wanted: Sequence[Mapping[str, Any]]) -> None:
     except ValueError as failure:
         raise InputError(
             f"{str(failure)[:1].upper()}{str(failure)[1:]}.",
-            "Give it a mount point beside that one, and a link where it is looked for.",
+            "Choose a mount point outside of that one, and create a symbolic link where it is expected.",
         ) from failure
 
 
@@ -397,7 +399,7 @@ def check_subnet(record: Record, subnet: Optional[str]) -> None:
     if subnet is not None and _value(values.subnet, subnet) != record["subnet"]:
         raise InputError(
             f"Cluster '{record['name']}' is on {record['subnet']}, not on {_value(values.subnet, subnet)}.",
-            f"Leave cluster_subnet out or give {record['subnet']}; to move the cluster, delete it and create it anew.",
+            f"Omit cluster_subnet or set it to {record['subnet']}; to move the cluster, delete it and create it again.",
             subnet=record["subnet"],
         )
 
@@ -426,16 +428,16 @@ def _new_member(record: Record, machine: str, keys: Mapping[str, Any], stamp: St
         if end is None:
             raise InputError(
                 f"{machine} has no mesh address yet, and cluster '{record['name']}' has no other network.",
-                f"Give its address in the {record['mesh']['backend']} network as mesh.address.",
+                f"Set mesh.address to its address in the {record['mesh']['backend']} network.",
                 machine=machine,
             )
         member["address"], member["interface"] = end["address"], record["mesh"]["interface"]
         return member
     if "address" not in keys or "interface" not in keys:
         raise InputError(
-            f"{machine} cannot join '{record['name']}': its address in {record['subnet']} and the interface that "
-            "has it are needed.",
-            "Give address and interface.",
+            f"{machine} cannot join '{record['name']}': its address in {record['subnet']} and its interface are "
+            "required.",
+            "Set address and interface.",
             machine=machine,
         )
     member["address"] = _address(record, machine, keys["address"])
@@ -446,10 +448,10 @@ def _new_member(record: Record, machine: str, keys: Mapping[str, Any], stamp: St
 def _check_shape(wanted: object) -> None:
     """What no single value can tell: whether it is an entry at all."""
     if not isinstance(wanted, Mapping):
-        raise InputError(f"{wanted!r} is not a member.", "Give machine, address and interface of each.")
+        raise InputError(f"{wanted!r} is not a member.", "Give each a machine, an address and an interface.")
     mesh, keys = wanted.get("mesh"), wanted.get("ssh_host_keys")
     if mesh is not None and not isinstance(mesh, Mapping):
-        raise InputError(f"{mesh!r} is not what a member has in a mesh.", "Give mesh as address and public_key.")
+        raise InputError(f"{mesh!r} is not the mesh data of a member.", "Give mesh as address and public_key.")
     if keys is not None and not isinstance(keys, (list, tuple)):
         raise InputError(f"{keys!r} is not a list of keys.", "Give ssh_host_keys as a list.")
 
@@ -500,8 +502,8 @@ def _given_mesh(record: Record, machine: str, given: Mapping[str, Any], present:
     tunnels = ipaddress.ip_network(record["mesh"]["subnet"])
     if record["mesh"]["backend"] == "wireguard" and not values.host_in(address, tunnels):
         raise InputError(
-            f"{machine}: the mesh address {address} is no host of the mesh's subnet {tunnels}.",
-            "Leave it out, then a free one is chosen.",
+            f"{machine}: the mesh address {address} is not a host address of the mesh's subnet {tunnels}.",
+            "Omit it to have a free one chosen.",
             machine=machine,
             address=address,
         )
@@ -527,7 +529,7 @@ def _allocated(record: Record, free: Iterator[str], public_key: Optional[str]) -
         raise InputError(
             f"The mesh's subnet {record['mesh']['subnet']} has no free address left for another member of "
             f"'{record['name']}'.",
-            "Give a larger mesh_subnet.",
+            "Choose a larger mesh_subnet.",
             subnet=record["mesh"]["subnet"],
         )
     return {"address": address, "public_key": public_key}
@@ -555,9 +557,11 @@ def _mesh(record: Record, mesh: Mapping[str, Any]) -> model.Mesh:
     }
     unknown = sorted(set(merged) - set(DEFAULT_MESH))
     if unknown:
-        raise InputError(f"'{unknown[0]}' is no setting of the mesh.", f"Known are {', '.join(DEFAULT_MESH)}.")
+        raise InputError(
+            f"'{unknown[0]}' is not a setting of the mesh.", f"Valid settings are {', '.join(DEFAULT_MESH)}."
+        )
     if merged["backend"] not in model.BACKENDS:
-        raise InputError(f"'{merged['backend']}' is no mesh backend.", f"Choose one of {', '.join(model.BACKENDS)}.")
+        raise InputError(f"'{merged['backend']}' is not a mesh backend.", f"Choose one of {', '.join(model.BACKENDS)}.")
     return {
         "backend": merged["backend"],
         "subnet": _value(values.subnet, merged["subnet"]),
@@ -574,9 +578,9 @@ def _refuse_unusable_mesh(record: Record) -> None:
     named_alike = [one["machine"] for one in record["members"] if one["interface"] == record["mesh"]["interface"]]
     if named_alike:
         raise InputError(
-            f"The mesh's interface {record['mesh']['interface']} is the one by which {', '.join(named_alike)} has the subnet "
-            f"of cluster '{record['name']}'.",
-            "Give another mesh_interface.",
+            f"The mesh's interface {record['mesh']['interface']} is the interface of {', '.join(named_alike)} in the "
+            f"subnet of cluster '{record['name']}'.",
+            "Choose another mesh_interface.",
             mesh_interface=record["mesh"]["interface"],
         )
     lan = ipaddress.ip_network(record["subnet"])
@@ -584,7 +588,7 @@ def _refuse_unusable_mesh(record: Record) -> None:
     if lan.version == tunnels.version and lan.overlaps(tunnels):
         raise InputError(
             f"The mesh's subnet {tunnels} overlaps the subnet {lan} of cluster '{record['name']}'.",
-            "Give another mesh_subnet; or, where the machines share no network at all, the same cluster_subnet.",
+            "Choose another mesh_subnet, or set the same cluster_subnet if the machines share no network at all.",
             mesh_subnet=str(tunnels),
             subnet=str(lan),
         )
@@ -603,18 +607,18 @@ def _refuse_clashes(record: Record) -> None:
         (
             "address at one site,",
             lambda member: f"{member['lan_address']} at {member['site']}" if member["lan_address"] else None,
-            "Two places that use the same private network are two sites: give each a cluster_site of its own.",
+            "Two locations with the same private network are two sites: set a different cluster_site for each.",
         ),
         (
             "endpoint",
             lambda member: member["endpoint"],
-            "Machines behind one public address each need a port of their own forwarded: give cluster_endpoint with it.",
+            "Machines behind one public address each need their own forwarded port: set it in cluster_endpoint.",
         ),
         ("mesh address", lambda member: member["mesh"]["address"] if member["mesh"] else None, "Leave it out."),
         (
             "mesh key",
             lambda member: member["mesh"]["public_key"] if member["mesh"] else None,
-            "One is a clone of the other: make a new key on one of them.",
+            "One is a clone of the other: generate a new key on one of them.",
         ),
     )
     for what, take, remedy in shared:
@@ -636,8 +640,8 @@ def _address(record: Record, machine: str, value: str) -> str:
     address = _value(values.address, value)
     if not values.host_in(address, ipaddress.ip_network(record["subnet"])):
         raise InputError(
-            f"{machine}: {address} is no host address of {record['subnet']}, the subnet of '{record['name']}'.",
-            f"Put {machine} on the cluster's network, or create a cluster on a subnet that all machines share.",
+            f"{machine}: {address} is not a host address of {record['subnet']}, the subnet of '{record['name']}'.",
+            f"Connect {machine} to the cluster's network, or create a cluster on a subnet that all machines share.",
             machine=machine,
             address=address,
             subnet=record["subnet"],
@@ -651,8 +655,8 @@ def _lan_address(record: Record, value: str) -> Optional[str]:
     address = _value(values.address, value)
     if ipaddress.ip_address(address) in ipaddress.ip_network(record["mesh"]["subnet"]):
         raise InputError(
-            f"{address} is in {record['mesh']['subnet']}, the mesh itself, and so on no LAN.",
-            "Give the machine's own address at its site.",
+            f"{address} is in {record['mesh']['subnet']}, the mesh itself, so it is not on a LAN.",
+            "Set the machine's own address at its site.",
             lan_address=address,
         )
     return address
@@ -668,13 +672,13 @@ def _gpus(machine: str, value: Any) -> int:
 
 def _number(what: str, value: Any, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InputError(f"{value!r} cannot be the {what}.", f"Give a whole number from {low} to {high}.")
+        raise InputError(f"{value!r} cannot be the {what}.", f"Give an integer from {low} to {high}.")
     return value
 
 
 def _value(check: Callable[[str], str], value: object) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{value!r} is not a text.", "Write it in quotes.")
+        raise InputError(f"{value!r} is not a string.", "Write it in quotes.")
     try:
         return check(value)
     except ValueError as failure:

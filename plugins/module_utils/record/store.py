@@ -73,7 +73,7 @@ class Store:
         try:
             self.name = values.cluster_name(name)
         except ValueError as failure:
-            raise RecordError(f"{failure}.", "Give a valid cluster_name.") from failure
+            raise RecordError(f"{failure}.", "Set a valid cluster_name.") from failure
         self.wait = wait
         self.path = os.path.join(folder, name + _SUFFIX)
         self.good_path = self.path + _GOOD
@@ -94,7 +94,7 @@ class Store:
             raise self._damaged(reason)
         if record is None and os.path.exists(self.good_path) and not os.path.exists(self.path):
             # Creating writes the record first, deleting takes the good copy away first: one alone was robbed.
-            raise self._damaged(RecordError("it is missing, while its last good copy is there"))
+            raise self._damaged(RecordError("it is missing, although its last good copy exists"))
         return record
 
     def exists(self) -> bool:
@@ -125,7 +125,7 @@ class Store:
                 there = "new" if files.read_text(self.path) == text else "old"
                 raise HostStateError(
                     f"{path} cannot be written: {failure.strerror}.",
-                    f"Make room or make the file system writable, and run again; the {there} record is in place.",
+                    f"Free some space or make the file system writable, and run again; the {there} record is in place.",
                     path=path,
                 ) from failure
 
@@ -155,7 +155,7 @@ class Store:
             except OSError as failure:
                 raise HostStateError(
                     f"The lock {self.lock_path} cannot be opened: {failure.strerror}.",
-                    "Look at what is there; a plain file, or nothing, belongs there.",
+                    "Remove it, unless it is a plain file.",
                     path=self.lock_path,
                 ) from failure
             try:
@@ -174,7 +174,7 @@ class Store:
                     raise LockedRecordError(
                         f"The record {self.path} is being changed by {holder or 'a process that is just starting'}; "
                         f"it did not end within {self.wait:g} s.",
-                        "Wait for it, or end that process if it hangs, and run again.",
+                        "Wait until it has ended, or kill that process if it hangs, and run again.",
                         path=self.path,
                         holder=holder,
                     ) from failure
@@ -188,16 +188,16 @@ class Store:
             good = _load(self.good_path)
         if good is None:
             last_good = None
-            remedy = f"Look at it; then put a member's copy of {self.path} in its place."
+            remedy = f"Inspect it, then replace it with a member's copy of {self.path}."
         else:
             last_good = self.good_path
-            remedy = f"Look at it; then put the last good copy, {self.good_path}, in its place."
+            remedy = f"Inspect it, then replace it with the last good copy, {self.good_path}."
         if isinstance(failure, model.FutureSchemaError):
             remedy = failure.remedy
         reason = failure.message.rstrip(".")
         copy = f"generation {good['generation']} is in {last_good}" if good else "none on this host"
         return DamagedRecordError(
-            f"The cluster record {self.path} is refused: {reason}. Last good copy: {copy}.",
+            f"The cluster record {self.path} is invalid: {reason}. Last good copy: {copy}.",
             remedy,
             path=self.path,
             reason=reason,
@@ -256,7 +256,7 @@ def _load(path: str) -> Optional[Record]:
             raise RecordError("it is not a plain file")
         _check_trust(about, "it")
         if about.st_size > _LARGEST:
-            raise RecordError(f"it has {about.st_size} bytes, and no record has more than {_LARGEST}")
+            raise RecordError(f"it has {about.st_size} bytes, but a record has at most {_LARGEST}")
         with open(handle, "rb", closefd=False) as stream:
             raw = stream.read(_LARGEST)
     except OSError as failure:
@@ -287,15 +287,15 @@ def _check_folder(folder: str) -> None:
     except FileNotFoundError:
         return
     except OSError as failure:
-        raise HostStateError(f"{folder} cannot be looked at: {failure.strerror}.", path=folder) from failure
+        raise HostStateError(f"{folder} cannot be read: {failure.strerror}.", path=folder) from failure
     if not stat.S_ISDIR(about.st_mode):
-        raise HostStateError(f"{folder} is not a folder.", "Move it away.", path=folder)
+        raise HostStateError(f"{folder} is not a directory.", "Move it away.", path=folder)
     try:
-        _check_trust(about, f"the folder {folder}")
+        _check_trust(about, f"the directory {folder}")
     except RecordError as failure:
         raise HostStateError(
             f"The records in {folder} are refused: {failure.message}.",
-            f"Make it the own folder of the user that runs this: chown and chmod 0700 {folder}.",
+            f"Make the user that runs this its owner and allow nobody else to write: chown and chmod 0700 {folder}.",
             path=folder,
         ) from failure
 
@@ -306,7 +306,7 @@ def _make_folder(folder: str) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
     except OSError as failure:
-        raise HostStateError(f"{folder} cannot be made: {failure.strerror}.", path=folder) from failure
+        raise HostStateError(f"{folder} cannot be created: {failure.strerror}.", path=folder) from failure
 
 
 def _sweep(folder: str, name: str) -> None:

@@ -65,7 +65,8 @@ def cluster_name(value: str) -> str:
     """A cluster's name: also a file name, an inventory group and Slurm's ClusterName."""
     if not _CLUSTER.fullmatch(value):
         raise ValueError(
-            f"'{value}' is no cluster name: a lower-case letter, then at most 39 lower-case letters, digits, '-' or '_'"
+            f"'{value}' is not a valid cluster name: a lower-case letter, then at most 39 lower-case letters, digits, "
+            "'-' or '_'"
         )
     return _unambiguous(value, "a cluster")
 
@@ -74,7 +75,8 @@ def machine_name(value: str) -> str:
     """A machine: its inventory hostname."""
     if not _MACHINE.fullmatch(value):
         raise ValueError(
-            f"'{value}' is no machine name: 1 to 64 letters, digits, '.', '-' or '_', a letter or digit first and last"
+            f"'{value}' is not a valid machine name: 1 to 64 letters, digits, '.', '-' or '_', starting and ending "
+            "with a letter or digit"
         )
     return _unambiguous(value, "a machine")
 
@@ -102,51 +104,55 @@ def means_self(value: str) -> bool:
 def _unambiguous(value: str, what: str) -> str:
     """Refuse what Ansible would not take for a host of the inventory: with it, a record could redefine the controller."""
     if means_self(value) or value.lower() in _IMPLICIT_GROUPS:
-        raise ValueError(f"'{value}' cannot be the name of {what}: Ansible gives it a meaning of its own")
+        raise ValueError(f"'{value}' cannot be the name of {what}: it has a special meaning in Ansible")
     return value
 
 
 def site_name(value: str) -> str:
     """The name of a site: a group of members that reach each other's addresses directly."""
     if not _SITE.fullmatch(value):
-        raise ValueError(f"'{value}' is no site name: 1 to 63 letters, digits, '.', '-' or '_'")
+        raise ValueError(f"'{value}' is not a valid site name: 1 to 63 letters, digits, '.', '-' or '_'")
     return value
 
 
 def interface_name(value: str) -> str:
     """The name of a network interface."""
     if not _INTERFACE.fullmatch(value):
-        raise ValueError(f"'{value}' is no interface name: 1 to 15 letters, digits, '.', '-', '_', '=' or '+'")
+        raise ValueError(f"'{value}' is not a valid interface name: 1 to 15 letters, digits, '.', '-', '_', '=' or '+'")
     return value
 
 
 def mesh_interface_name(value: str) -> str:
     """The name of the mesh's own interface, which wg-quick and tailscaled make."""
     if interface_name(value) in _TAKEN_INTERFACES:
-        raise ValueError(f"'{value}' is no name for the interface of the mesh: every machine has one of that name")
+        raise ValueError(
+            f"'{value}' cannot be the interface of the mesh: every machine already has an interface of that name"
+        )
     return value
 
 
 def volume_name(value: str) -> str:
     """The name of a storage volume."""
     if not _VOLUME.fullmatch(value):
-        raise ValueError(f"'{value}' is no volume name: 1 to 63 lower-case letters, digits, '-' or '_'")
+        raise ValueError(f"'{value}' is not a valid volume name: 1 to 63 lower-case letters, digits, '-' or '_'")
     return value
 
 
 def network(value: str) -> Network:
-    """ADDRESS/MASK as `ip addr` prints it, host bits allowed, to its network. A single address is no network."""
+    """ADDRESS/MASK as `ip addr` prints it, host bits allowed, to its network. A single address is not a network."""
     address, slash, length = value.strip().partition("/")
     if not slash or not _DECIMAL.fullmatch(length) or "%" in address:
-        raise ValueError(f"'{value}' is no subnet: it is written ADDRESS/MASK as in `ip addr`, such as 10.0.0.7/24")
+        raise ValueError(f"'{value}' is an invalid subnet: write it as ADDRESS/MASK, such as 10.0.0.7/24")
     try:
         parsed = ipaddress.ip_network((address, int(length)), strict=False)
     except ValueError as failure:
-        raise ValueError(f"'{value}' is no subnet: {failure}") from failure
+        raise ValueError(f"'{value}' is an invalid subnet: {failure}") from failure
     if parsed.num_addresses < 2:
-        raise ValueError(f"'{value}' is no subnet: the mask has to be shorter than /{parsed.max_prefixlen}")
+        raise ValueError(f"'{value}' is an invalid subnet: the mask must be shorter than /{parsed.max_prefixlen}")
     if any(parsed.version == other.version and parsed.overlaps(other) for other in _NOT_SHARED):
-        raise ValueError(f"'{value}' is no subnet that two machines share: it has addresses of another use")
+        raise ValueError(
+            f"'{value}' is an invalid subnet: it contains loopback, link-local, multicast or reserved addresses"
+        )
     return parsed
 
 
@@ -165,10 +171,10 @@ def address(value: str) -> str:
         # A zone, as in fe80::1%eth0, may be any text at all.
         parsed = ipaddress.ip_address(text if "%" not in text else "")
     except ValueError as failure:
-        raise ValueError(f"'{value}' is no IP address") from failure
+        raise ValueError(f"'{value}' is not an IP address") from failure
     if means_self(str(parsed)) or any(parsed in other for other in _NOT_SHARED):
         raise ValueError(
-            f"'{value}' is no address at which others reach a machine: it is loopback, multicast or the like"
+            f"'{value}' is not an address that other machines can reach: it is loopback, multicast or reserved"
         )
     return str(parsed)
 
@@ -187,11 +193,15 @@ def host_name(value: str) -> str:
         return value
     labels = value.split(".")
     if len(value) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"'{value}' is no host name: labels of letters, digits, '-' and '_' with single dots between")
+        raise ValueError(
+            f"'{value}' is not a valid host name: labels of letters, digits, '-' and '_', separated by single dots"
+        )
     if re.fullmatch(r"[0-9]+|0[xX][0-9A-Fa-f]*", labels[-1]):
         return address(value)
     if means_self(value):
-        raise ValueError(f"'{value}' is no name by which others reach a machine: each takes it for itself")
+        raise ValueError(
+            f"'{value}' is not a name by which other machines can be reached: every machine resolves it to itself"
+        )
     return value
 
 
@@ -220,14 +230,14 @@ def endpoint(value: str, default_port: Optional[int] = None) -> str:
         host, _colon, port_text = text.partition(":")
     port_text = port_text or ("" if default_port is None else str(default_port))
     if not _DECIMAL.fullmatch(port_text) or not 0 < int(port_text) < 65536:
-        raise ValueError(f"'{value}' is no endpoint: the port is a number from 1 to 65535")
+        raise ValueError(f"'{value}' is not a valid endpoint: the port must be a number from 1 to 65535")
     port = int(port_text)
     if not host:
-        raise ValueError(f"'{value}' is no endpoint: it is written HOST:PORT, such as 203.0.113.10:51820")
+        raise ValueError(f"'{value}' is not a valid endpoint: write it as HOST:PORT, such as 203.0.113.10:51820")
     try:
         return f"[{address(host)}]:{port}" if ":" in host else f"{host_name(host)}:{port}"
     except ValueError as failure:
-        raise ValueError(f"'{value}' is no endpoint: {failure}") from failure
+        raise ValueError(f"'{value}' is not a valid endpoint: {failure}") from failure
 
 
 def wireguard_key(value: str) -> str:
@@ -246,14 +256,14 @@ def ssh_key(value: str) -> str:
     """A public SSH key, ``TYPE BASE64``; a comment is dropped, since it differs from tool to tool."""
     words = value.split()
     if "\n" in value.strip() or len(words) < 2 or not _SSH_KEY.fullmatch(" ".join(words[:2])):
-        raise ValueError(f"'{value[:60]}' is no public SSH key: it is written TYPE BASE64 on one line")
+        raise ValueError(f"'{value[:60]}' is not a public SSH key: write it as TYPE BASE64 on one line")
     return " ".join(words[:2])
 
 
 def absolute_path(value: str) -> str:
     """An absolute path without '..' and without characters that /etc/exports or a unit would read as syntax."""
     if not value.startswith("/") or not re.fullmatch(r"[A-Za-z0-9_./@+-]+", value) or ".." in value.split("/"):
-        raise ValueError(f"'{value}' is no absolute path of letters, digits, '_', '.', '/', '@', '+' and '-'")
+        raise ValueError(f"'{value}' is not an absolute path of letters, digits, '_', '.', '/', '@', '+' and '-'")
     return "/" + "/".join(part for part in value.split("/") if part not in ("", "."))
 
 
@@ -261,14 +271,14 @@ def mount_point(value: str) -> str:
     """The path at which members mount a volume."""
     path = absolute_path(value)
     if _SYSTEM_FOLDER.fullmatch(path):
-        raise ValueError(f"'{value}' is no mount point: the system's own files are there")
+        raise ValueError(f"'{value}' cannot be a mount point: it contains files of the system")
     return path
 
 
 def line(value: str) -> str:
     """A text for people, on one line: without characters that steer a terminal."""
     if not value.isprintable():
-        raise ValueError(f"{value[:60]!r} has characters that cannot be printed")
+        raise ValueError(f"{value[:60]!r} contains characters that cannot be printed")
     return value
 
 
@@ -278,7 +288,7 @@ def timestamp(value: str) -> str:
         # Python takes the digits of any script, and fewer of them.
         datetime.datetime.strptime(value + "+0000" if _TIME.fullmatch(value) else "", "%Y-%m-%dT%H:%M:%SZ%z")
     except ValueError as failure:
-        raise ValueError(f"'{value}' is no time in UTC such as 2026-11-20T20:31:00Z") from failure
+        raise ValueError(f"'{value}' is not a time in UTC such as 2026-11-20T20:31:00Z") from failure
     return value
 
 

@@ -43,13 +43,13 @@ _FILESYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 def check(volume: Mapping[str, Any]) -> None:
-    """Refuse an option that there is not, and a value that it cannot have. Raises ValueError."""
+    """Refuse an unknown option or an invalid value. Raises ValueError."""
     served = "server" in volume
     options = SERVED if served else EXTERNAL
     keys = _KEYS[served]
     unknown = [key for key in volume if key not in keys and key not in options]
     if unknown:
-        kind = "volume" if served else "volume that is there already"
+        kind = "volume" if served else "volume without a server"
         known = ", ".join(sorted([*keys, *options]))
         raise ValueError(
             f"it has the unknown option {', '.join(map(repr, unknown))}; the options of a {kind} are {known}"
@@ -85,7 +85,7 @@ def _boolean(key: str, value: object) -> None:
 def _choice(*choices: str) -> Callable[[str, object], None]:
     def one_of(key: str, value: object) -> None:
         if value not in choices:
-            raise ValueError(f"{key} is {value!r}, and not one of {', '.join(choices)}")
+            raise ValueError(f"{key} is {value!r}, expected one of {', '.join(choices)}")
 
     return one_of
 
@@ -107,7 +107,7 @@ def _mount_options(key: str, value: object) -> None:
         if not isinstance(option, str) or not _MOUNT_OPTION.fullmatch(option):
             raise ValueError(f"{key} has {option!r}, expected a mount option such as 'noatime' or 'rsize=1048576'")
         if option == "noresvport":
-            raise ValueError(f"{key} has noresvport, and servers refuse what comes from a port above 1023")
+            raise ValueError(f"{key} has noresvport, but servers refuse requests from ports above 1023")
 
 
 def _size(key: str, value: object) -> None:

@@ -58,7 +58,7 @@ def test_what_is_no_record_is_refused_on_the_controller(record: Any) -> None:
 
 def test_a_machine_that_is_not_a_member_is_refused() -> None:
     played = play(names.ActionModule, {"record": RECORD}, {}, {"inventory_hostname": "n9"})
-    assert "'n9' is not a member of cluster 'lab'" in played.result["msg"]
+    assert played.result["error"]["machine"] == "n9"
 
 
 def asked(**variables: Any) -> dict[str, Any]:

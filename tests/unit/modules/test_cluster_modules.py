@@ -111,10 +111,10 @@ def test_a_record_that_takes_what_is_of_another_cluster_is_refused(folder: str, 
     ("module", "arguments", "message"),
     [
         ("cluster_member", {"cluster": "none", "members": [entry(2)]}, "There is no cluster 'none' on this host"),
-        ("cluster", {"name": "none", "members": [entry(2)]}, "to create it a subnet, a manager and the members"),
+        ("cluster", {"name": "none", "members": [entry(2)]}, "There is no cluster 'none' on this host"),
         ("cluster", {"name": "lab", "subnet": "10.78.0.0/24"}, "is on 10.77.0.0/24, not on 10.78.0.0/24"),
         ("cluster", {"name": "lab", "manager": "n2"}, "has the manager n1, not n2"),
-        ("cluster", {"name": "../lab"}, "is no cluster name"),
+        ("cluster", {"name": "../lab"}, "'../lab' is not a valid cluster name"),
         ("cluster", {"name": "lab", "state": "replica"}, "record"),
     ],
 )

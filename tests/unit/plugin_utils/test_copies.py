@@ -97,7 +97,7 @@ class TestFind:
         ("answers", "said"),
         [
             ({"n1": holding(OLD), "n2": holding(NEW)}, "n2: generation 2, while 1 was expected"),
-            ({"n1": holding(NEW), "n2": holding(made(identity="1" * 32))}, "n2: it is another cluster of the name"),
+            ({"n1": holding(NEW), "n2": holding(made(identity="1" * 32))}, "n2: it is another cluster with the name"),
             (
                 {"n1": holding(later(NEW, by="bob", gpus=8)), "n2": holding(MOVED)},
                 "both have a generation 3",
@@ -224,7 +224,7 @@ class TestRemoval:
             ({"n1": NOTHING}, ["n2"], {}, "There is no cluster 'lab'"),
             (ALL, [], {}, "Nobody was named to leave"),
             (ALL, ["n8"], {}, "n8 is not among the members of cluster 'lab', and was not removed"),
-            (ALL, ["n1"], {}, "cannot leave without a successor"),
+            (ALL, ["n1"], {}, "'n1' is the manager of cluster 'lab'"),
             (ALL, ["n1"], {"new_manager": "n2", "manager_lost": True}, "n1 answers, so it is not lost"),
             ({**ALL, "n1": SILENT}, ["n2"], {}, "The manager n1 of cluster 'lab' does not answer: no route to host"),
             ({**ALL, "n1": SILENT}, ["n2"], {"manager_lost": True}, "who follows it was not said"),

@@ -182,13 +182,13 @@ def test_a_volume_within_another_is_refused(outer: dict[str, Any]) -> None:
     other = {"name": "outer", "mount_point": "/mnt", **outer}
     with pytest.raises(RecordError, match="at /mnt/data, within volume 'outer' at /mnt"):
         record(VOLUME, other)
-    with pytest.raises(InputError, match=r"within volume 'outer' at /mnt\. Give it a mount point beside"):
+    with pytest.raises(InputError, match="within volume 'outer' at /mnt"):
         plan.set_storage(record(VOLUME), [VOLUME, {**other, **({"server": "n1"} if "server" in other else {})}])
     assert len(storage.mounts(record(VOLUME, {**other, "mount_point": "/mnt/data2"}), "n1")) >= 1
 
 
 def test_a_volume_from_ports_of_users_is_refused() -> None:
-    with pytest.raises(RecordError, match="noresvport, and servers refuse"):
+    with pytest.raises(RecordError, match="noresvport"):
         record({**VOLUME, "options": ["noresvport"]})
     assert "PrivilegedPort = true;" in storage.exports(record(VOLUME), "n1", "ganesha")
 

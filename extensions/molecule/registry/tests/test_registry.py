@@ -107,7 +107,7 @@ def test_what_is_refused_changes_nothing() -> None:
     refused(play("register", "-e", "cluster_subnet=10.1.0.0/24", "-l", "r1,r2"), "is on 10.79.60.0/24, not on 10.1.0.0")
     refused(play("register", "-e", "cluster_manager=r2", "-l", "r1,r2"), "is managed by r1, not by r2")
     refused(play("register", "-e", "cluster_name=two", "-l", "r1"), "r1 is in cluster 'lab' on the same subnet")
-    refused(play("remove", "-e", "cluster_machine=r1"), "cannot leave without a successor")
+    refused(play("remove", "-e", "cluster_machine=r1"), "'r1' is the manager of cluster 'lab'")
     refused(play("load", "-e", "cluster_name=none", "-l", "r1"), "There is no cluster 'none'")
     assert record_of("r1") == before
     assert on("away", "ls -A /var/lib/gpumesh") == ""

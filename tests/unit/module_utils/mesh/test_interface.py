@@ -198,16 +198,18 @@ def test_somebody_elses_tunnel_is_left_alone(lab: Lab) -> None:
 
 
 def test_a_port_of_another_tunnel_is_refused_before_anything_is_written(lab: Lab) -> None:
-    with pytest.raises(HostStateError, match="51999 is taken by the WireGuard interface wg9"):
+    with pytest.raises(HostStateError) as refused:
         lab.run(wanted(2, listen_port=51999))
+    assert refused.value.details == {"port": 51999, "interface": "wg9"}
     assert not lab.conf.exists()
 
 
 def test_a_damaged_key_is_named_and_not_quoted(lab: Lab) -> None:
     lab.folder.mkdir()
     lab.key.write_text("half a key", encoding="utf-8")
-    with pytest.raises(HostStateError, match="does not hold a WireGuard private key") as refused:
+    with pytest.raises(HostStateError) as refused:
         lab.run(None)
+    assert refused.value.details == {"path": str(lab.key)}
     assert "half a key" not in str(refused.value)
 
 
@@ -285,9 +287,7 @@ def strange(lab: Lab) -> None:
 @pytest.mark.parametrize("check_mode", [True, False])
 def test_an_interface_that_something_else_runs_is_refused(lab: Lab, desired: Desired | None, check_mode: bool) -> None:
     strange(lab)
-    with pytest.raises(
-        HostStateError, match=r"gpumesh0 runs, and .*gpumesh0.conf is not there.*networkd.*mesh_interface"
-    ):
+    with pytest.raises(HostStateError, match=r"gpumesh0 .*gpumesh0.conf does not exist.*networkd.*mesh_interface"):
         present(lab.host(check_mode), "gpumesh0", desired)
     assert lab.changing() == []
     assert list(lab.fake.peers) == [key("office")]

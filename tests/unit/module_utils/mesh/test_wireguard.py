@@ -123,10 +123,10 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     [
         ({"public_key": "short"}, "public key of n2"),
         ({"public_key": key("n2")[:-4] + "===="}, "public key of n2"),
-        ({"endpoint": "203.0.113.2"}, "no endpoint"),
-        ({"endpoint": "2001:db8::1:51820"}, "no endpoint"),
-        ({"endpoint": "host:99999"}, "no endpoint"),
-        ({"allowed_ips": ["10.99.0.2/16"]}, "not a network"),
+        ({"endpoint": "203.0.113.2"}, "'203.0.113.2' is not a valid endpoint"),
+        ({"endpoint": "2001:db8::1:51820"}, "'2001:db8::1:51820' is not a valid endpoint"),
+        ({"endpoint": "host:99999"}, "'host:99999' is not a valid endpoint"),
+        ({"allowed_ips": ["10.99.0.2/16"]}, "n2: 10.99.0.2/16"),
         ({"allowed_ips": ["0.0.0.0/0"]}, "all traffic"),
     ],
 )

@@ -53,8 +53,9 @@ def test_without_a_mesh_they_meet_on_their_lan() -> None:
 
 def test_who_is_no_member_is_told_who_is() -> None:
     assert derive.member_of(made(), "n2")["address"] == "10.77.0.2"
-    with pytest.raises(InputError, match="'n9' is not a member of cluster 'lab'. Its members are n1, n2."):
+    with pytest.raises(InputError, match="Its members are n1, n2.") as refused:
         derive.member_of(made(), "n9")
+    assert refused.value.details == {"machine": "n9"}
 
 
 def test_copies_are_compared_by_their_history() -> None:
@@ -90,12 +91,12 @@ def test_an_edited_copy_has_diverged() -> None:
             [
                 "n1 is in cluster 'two', whose mesh has the same interface gpumesh0.",
                 "n1 is in cluster 'two', whose mesh has the same port 51820.",
-                "n1 is in cluster 'two', whose mesh has the subnet 10.99.0.0/16, in part that of this one.",
+                "n1 is in cluster 'two', whose mesh has the overlapping subnet 10.99.0.0/16.",
             ],
         ),
         (
             made("two", subnet="10.78.0.0/24", subnet_of_mesh="10.99.7.0/24", port=1, interface="wg1"),
-            ["n1 is in cluster 'two', whose mesh has the subnet 10.99.7.0/24, in part that of this one."],
+            ["n1 is in cluster 'two', whose mesh has the overlapping subnet 10.99.7.0/24."],
         ),
         (made("two", subnet="10.78.0.0/24", backend="none"), []),
         (made("lab"), []),
@@ -108,16 +109,14 @@ def test_a_host_in_two_clusters(other: model.Record, said: list[str]) -> None:
 def test_names_that_are_one_group_of_an_inventory_are_a_conflict() -> None:
     wanted = renamed(made(backend="none"), "a-b")
     other = made("a_b", subnet="10.78.0.0/24", backend="none")
-    said = "n1 is in cluster 'a_b', which would be the same group a_b of an inventory."
+    said = "n1 is in cluster 'a_b', which would be the same inventory group a_b."
     assert derive.conflicts([other], "n1", wanted) == [said]
 
 
 def test_a_host_is_in_one_tailnet() -> None:
     other = made("two", subnet="10.78.0.0/24", backend="tailscale", subnet_of_mesh="100.64.0.0/10")
     wanted = made(backend="tailscale", interface="ts1", port=1, subnet_of_mesh="100.64.0.0/10")
-    assert derive.conflicts([other], "n1", wanted) == [
-        "n1 is in cluster 'two', whose tailnet is the one that a host can be in."
-    ]
+    assert derive.conflicts([other], "n1", wanted) == ["n1 is in cluster 'two', and a host can be in only one tailnet."]
 
 
 def test_a_mount_point_is_of_one_cluster_unless_others_look_after_it() -> None:
@@ -127,7 +126,7 @@ def test_a_mount_point_is_of_one_cluster_unless_others_look_after_it() -> None:
 
     other = made("two", subnet="10.78.0.0/24", backend="none")
     served, external = {"server": "n1", "path": "/srv/data"}, {"filesystem": "lustre"}
-    said = ["n2 is in cluster 'two', which has a volume at /data too."]
+    said = ["n2 is in cluster 'two', which also has a volume at /data."]
     wanted = with_volume(made(), **served)
     assert derive.conflicts([with_volume(other, **served)], "n2", wanted) == said
     assert derive.conflicts([with_volume(other, **external)], "n2", wanted) == said
@@ -138,7 +137,7 @@ def test_a_mount_point_is_of_one_cluster_unless_others_look_after_it() -> None:
 def test_only_what_is_new_is_refused() -> None:
     other, wanted = made("two", subnet="10.78.0.0/24", port=1), made()
     derive.refuse_conflicts([other], "n1", made(mtu=1400), wanted)
-    with pytest.raises(InputError, match=r"has the same port 51820\. Take the machine out of one of them"):
+    with pytest.raises(InputError, match=r"has the same port 51820\. Remove the machine from one of them"):
         derive.refuse_conflicts([made("two", subnet="10.78.0.0/24")], "n1", made(port=1), wanted)
 
 

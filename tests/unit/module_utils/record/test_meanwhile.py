@@ -63,7 +63,7 @@ def test_twenty_joins_and_a_removal_at_once_are_each_done_or_refused_for_a_true_
     machines = [member["machine"] for member in record["members"]]
     assert "n3" not in machines, "a run that knew it has taken back who was removed"
     assert {f"n{number}" for number, refusal in told.items() if not refusal} == set(machines) - {"n1", "n2"}
-    assert all("n3 left, and it has generation" in refusal for refusal in told.values() if refusal)
+    assert all("n3 left, and it is at generation" in refusal for refusal in told.values() if refusal)
     # The creation, the removal, and one generation for each join that was done.
     assert record["generation"] == 2 + len(machines) - 2
     addresses = [member["mesh"]["address"] for member in record["members"] if member["mesh"]]
@@ -82,7 +82,7 @@ def test_joins_alone_are_all_done(tmp_path: Path) -> None:
 def test_a_cluster_that_was_deleted_meanwhile_is_not_created_again(tmp_path: Path) -> None:
     create(tmp_path)
     apply.cluster_absent(store_in(tmp_path), None, False, "bob", False)
-    assert "it has been deleted" in join(str(tmp_path), 4)
+    assert "it was deleted" in join(str(tmp_path), 4)
     assert store_in(tmp_path).read() is None
 
 
@@ -100,5 +100,6 @@ def test_a_layer_refuses_a_record_that_is_older_than_the_hosts(tmp_path: Path) -
     join(str(tmp_path), 4)
     newer = store_in(tmp_path).read()
     assert newer is not None
-    with pytest.raises(RecordError, match="goes by generation 1 .* generation 2 is here: machine n4 joined"):
+    with pytest.raises(RecordError, match="generation 1 .* generation 2: machine n4 joined") as refused:
         derive.refuse_newer([newer], 1)
+    assert refused.value.details == {"generation": 2}

@@ -70,7 +70,7 @@ class TestCreate:
         "subnet", ["10.77.0.11", "10.77.0.11/32", "10.77.0.11/255.255.255.0", "lan", "127.0.0.0/8"]
     )
     def test_what_is_no_subnet(self, subnet: str) -> None:
-        with pytest.raises(InputError, match="is no subnet"):
+        with pytest.raises(InputError, match="invalid subnet"):
             made(subnet=subnet)
 
     def test_a_mesh_may_not_overlap_the_subnet(self) -> None:
@@ -139,26 +139,26 @@ class TestJoin:
     @pytest.mark.parametrize(
         ("members", "message"),
         [
-            ([entry(4), entry(4)], "'n4' is given twice"),
+            ([entry(4), entry(4)], "'n4' is listed twice"),
             ([{**entry(4), "address": "10.77.0.11"}], "n1 and n4 have the same address 10.77.0.11"),
             ([{**entry(4), "machine": "N1"}], "n1 and N1 have the same name n1"),
-            ([{**entry(4), "address": "10.78.0.14"}], "n4: 10.78.0.14 is no host address of 10.77.0.0/24"),
-            ([{**entry(4), "address": "10.77.0.255"}], "n4: 10.77.0.255 is no host address"),
+            ([{**entry(4), "address": "10.78.0.14"}], "n4: 10.78.0.14 is not a host address of 10.77.0.0/24"),
+            ([{**entry(4), "address": "10.77.0.255"}], "n4: 10.77.0.255 is not a host address"),
             ([{"machine": "n4"}], "n4 cannot join 'lab': its address in 10.77.0.0/24"),
-            ([{**entry(4), "machine": "n 4"}], "'n 4' is no machine name"),
-            ([entry(4, interface="a/b")], "'a/b' is no interface name"),
-            ([entry(4, site="")], "'' is no site name"),
-            ([entry(4, endpoint="host:99999")], "the port is a number from 1 to 65535"),
+            ([{**entry(4), "machine": "n 4"}], "'n 4' is not a valid machine name"),
+            ([entry(4, interface="a/b")], "'a/b' is not a valid interface name"),
+            ([entry(4, site="")], "'' is not a valid site name"),
+            ([entry(4, endpoint="host:99999")], "'host:99999' is not a valid endpoint"),
             ([entry(4, gpus=-1)], "-1 cannot be the number of GPUs of n4"),
             ([entry(4, mesh={"address": "10.99.0.1"})], "n1 and n4 have the same mesh address"),
-            ([entry(4, mesh={"address": "10.98.0.9"})], "10.98.0.9 is no host of the mesh's subnet"),
+            ([entry(4, mesh={"address": "10.98.0.9"})], "10.98.0.9 is not a host address of the mesh's subnet"),
             ([entry(4, mesh={"public_key": "abc"})], "32 bytes in base64"),
             ([entry(4, endpoint="h:1"), entry(5, endpoint="h:1")], "n4 and n5 have the same endpoint h:1"),
             (
                 [{"machine": f"n{n}", "mesh": {"public_key": key(1)}} for n in (1, 2)],
                 "n1 and n2 have the same mesh key",
             ),
-            ([entry(4, ssh_host_keys=["ssh-rsa"])], "'ssh-rsa' is no public SSH key"),
+            ([entry(4, ssh_host_keys=["ssh-rsa"])], "'ssh-rsa' is not a public SSH key"),
         ],
     )
     def test_what_is_refused(self, members: list[dict[str, Any]], message: str) -> None:
@@ -219,8 +219,8 @@ class TestRemove:
         [
             (["n1"], None, "'n1' is the manager"),
             (["n1"], "n9", "'n9' cannot be the manager"),
-            (["n1", "n2"], "n2", "it leaves in the same step"),
-            (["n1", "n2", "n3"], "n2", "no member left"),
+            (["n1", "n2"], "n2", "'n2' cannot be the new manager"),
+            (["n1", "n2", "n3"], "n2", "no members left"),
         ],
     )
     def test_what_is_refused(self, leaving: list[str], successor: str | None, message: str) -> None:
@@ -262,7 +262,7 @@ class TestMeshAndStorage:
     def test_the_only_network_stays(self) -> None:
         record = made(subnet="10.99.0.0/16", members=[{"machine": "n1"}])
         for mesh in ({"backend": "none"}, {"subnet": "10.98.0.0/16"}):
-            with pytest.raises(InputError, match="share no network but the mesh"):
+            with pytest.raises(InputError, match="share no network except the mesh"):
                 plan.set_mesh(record, mesh)
 
     def test_another_subnet_is_another_cluster(self) -> None:
@@ -273,8 +273,11 @@ class TestMeshAndStorage:
     @pytest.mark.parametrize(
         ("volumes", "message"),
         [
-            ([{"name": "data", "server": "n9", "path": "/a", "mount_point": "/b"}], "'n9' of volume 'data' is not a"),
-            ([{"name": "data", "server": "n1", "path": "a", "mount_point": "/b"}], "'a' is no absolute path"),
+            (
+                [{"name": "data", "server": "n9", "path": "/a", "mount_point": "/b"}],
+                "'n9' of volume 'data' is not among",
+            ),
+            ([{"name": "data", "server": "n1", "path": "a", "mount_point": "/b"}], "'a' is not an absolute path"),
             ([{"name": "data", "server": "n1"}], "no path and no mount_point"),
             ([{"name": "data", "path": "/a", "mount_point": "/b"}], "no server"),
             ([{"name": "data"}], "no mount_point"),

@@ -158,7 +158,7 @@ DAMAGES = [
     (corrupt_cut_off, "it is not JSON"),
     (corrupt_garbage, "it is not JSON"),
     (corrupt_nested, "it is not JSON"),
-    (corrupt_wrong_type, "a JSON object was expected"),
+    (corrupt_wrong_type, "expected a JSON object"),
     (corrupt_future, "it has schema version 99"),
     (corrupt_name, "it is the record of 'other'"),
     pytest.param(
@@ -170,7 +170,7 @@ DAMAGES = [
     (corrupt_symlink, "it is a symbolic link"),
     (corrupt_fifo, "it is not a plain file"),
     (corrupt_folder, "it is not a plain file"),
-    (corrupt_gone, "it is missing, while its last good copy is there"),
+    (corrupt_gone, "it is missing, although its last good copy exists"),
 ]
 
 

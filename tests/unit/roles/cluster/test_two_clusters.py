@@ -79,7 +79,7 @@ def test_the_mount_point_of_a_volume(tmp_path: Path) -> None:
     wanted = {**VOLUME, "server": "n1"}
     refused = change(tmp_path, "storage", storage_volumes=[wanted])
     assert refused.code != 0
-    assert "n2 is in cluster 'two', which has a volume at /data too." in refused.words
+    assert "n2 is in cluster 'two', which also has a volume at /data." in refused.words
     assert held(tmp_path) == [LAB, LAB], "nothing has changed"
     taken = change(tmp_path, "storage", storage_volumes=[{**wanted, "mount_point": "/more"}])
     assert taken.code == 0, taken.output
