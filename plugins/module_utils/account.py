@@ -23,7 +23,7 @@ def command_prefix(name: str) -> List[str]:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
-        raise InputError(f"There is no account {name} on this host.", "Name one that every member has.") from None
+        raise InputError(f"There is no account {name} on this host.", "Choose one that every member has.") from None
     if os.geteuid() != 0 or entry.pw_uid == 0:
         return []
     return [

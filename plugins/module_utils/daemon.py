@@ -134,7 +134,7 @@ def plan_systemd(
         commands = [["systemctl", "disable", "--now", service]] if known and (running or at_boot) else []
         return Plan(path, before, "", commands, False)
     if not known:
-        raise HostStateError(f"systemd knows no {service}.", "Install the package that it belongs to.")
+        raise HostStateError(f"systemd does not know {service}.", "Install the package that it belongs to.")
     new_settings = daemon.drop_in != before
     commands = []
     if new_settings or unit.get("NeedDaemonReload") == "yes":
@@ -336,7 +336,7 @@ def wait_until_ready(
     while not ready.holds():
         if clock() >= end:
             wanted = ready.path or f"{ready.address}:{ready.port}"
-            raise HostStateError(f"{name} runs, but {wanted} is not there after {seconds:g} s.", "See its log.")
+            raise HostStateError(f"{name} runs, but {wanted} is not available after {seconds:g} s.", "See its log.")
         sleep(0.25)
 
 

@@ -62,7 +62,7 @@ def read_open(path: str, descriptor: int) -> bytes:
         raise HostStateError(f"{path} cannot be read: {failure}.", path=path) from failure
     if len(raw) > _LARGEST:
         raise HostStateError(
-            f"{path} has more than {_LARGEST >> 20} MiB, which no such file has.",
+            f"{path} is larger than {_LARGEST >> 20} MiB, more than such a file can be.",
             "Move it away, and run again.",
             path=path,
         )

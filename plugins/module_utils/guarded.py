@@ -134,7 +134,7 @@ class _Walk:
     def _target(self, name: str) -> List[str]:
         if self.shared:
             raise HostStateError(
-                f"{self.path}: {name} is a link in a folder that others may write to.",
+                f"{self.path}: {name} is a link in a directory that others can write to.",
                 "Remove it, and run again.",
                 path=self.path,
             )
@@ -202,8 +202,8 @@ def refuse_others(place: Place) -> None:
     own = os.geteuid()
     if place.found is not None and own not in (0, place.found.st_uid):
         raise HostStateError(
-            f"{place.path} belongs to {account_name(place.found.st_uid)}, in a folder of {account_name(own)}'s.",
-            f"Give it to {account_name(own)}, or remove it.",
+            f"{place.path} belongs to {account_name(place.found.st_uid)}, in a directory of {account_name(own)}.",
+            f"Change its owner to {account_name(own)}, or remove it.",
             path=place.path,
         )
 
@@ -213,7 +213,7 @@ def settle(place: Place, descriptor: int, mode: int, owner: Tuple[int, int]) -> 
     about = os.fstat(descriptor)
     if place.shared and (about.st_uid not in (0, owner[0]) or (stat.S_ISREG(about.st_mode) and about.st_nlink > 1)):
         raise HostStateError(
-            f"{place.path} belongs to {account_name(about.st_uid)}, in a folder that others may write to.",
+            f"{place.path} belongs to {account_name(about.st_uid)}, in a directory that others can write to.",
             "Remove it, and run again.",
             path=place.path,
         )
@@ -232,11 +232,11 @@ def refuse_swappable(paths: Iterable[str]) -> None:
                 # Who owns a folder on the way could rename what is in it.
                 swappable = place.outside or (place.shared and (place.found is None or place.found.st_uid != 0))
         except OSError as failure:
-            raise HostStateError(f"{path} cannot be looked at: {failure.strerror}.", path=path) from failure
+            raise HostStateError(f"{path} cannot be read: {failure.strerror}.", path=path) from failure
         if swappable:
             raise HostStateError(
-                f"A volume cannot be mounted at {path}: others could put something else there.",
-                "Choose a mount point below folders that only root can write to, such as /mnt or /srv.",
+                f"A volume cannot be mounted at {path}: others could replace it.",
+                "Choose a mount point below directories that only root can write to, such as /mnt or /srv.",
                 path=path,
             )
 
@@ -244,5 +244,5 @@ def refuse_swappable(paths: Iterable[str]) -> None:
 def unusual(path: str, mode: int) -> HostStateError:
     """For what is neither a file nor a folder."""
     return HostStateError(
-        f"{path} is a {kind_of(mode)}, and a file is to be there.", "Move it away, and run again.", path=path
+        f"{path} is a {kind_of(mode)}, but a file is required.", "Move it away, and run again.", path=path
     )

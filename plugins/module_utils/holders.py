@@ -77,8 +77,8 @@ def refuse_in_use(users: Sequence[VolumeUser], force: bool) -> None:
         return
     words = "; ".join(f"{user.command} of {user.user} (process {user.pid}) uses {user.mount_point}" for user in users)
     raise HostStateError(
-        f"A volume is in use, so it is not unmounted: {words}.",
-        "Wait for them, or end them (scancel, kill), and run the playbook again.",
+        f"A volume is in use and was not unmounted: {words}.",
+        "Wait until they have ended, or end them (scancel, kill), and run the playbook again.",
         users=[user._asdict() for user in users],
     )
 

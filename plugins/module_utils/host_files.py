@@ -119,7 +119,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Differences:
             words.append(f"{step.path} is missing")
             missing += wanted.state != DIRECTORY
         elif wanted.state == BLOCK and block_in(step.before.text, wanted.marker) is None:
-            words.append(f"{step.path} lacks our lines")
+            words.append(f"{step.path} lacks the managed lines")
             missing += 1
         else:
             words.append(f"{step.path} differs")
@@ -132,7 +132,7 @@ def parse(entries: Sequence[Mapping[str, Any]]) -> List[Wanted]:
     wanted = [_parse_entry(entry) for entry in entries]
     for entry in wanted:
         if sum(other.path == entry.path for other in wanted) > 1:
-            raise InputError(f"{entry.path} is given more than once.", "Give each path once.", path=entry.path)
+            raise InputError(f"{entry.path} is listed more than once.", "List each path once.", path=entry.path)
     return wanted
 
 
@@ -140,13 +140,13 @@ def _parse_entry(entry: Mapping[str, Any]) -> Wanted:
     path, state = str(entry["path"]), str(entry.get("state") or FILE)
     content, marker = entry.get("content"), str(entry.get("marker") or "")
     if not os.path.isabs(path) or os.path.normpath(path) == "/":
-        raise InputError(f"The path '{path}' is not absolute.", "Give the whole path of a file or folder.", path=path)
+        raise InputError(f"The path '{path}' is not absolute.", "Give the full path of a file or directory.", path=path)
     if state in (FILE, BLOCK) and content is None:
-        raise InputError(f"{path}: there is no content for the {state}.", "Give its content.", path=path)
+        raise InputError(f"{path}: the {state} has no content.", "Set content.", path=path)
     if (state == BLOCK or marker) and marker.count("{mark}") != 1:
         raise InputError(
-            f"{path}: the marker '{marker}' does not hold {{mark}} once.",
-            "Write {mark} where BEGIN and END are to stand.",
+            f"{path}: the marker '{marker}' does not contain {{mark}} exactly once.",
+            "Use {mark} for BEGIN and END.",
             path=path,
         )
     return Wanted(
@@ -198,7 +198,7 @@ def plan(wanted: Wanted, current: Current, ids: Tuple[Optional[int], Optional[in
     is_block = bool(wanted.marker)
     if ABSENT not in (current.kind, wanted.state) and current.kind != _kind(wanted.state):
         raise HostStateError(
-            f"{wanted.path} is a {current.kind}, and a {_kind(wanted.state)} is to be there.",
+            f"{wanted.path} is a {current.kind}, but a {_kind(wanted.state)} is required.",
             "Move it away, and run again.",
             path=wanted.path,
         )
@@ -325,7 +325,7 @@ def _remove(place: Place) -> None:
         return
     if place.shared and place.found.st_uid != 0:
         raise HostStateError(
-            f"{place.path} belongs to {account_name(place.found.st_uid)}, in a folder that others may write to.",
+            f"{place.path} belongs to {account_name(place.found.st_uid)}, in a directory that others can write to.",
             "Remove it, and run again.",
             path=place.path,
         )
@@ -339,8 +339,8 @@ def _write(place: Place, step: Step) -> None:
     if own not in (0, step.uid):
         if step.uid != step.before.uid:
             raise HostStateError(
-                f"{step.path} is to belong to {account_name(step.uid)}, in a folder of {account_name(own)}'s.",
-                "Choose a folder that only root can write to, or another owner.",
+                f"{step.path} cannot belong to {account_name(step.uid)}: it is in a directory of {account_name(own)}.",
+                "Choose a directory that only root can write to, or another owner.",
                 path=step.path,
             )
         # Whose folder it is could have replaced it as well.

@@ -67,8 +67,8 @@ def parse(text: Optional[str], path: str = _FILE) -> Dict[str, Owner]:
         return {str(thing): Owner(str(owner["name"]), str(owner["id"])) for thing, owner in document.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as failure:
         raise HostStateError(
-            f"{path} does not say which cluster owns what on this host: {failure}.",
-            "Delete it; the next run of the cluster that owns them writes it again.",
+            f"{path} does not show which cluster owns what on this host: {failure}.",
+            "Delete it; the next run of the owning cluster writes it again.",
             path=path,
         ) from failure
 
@@ -102,9 +102,10 @@ def claim(owners: Owners, things: Iterable[str], owner: Owner) -> Dict[str, Owne
     if taken:
         other = owners[taken[0]].name
         raise HostStateError(
-            f"A host has these once, and cluster '{other}' has set them up here: {', '.join(taken)}. Cluster "
-            f"'{owner.name}' would replace its key, its files and its queue, and has not touched them.",
-            f"Take the machine out of cluster '{other}' first (playbook remove), or out of '{owner.name}'.",
+            f"A host can have only one of each of these, and here they belong to cluster '{other}': "
+            f"{', '.join(taken)}. Cluster '{owner.name}' would replace its key, its files and its queue, so nothing "
+            "was changed.",
+            f"Remove the machine from cluster '{other}' first (playbook remove), or from '{owner.name}'.",
             cluster=other,
             things=taken,
         )

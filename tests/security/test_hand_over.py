@@ -92,7 +92,7 @@ def test_a_key_of_munge_is_a_file_of_its_own(
         key.symlink_to("/dev/zero")
     else:
         os.mkfifo(key)
-    with pytest.raises(HostStateError, match="not a plain file of its own"):
+    with pytest.raises(HostStateError, match="not a plain file with a single link"):
         munge.read_state(str(key))
 
 

@@ -97,7 +97,7 @@ def _from_halves(nodes: List[str], bench: _Bench) -> Culprit:
             return Culprit(
                 "group",
                 tuple(nodes),
-                f"{nodes[0]} to {nodes[-1]} are slow together {where}, but no pair of neighbours is: check the "
+                f"{nodes[0]} to {nodes[-1]} are slow together {where}, but no neighbouring pair is: check the "
                 "switches between them.",
             )
         nodes = halves[0]

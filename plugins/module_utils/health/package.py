@@ -93,7 +93,7 @@ def part(path: str, content: Optional[bytes]) -> Part:
     current = _current(path)
     if current == content:
         return Part(False, "", "", lambda: None)
-    before = f"{path}: the program of before\n" if current else ""
+    before = f"{path}: the previous program\n" if current else ""
     return Part(True, before, f"{path}: the program\n", lambda: _write(path, content))
 
 

@@ -18,7 +18,7 @@ def normalise_subnet(text: str, option: str = "cluster_subnet") -> Network:
 
     ``option`` is the variable that the user gave, for the error. Raises InputError.
     """
-    remedy = f"Give {option} as `ip addr` prints it, for example 192.168.1.11/24."
+    remedy = f"Set {option} in the form that `ip addr` prints, such as 192.168.1.11/24."
     address, slash, _mask = text.strip().partition("/")
     if not slash:
         raise InputError(f"{option}: {text!r} has no prefix length.", remedy, value=text)

@@ -118,8 +118,8 @@ def control_socket(purpose: str, run: str) -> socket.socket:
     except OSError as failure:
         control.close()
         raise HostStateError(
-            f"The {purpose} of run {run} is on this host already: {failure.strerror}.",
-            "Give each run a new `run`.",
+            f"The {purpose} of run {run} already exists on this host: {failure.strerror}.",
+            "Use a new `run` for each run.",
             run=run,
         ) from failure
     return control
@@ -193,7 +193,7 @@ def _ask(name: str, what: str, timeout: float) -> Optional[Dict[str, Any]]:
         except OSError as failure:
             purpose, _slash, run = name[len(_PREFIX) + 1 :].partition("/")
             raise HostStateError(
-                f"The {purpose} of run {run} did not answer within {timeout:g} s.",
+                f"The {purpose} of run {run} did not respond within {timeout:g} s.",
                 "It ends by itself at the end of its lifetime.",
                 run=run,
             ) from failure

@@ -146,7 +146,7 @@ class Listener:
         reader, writer = stream
         hello = await receive(reader, _HANDSHAKE_SECONDS)
         if hello.get("gpumesh") != protocol.VERSION:
-            raise protocol.ProtocolError("the first frame is none of ours")
+            raise protocol.ProtocolError("the first frame is not of this protocol")
         theirs, ours = protocol.text_of(hello, "nonce"), protocol.nonce()
         await send(writer, {"nonce": ours})
         claim = await receive(reader, _HANDSHAKE_SECONDS)
@@ -193,7 +193,7 @@ class Listener:
             seconds = protocol.number_of(order, "seconds", int(_MEASUREMENT_SECONDS))
             await send(writer, {"port": _start_perftest(what, self._settings, seconds)})
         else:
-            raise protocol.ProtocolError("an order is not known")
+            raise protocol.ProtocolError("unknown command")
         return True
 
     async def _take(self, stream: Stream, size: int) -> None:
@@ -203,7 +203,7 @@ class Listener:
         while left:
             data = await asyncio.wait_for(reader.read(min(left, protocol.CHUNK)), _IDLE_SECONDS)
             if not data:
-                raise ConnectionError("hung up in the middle of a payload")
+                raise ConnectionError("the connection was closed during a payload")
             digest.update(data)
             left -= len(data)
         await send(writer, {"sha256": digest.hexdigest(), "size": size})

@@ -157,7 +157,7 @@ def collect_throughput(run: str, timeout: float) -> List[Bandwidth]:
     answer = detach.ask("runner", run, "collect", timeout)
     if answer is None:
         raise HostStateError(
-            f"No measurement of run {run} is on this host.",
+            f"There is no measurement of run {run} on this host.",
             "Start one with throughput_seconds of the module reachability.",
             run=run,
         )
@@ -183,9 +183,9 @@ def _ask_arp(own: Self, nic: Nic, known: Dict[str, Route]) -> Tuple[Duplicate, D
     """Who answers for our own address, and for those of the peers that are on our link."""
     reason = ""
     if ipaddress.ip_address(own.address).version != 4:
-        reason = "the kernel does this by itself for IPv6"
+        reason = "the kernel checks this for IPv6"
     elif nic["mac"] is None:
-        reason = f"{own.interface} does not speak ARP"
+        reason = f"{own.interface} does not support ARP"
     if reason:
         return {"checked": False, "reason": reason, "macs": []}, {}
     senders = {own.address: arp.NOBODY}
@@ -195,7 +195,7 @@ def _ask_arp(own: Self, nic: Nic, known: Dict[str, Route]) -> Tuple[Duplicate, D
     try:
         found = arp.ask(nic, senders, _ARP_SECONDS)
     except PermissionError:
-        return {"checked": False, "reason": "only root may ask by ARP", "macs": []}, {}
+        return {"checked": False, "reason": "only root can send ARP requests", "macs": []}, {}
     except OSError as failure:
         return {"checked": False, "reason": f"{own.interface} cannot be used: {failure.strerror}", "macs": []}, {}
     return {"checked": True, "reason": "", "macs": found.pop(own.address)}, found

@@ -29,7 +29,9 @@ def parse_range(text: str) -> Range:
         if 1 <= first <= last <= 65535:
             return Range(first, last)
     raise InputError(
-        f"'{text}' is no range of ports.", "Give it as FIRST-LAST within 1-65535, such as 32768-60999.", range=text
+        f"'{text}' is an invalid range of ports.",
+        "Write it as FIRST-LAST within 1-65535, such as 32768-60999.",
+        range=text,
     )
 
 
@@ -37,7 +39,7 @@ def check_ports(ports: Sequence[int]) -> List[int]:
     """The ports in their order, each once. Raises InputError for what is no port."""
     for port in ports:
         if not 1 <= port <= 65535:
-            raise InputError(f"{port} is no port.", "Ports are from 1 to 65535.", port=port)
+            raise InputError(f"{port} is an invalid port.", "Ports range from 1 to 65535.", port=port)
     return list(dict.fromkeys(ports))
 
 

@@ -178,16 +178,16 @@ class Prober:
             return _Port(port, "ok", session=Session(reader, writer, welcome))
         except protocol.StrangerError:
             _hang_up(writer)
-            return _Port(port, "stranger", "who answers does not know the token of this run")
+            return _Port(port, "stranger", "the responder does not know the token of this run")
         except (protocol.ProtocolError, ValueError):
             _hang_up(writer)
-            return _Port(port, "stranger", "who answers does not speak our protocol")
+            return _Port(port, "stranger", "the responder does not use this protocol")
         except asyncio.TimeoutError:
             _hang_up(writer)
-            return _Port(port, "mute", "the connection was accepted, then nothing came back")
+            return _Port(port, "mute", "the connection was accepted, but nothing came back")
         except (OSError, asyncio.IncompleteReadError):
             _hang_up(writer)
-            return _Port(port, "closed", "the connection was accepted and hung up at once")
+            return _Port(port, "closed", "the connection was accepted and closed immediately")
 
     async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Dict[str, Any]:
         ours, text = protocol.nonce(), protocol.nonce()
@@ -204,7 +204,7 @@ class Prober:
         welcome = await receive(reader, _PATIENCE)
         protocol.check_proof(self._token, "server", ours, theirs, protocol.text_of(welcome, "proof"))
         if protocol.text_of(welcome, "echo") != text:
-            raise protocol.ProtocolError("the text that came back is another one")
+            raise protocol.ProtocolError("a different text came back")
         return welcome
 
     async def _converse(self, session: Session, address: str, udp: Sequence[Port], result: PeerResult) -> None:
@@ -285,7 +285,7 @@ class Prober:
         }
 
     def _unchecked(self) -> Transfer:
-        detail = "the transfer the other way did not end"
+        detail = "the transfer in the other direction did not end"
         return {"outcome": "not_checked", "size": self._limits.payload, "passed": 0, "detail": detail}
 
     async def _send_payload(self, session: Session) -> Transfer:
@@ -311,7 +311,7 @@ class Prober:
                 wanted = min(self._limits.payload - passed, protocol.CHUNK)
                 data = await asyncio.wait_for(session.reader.read(wanted), _PATIENCE)
                 if not data:
-                    raise ConnectionResetError(errno.ECONNRESET, "the peer hung up")
+                    raise ConnectionResetError(errno.ECONNRESET, "the peer closed the connection")
                 digest.update(data)
                 passed += len(data)
             answer = await receive(session.reader, _PATIENCE)
@@ -346,7 +346,7 @@ class Prober:
             "outcome": "stalled" if stalled else "broken",
             "size": self._limits.payload,
             "passed": passed,
-            "detail": "nothing moved any more" if stalled else "the connection broke",
+            "detail": "the transfer stalled" if stalled else "the connection broke",
         }
 
 

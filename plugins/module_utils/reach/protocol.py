@@ -94,9 +94,9 @@ def parse_body(body: bytes) -> Dict[str, Any]:
     try:
         message = from_json(body)
     except ValueError as failure:
-        raise ProtocolError("a frame holds no JSON") from failure
+        raise ProtocolError("a frame is not JSON") from failure
     if not isinstance(message, dict):
-        raise ProtocolError("a frame holds no object")
+        raise ProtocolError("a frame is not a JSON object")
     return message
 
 
@@ -141,7 +141,7 @@ def check_proof(token: str, side: str, client_nonce: str, server_nonce: str, giv
     """Raises StrangerError."""
     expected = proof(token, side, client_nonce, server_nonce)
     if not hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace")):
-        raise StrangerError("the other side does not know the token of this run")
+        raise StrangerError("the peer does not know the token of this run")
 
 
 class Datagram(NamedTuple):
@@ -166,9 +166,9 @@ def parse_datagram(token: str, data: bytes) -> Datagram:
     head = data[: _HEAD.size]
     magic, kind, session, number, size = _HEAD.unpack(head)
     if magic != _MAGIC or kind not in (REQUEST, ANSWER):
-        raise ProtocolError("a datagram is none of ours")
+        raise ProtocolError("a datagram is not of this protocol")
     if not hmac.compare_digest(data[_HEAD.size : _HEAD.size + _TAG], _tag(token, head)):
-        raise StrangerError("a datagram's sender does not know the token of this run")
+        raise StrangerError("the sender of a datagram does not know the token of this run")
     return Datagram(kind, session, number, size)
 
 

@@ -36,7 +36,7 @@ def parse(addresses: Sequence[str], stdout: str, stderr: str) -> Dict[str, Route
     for address in addresses:
         known = routes.get(_canonical(address) or address)
         if known is None:
-            error = errors.get(address, "ip gave no answer")
+            error = errors.get(address, "ip printed nothing")
             known = {"dev": None, "prefsrc": None, "gateway": None, "error": error}
         found[address] = known
     return found
@@ -76,9 +76,9 @@ def _objects(stdout: str) -> List[Dict[str, Any]]:
         try:
             value, end = decoder.raw_decode(text)
         except (ValueError, RecursionError) as failure:
-            raise ParseError(_SHOWN, f"it is no JSON, it begins with {text[:60]!r}") from failure
+            raise ParseError(_SHOWN, f"it is not JSON; it starts with {text[:60]!r}") from failure
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise ParseError(_SHOWN, f"{str(value)[:60]!r} is no list of objects")
+            raise ParseError(_SHOWN, f"{str(value)[:60]!r} is not a list of objects")
         found += value
         text = text[end:].lstrip()
     return found
@@ -97,7 +97,7 @@ def _text(item: Dict[str, Any], key: str) -> Optional[str]:
     value = item.get(key)
     if value is None or isinstance(value, str):
         return value
-    raise ParseError(_SHOWN, f"{key} is {str(value)[:60]!r}, which is no text")
+    raise ParseError(_SHOWN, f"{key} is {str(value)[:60]!r}, which is not a string")
 
 
 def _canonical(address: Optional[str]) -> Optional[str]:

@@ -77,7 +77,7 @@ class Channel:
         while len(data) < size:
             piece = self.socket.recv(size - len(data))
             if not piece:
-                raise ConnectionError("the peer hung up")
+                raise ConnectionError("the peer closed the connection")
             data += piece
         return data
 
@@ -163,7 +163,7 @@ class Runner:
             self._keep_to_timetable(begin, half)
         except (OSError, protocol.ProtocolError) as failure:
             begin = time.monotonic()
-            reason = f"the start, which {starter} gives, did not come: {failure}"
+            reason = f"{starter} did not start the measurement: {failure}"
             self._measured = [_failed(slot.peer, reason) for slot in self._timetable]
         # Whoever collects stops the listener next, to which others may still be sending.
         time.sleep(max(0.0, begin + length(self._timetable, half) - time.monotonic()))
@@ -189,7 +189,7 @@ class Runner:
         peer = self._peers[machine]
         left = end - time.monotonic()
         if left < self._seconds:
-            return _failed(machine, "its time was over before it could begin")
+            return _failed(machine, "its time had ended before it could start")
         try:
             with Channel(peer["address"], _port_of(peer), self._token, self._own.machine, left) as channel:
                 with_iperf3 = self._iperf3(channel, peer["address"], end)
@@ -251,7 +251,7 @@ class Runner:
     def _send(self, channel: Channel, end: float) -> float:
         left = end - time.monotonic()
         if left < self._seconds:
-            raise TimeoutError("its time was over before it could begin")
+            raise TimeoutError("its time had ended before it could start")
         channel.socket.settimeout(left)
         channel.ask({"do": "receive"})
         until = time.monotonic() + self._seconds

@@ -133,8 +133,8 @@ def _open(address: str, number: int, kind: socket.SocketKind) -> Tuple[str, Opti
         if failure.errno in (errno.EACCES, errno.EPERM):
             return "forbidden", None
         raise HostStateError(
-            f"{address} cannot be listened on: {failure.strerror}.",
-            f"See `ip addr`: this host should have {address}. Bring its interface up, or correct the record.",
+            f"Cannot listen on {address}: {failure.strerror}.",
+            f"See `ip addr`: this host should have {address}. Bring up its interface, or correct the record.",
             address=address,
         ) from failure
     return "listening", one

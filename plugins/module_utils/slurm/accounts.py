@@ -53,7 +53,7 @@ def wanted(qos: Mapping[str, Any], accounts: Mapping[str, Any]) -> Wanted:
 def _checked(variable: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"{variable}: {name!r} is no name of an account, a user or a QOS.",
+            f"{variable}: {name!r} is not a valid name of an account, a user or a QOS.",
             "Names are lower-case letters, digits, '.', '_' and '-'.",
         )
     return name
@@ -108,7 +108,7 @@ def parse_table(text: str, fields: Sequence[str]) -> List[Dict[str, str]]:
     for line in text.splitlines():
         values = line.split("|")
         if len(values) != len(fields):
-            raise ParseError("sacctmgr show", f"{line!r} has not the {len(fields)} fields {', '.join(fields)}")
+            raise ParseError("sacctmgr show", f"{line!r} does not have the {len(fields)} fields {', '.join(fields)}")
         rows.append(dict(zip(fields, values)))
     return rows
 

@@ -32,17 +32,21 @@ def value_text(key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(value_text(key, item) for item in value)
     if not isinstance(value, (str, int, float)):
-        raise InputError(f"{key}: {value!r} is no text, number, boolean or list.", f"Correct {key}.")
+        raise InputError(f"{key}: {value!r} is not a string, number, boolean or list.", f"Correct {key}.")
     text = str(value).strip()
     if "#" in text or not text.replace("\t", " ").isprintable():
-        raise InputError(f"{key}: {text!r} has a line break or a '#', where Slurm ends the value.", f"Correct {key}.")
+        raise InputError(
+            f"{key}: {text!r} contains a line break or a '#', which ends the value for Slurm.", f"Correct {key}."
+        )
     return text
 
 
 def check_key(key: str) -> str:
     """A parameter name. Raises InputError."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise InputError(f"{key!r} is no name of a Slurm parameter.", "Names are letters and digits, as SlurmctldPort.")
+        raise InputError(
+            f"{key!r} is not a valid name of a Slurm parameter.", "Use letters and digits, as in SlurmctldPort."
+        )
     return key
 
 
@@ -66,11 +70,11 @@ def check_settings(source: str, given: Mapping[str, Any]) -> None:
     for key in given:
         if check_key(key).lower() in _LINES:
             remedy = {
-                "partitionname": "Give partitions in slurm_partitions.",
-                "nodename": "Nodes register themselves; give a node's parameters in slurm_node_conf.",
-                "nodeset": "Give sets of nodes in slurm_nodesets.",
-            }.get(key.lower(), "Leave it out.")
-            raise InputError(f"{source}: {key} begins a line of its own and is no setting.", remedy)
+                "partitionname": "Set partitions in slurm_partitions.",
+                "nodename": "Nodes register themselves; set a node's parameters in slurm_node_conf.",
+                "nodeset": "Set node sets in slurm_nodesets.",
+            }.get(key.lower(), "Remove it.")
+            raise InputError(f"{source}: {key} starts a separate line and is not a setting.", remedy)
 
 
 def pairs(settings: Mapping[str, Any]) -> str:
@@ -90,7 +94,7 @@ def render(settings: Mapping[str, Any]) -> List[str]:
 def _line(text: str) -> str:
     if len(text) > _LONGEST_LINE:
         raise InputError(
-            f"A line of {len(text)} characters begins with {text[:60]!r}; Slurm reads {_LONGEST_LINE}.",
+            f"A line of {len(text)} characters starts with {text[:60]!r}; Slurm reads at most {_LONGEST_LINE}.",
             "Shorten it, for example with ranges such as n[1-9] or a set of nodes.",
         )
     return text

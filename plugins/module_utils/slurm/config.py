@@ -305,12 +305,12 @@ def node_definition(request: Request, host: SlurmHost, gres: Gres, former: str =
         ours["Gres"] = declared
     for key in request.node:
         if conf.check_key(key).lower() in ("nodename", "port", "nodeaddr"):
-            raise InputError(f"slurm_node_conf: {key} is the cluster record's.", "Leave it out.")
+            raise InputError(f"slurm_node_conf: {key} is set from the cluster record.", "Remove it.")
     definition = " ".join(
         f"{key}={conf.value_text(key, value)}" for key, value in conf.merge(ours, request.node).items()
     )
     if _UNSAFE.search(definition):
-        raise InputError(f"slurm_node_conf: {definition!r} has quotes or characters of the shell.", "Leave them out.")
+        raise InputError(f"slurm_node_conf: {definition!r} contains quotes or shell characters.", "Remove them.")
     return definition
 
 
@@ -382,5 +382,5 @@ def _without(settings: Mapping[str, Any], taken: Mapping[str, Any]) -> Dict[str,
 
 def _name(variable: str, name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", str(name)):
-        raise InputError(f"{variable}: {name!r} is no name.", "Names are letters, digits, '.', '_' and '-'.")
+        raise InputError(f"{variable}: {name!r} is not a valid name.", "Use letters, digits, '.', '_' and '-'.")
     return str(name)

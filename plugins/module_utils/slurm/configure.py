@@ -73,7 +73,7 @@ def plan(
             continue
         raise HostStateError(
             f"{os.path.join(folder, name)} was not written by this collection.",
-            "Move it away if the Slurm cluster that it describes is given up.",
+            "Move it away if the Slurm cluster that it describes is no longer used.",
         )
     write = {name: text for name, text in texts.items() if text != present.get(name) and name not in leave}
     new_options, old_options = texts[OPTIONS], present.get(OPTIONS)
@@ -117,8 +117,8 @@ def validate(run: Runner, wanted: Documents, folder: str) -> bool:
             return False
         words = "; ".join(complaints(done.stderr + done.stdout)) or f"slurmd exited {done.rc}"
         raise InputError(
-            f"Slurm refuses the configuration: {words}.",
-            "Correct slurm_conf, slurm_cgroup, slurm_gres, slurm_node_conf or slurm_partitions; the old files stay.",
+            f"Slurm rejects the configuration: {words}.",
+            "Correct slurm_conf, slurm_cgroup, slurm_gres, slurm_node_conf or slurm_partitions. Old files are kept.",
         )
     return True
 

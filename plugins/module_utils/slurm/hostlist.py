@@ -34,7 +34,7 @@ def compress(hosts: Iterable[str]) -> str:
     plain: Dict[str, None] = {}
     for host in hosts:
         if not host or re.search(r"[\[\],\s]", host):
-            raise InputError(f"{host!r} is no host name.", "Give names without brackets, commas and blanks.")
+            raise InputError(f"{host!r} is not a valid host name.", "Use names without brackets, commas and spaces.")
         match = _NUMBERED.fullmatch(host)
         if match is None:
             plain[host] = None
@@ -99,7 +99,9 @@ def _expand_term(expression: str, term: str) -> List[str]:
         match = _RANGE.fullmatch(part.strip())
         low, high = (match.group(1), match.group(2) or match.group(1)) if match else ("1", "0")
         if int(high) < int(low):
-            raise InputError(f"{part!r} in {expression!r} is no number or rising range.", "Write it as n[1-3,5].")
+            raise InputError(
+                f"{part!r} in {expression!r} is not a number or an ascending range.", "Write it as n[1-3,5]."
+            )
         if (int(high) - int(low) + 1) * len(tails) + len(hosts) > _MOST:
             raise InputError(f"{expression!r} stands for more than {_MOST} hosts.", "Give fewer.")
         width = len(low) if low.startswith("0") else 0

@@ -45,8 +45,8 @@ def decode(content: str) -> bytes:
         raise InputError("The munge key is not base64.", "Encode the key file with base64.") from failure
     if not _SHORTEST <= len(key) <= _LONGEST:
         raise InputError(
-            f"The munge key has {len(key)} bytes; munge takes {_SHORTEST} to {_LONGEST}.",
-            f"Make one with 'dd if=/dev/urandom bs={_MADE} count=1'.",
+            f"The munge key has {len(key)} bytes; munge accepts {_SHORTEST} to {_LONGEST}.",
+            f"Generate one with 'dd if=/dev/urandom bs={_MADE} count=1'.",
         )
     return key
 
@@ -84,7 +84,7 @@ def read_state(path: str) -> State:
     except OSError as failure:
         if failure.errno != errno.ELOOP:
             raise HostStateError(f"{path} cannot be read: {failure.strerror}.", path=path) from failure
-    raise HostStateError(f"{path} is not a plain file of its own.", "Delete it.", path=path)
+    raise HostStateError(f"{path} is not a plain file with a single link.", "Delete it.", path=path)
 
 
 def desired_key(state: State, given: Optional[bytes], generate: bool, rotate: bool) -> Optional[bytes]:

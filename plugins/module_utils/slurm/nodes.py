@@ -30,7 +30,7 @@ def plan(present: Mapping[str, Node], names: Sequence[str], state: str, reason: 
     unknown = [name for name in names if name not in present]
     if unknown and state != "absent":
         known = ", ".join(present) or "none"
-        raise InputError(f"The controller does not know {', '.join(unknown)}.", f"It knows {known}.")
+        raise InputError(f"The controller does not know {', '.join(unknown)}.", f"Its nodes are: {known}.")
     commands: List[List[str]] = []
     left_alone: Dict[str, str] = {}
     for name in names:
@@ -79,7 +79,7 @@ def waiting_for(present: Mapping[str, Node], names: Sequence[str], state: str) -
         if state == "drained" and (node["state"] not in ("idle", "down") or "completing" in node["flags"]):
             found.append(f"{name} still has jobs ({shown})")
         elif state == "idle" and not node["ready"]:
-            found.append(f"{name} takes no jobs ({shown})")
+            found.append(f"{name} does not accept jobs ({shown})")
     return found
 
 
@@ -92,7 +92,7 @@ def carry_out(run: Runner, planned: Plan) -> None:
             if command[1] == "delete" and "busy" in failure.message:
                 name = command[2].partition("=")[2]
                 raise HostStateError(
-                    f"{name} has jobs, so the controller keeps it.",
+                    f"{name} has jobs, so the controller does not delete it.",
                     "Drain it first, and wait until its jobs have ended.",
                     node=name,
                 ) from failure
@@ -117,6 +117,6 @@ def wait(
         if clock() >= end:
             raise HostStateError(
                 f"After {seconds:g} s: {'; '.join(missing)}.",
-                "See 'squeue' for the jobs and 'scontrol show node' for the reason, or give a longer wait.",
+                "See 'squeue' for the jobs and 'scontrol show node' for the reason, or increase the wait.",
             )
         sleep(min(_PAUSE, max(0.1, end - clock())))

@@ -40,7 +40,7 @@ MOST_PARTS = 4096
 _MOST_FILES = 2_000_000
 _LONGEST_HEAD = 8192
 _BLOCK = 1 << 20
-_AGAIN = "Hand the state over again."
+_AGAIN = "Run the hand-over again."
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -59,7 +59,9 @@ def in_use(folder: str) -> bool:
 def pack(folder: str, user: str) -> Packed:
     """Put all plain files below the folder into the archive. Raises HostStateError where there is no state."""
     if not in_use(folder):
-        raise HostStateError(f"{folder} has no state of a controller.", "Name the machine that was the manager.")
+        raise HostStateError(
+            f"{folder} has no state of a controller.", "Set slurm_former_manager to the machine that was the manager."
+        )
     path = os.path.join(folder, ARCHIVE)
     with acting_as(user):
         remove_file(path)
@@ -69,7 +71,7 @@ def pack(folder: str, user: str) -> Packed:
         parts = -(-os.path.getsize(path) // PART)
         if parts > MOST_PARTS:
             raise HostStateError(
-                f"{folder} takes {parts} parts of {PART >> 20} MiB; {MOST_PARTS} can be carried over.",
+                f"{folder} has {parts} parts of {PART >> 20} MiB; at most {MOST_PARTS} can be transferred.",
                 "Purge old jobs from the accounting with sacctmgr archive dump.",
             )
         return Packed(parts, _checksum(path))
@@ -93,7 +95,7 @@ def _append(archive: gzip.GzipFile, folder: str, name: str) -> None:
         while left:
             block = stream.read(min(left, _BLOCK))
             if not block:
-                raise HostStateError(f"{os.path.join(folder, name)} became shorter.", "End the controller first.")
+                raise HostStateError(f"{os.path.join(folder, name)} became shorter.", "Stop the controller first.")
             archive.write(block)
             left -= len(block)
 
@@ -111,20 +113,20 @@ def write_part(folder: str, number: int, content: str, user: str) -> None:
     try:
         data = base64.b64decode(content.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as failure:
-        raise InputError("The part is not what state=exported has given.", "Export it again.") from failure
+        raise InputError("The part differs from the output of state=exported.", "Export it again.") from failure
     if not 0 <= number < MOST_PARTS or len(data) > PART:
         raise InputError(f"Part {number} of {len(data)} bytes: there are at most {MOST_PARTS} of {PART}.", _AGAIN)
     path = os.path.join(folder, ARCHIVE)
     with acting_as(user):
         if len(data) > room(folder):
-            raise HostStateError(f"{folder} has no room for the state of the former manager.", "Make room there.")
+            raise HostStateError(f"{folder} has no room for the state of the former manager.", "Free some space there.")
         if number == 0:
             remove_file(path)
         flags = _NEW if number == 0 else os.O_WRONLY | os.O_NOFOLLOW
         try:
             descriptor = os.open(path, flags, 0o600)
         except OSError as failure:
-            raise HostStateError(f"{path} cannot be opened: {failure.strerror}.", "Begin with part 0.") from failure
+            raise HostStateError(f"{path} cannot be opened: {failure.strerror}.", "Start with part 0.") from failure
         with open(descriptor, "wb") as stream:
             stream.seek(number * PART)
             stream.write(data)
@@ -135,7 +137,7 @@ def unpack(folder: str, checksum: str, user: str) -> List[str]:
     path = os.path.join(folder, ARCHIVE)
     with acting_as(user):
         if _checksum(path) != checksum:
-            raise InputError(f"{path} is not what was packed.", _AGAIN)
+            raise InputError(f"{path} differs from what was packed.", _AGAIN)
         with _opened(path, _AGAIN) as stream, gzip.GzipFile(fileobj=stream) as archive:
             try:
                 names = _extract_all(cast(BinaryIO, archive), folder)
@@ -152,7 +154,7 @@ def _extract_all(archive: BinaryIO, folder: str) -> List[str]:
     for name, size in _heads(archive):
         left -= size
         if left < 0:
-            raise HostStateError(f"{folder} has no room for the state of the former manager.", "Make room there.")
+            raise HostStateError(f"{folder} has no room for the state of the former manager.", "Free some space there.")
         if len(names) == _MOST_FILES:
             raise InputError(f"The state has more than {_MOST_FILES} files.", _AGAIN)
         if name == SIGN:
@@ -179,13 +181,13 @@ def _heads(archive: BinaryIO) -> Iterator[Tuple[str, int]]:
             head = from_json(line)
             name, size = head["name"], head["size"]
         except (ValueError, TypeError, KeyError) as failure:
-            raise InputError(f"The state has {line[:60]!r} where a file begins.", _AGAIN) from failure
+            raise InputError(f"The state has {line[:60]!r} where a file starts.", _AGAIN) from failure
         # A boolean is an integer to Python.
         if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise InputError(f"The state has {line[:60]!r} where a file begins.", _AGAIN)
+            raise InputError(f"The state has {line[:60]!r} where a file starts.", _AGAIN)
         parts = name.split("/")
         if name in (ARCHIVE, MARKER) or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
-            raise InputError(f"The state holds {name!r}, which is not a name within it.", _AGAIN)
+            raise InputError(f"The state contains {name!r}, which is an invalid name there.", _AGAIN)
         yield name, size
 
 
@@ -219,7 +221,7 @@ def _opened(path: str, remedy: str) -> BinaryIO:
     try:
         return cast(BinaryIO, open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"))
     except FileNotFoundError as failure:
-        raise HostStateError(f"{path} is not there.", remedy) from failure
+        raise HostStateError(f"{path} does not exist.", remedy) from failure
     except OSError as failure:
         raise HostStateError(f"{path} cannot be opened: {failure.strerror}.", "Delete it.") from failure
 

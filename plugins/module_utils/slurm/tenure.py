@@ -54,7 +54,7 @@ def parse(document: object) -> Marker:
     numbers = tenures if isinstance(tenures, (list, tuple)) else ()
     counted = all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in numbers)
     if not (named and numbers and counted):
-        raise ValueError("cluster, machine and tenures, a list of generations, were expected")
+        raise ValueError("expected cluster, machine and tenures, a list of generations")
     return Marker(str(cluster), str(machine), tuple(numbers))
 
 
@@ -73,8 +73,8 @@ def read(folder: str) -> Kept:
             marker = parse(from_json(raw))
         except ValueError as failure:
             raise HostStateError(
-                f"{path} does not say whose queue is there: {failure}.",
-                "Delete it where the queue is the one of this cluster; else move the whole folder away.",
+                f"{path} does not show whose queue is there: {failure}.",
+                "Delete it if the queue is that of this cluster; otherwise move the whole directory away.",
             ) from failure
     return Kept(state.in_use(folder), marker, os.path.lexists(os.path.join(folder, ACCOUNTING)))
 

@@ -48,7 +48,7 @@ def trouble_of(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> str:
     """Why a file system is not the one that the volume has to be; empty where it is. ``mount`` is of ``locate``."""
     wanted = volume.get("filesystem")
     if wanted and mount["filesystem"] != wanted:
-        return f"it is {mount['filesystem']} from {mount['source']}, and {wanted} is required"
+        return f"it is {mount['filesystem']} from {mount['source']}, but {wanted} is required"
     if not wanted and mount["point"] == "/":
         return "nothing is mounted there: it is a directory on the host's own root file system"
     if mount["read_only"] and not volume.get("read_only"):

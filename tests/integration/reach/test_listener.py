@@ -196,9 +196,9 @@ def test_a_run_has_one_listener_on_a_host(pair: tuple[Host, Host]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"ephemeral_range": "5"}, "is no range of ports"),
-        ({"ports": [70000]}, "70000 is no port"),
-        ({"address": "10.50.0.77"}, "10.50.0.77 cannot be listened on"),
+        ({"ephemeral_range": "5"}, "invalid range of ports"),
+        ({"ports": [70000]}, "70000 is an invalid port"),
+        ({"address": "10.50.0.77"}, "Cannot listen on 10.50.0.77"),
     ],
 )
 def test_bad_options_are_refused_in_words(pair: tuple[Host, Host], options: dict[str, Any], words: str) -> None:

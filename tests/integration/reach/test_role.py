@@ -153,4 +153,4 @@ def test_the_own_sender_measures_where_iperf3_does_not_work(net: Network) -> Non
 def test_a_measurement_that_was_not_started_is_an_error_in_words(net: Network) -> None:
     result = net.member(1).listener(state="stopped", run="nothing", timeout=1)
     assert result["failed"] is True
-    assert "No measurement of run nothing" in result["msg"]
+    assert "no measurement of run nothing" in result["msg"]

@@ -86,7 +86,7 @@ def test_it_is_refused_before_anything_changes_and_done_when_nobody_uses_it(
         finally:
             user.kill()
     assert refused.code != 0, refused.output
-    said = f"A volume is in use, so it is not unmounted: sleep of root (process {user.pid}) uses /mnt/data."
+    said = f"A volume is in use and was not unmounted: sleep of root (process {user.pid}) uses /mnt/data."
     assert said in refused.words
     assert not any(refused.changed.values())
     assert store.read() == record

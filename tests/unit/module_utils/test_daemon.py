@@ -75,7 +75,7 @@ def test_absent_ends_it_once() -> None:
 
 
 def test_a_unit_that_is_not_there_is_refused() -> None:
-    with pytest.raises(HostStateError, match=r"systemd knows no slurmd\.service"):
+    with pytest.raises(HostStateError, match=r"systemd does not know slurmd\.service"):
         of_systemd({"LoadState": "not-found"})
 
 
@@ -254,7 +254,7 @@ def test_waiting_ends_with_the_socket_or_with_what_is_missing(tmp_path: Path) ->
     times = iter(range(100))
     ready = daemon.Ready(str(socket), None, None)
     daemon.wait_until_ready("munge", ready, 10, lambda: next(times), lambda _seconds: socket.touch())
-    with pytest.raises(HostStateError, match=r"munge runs, but .*/other is not there after 10 s"):
+    with pytest.raises(HostStateError, match=r"munge runs, but .*/other is not available after 10 s"):
         daemon.wait_until_ready(
             "munge", daemon.Ready(str(tmp_path / "other"), None, None), 10, lambda: next(times), lambda _seconds: None
         )

@@ -142,10 +142,10 @@ def test_in_a_users_folder_everything_is_the_users(home: Path):
     settle([{"path": str(ssh / "mine"), "state": "block", "marker": MARKER, "content": "y"}])
     assert {path.stat().st_uid for path in (ssh, ssh / "keys", ssh / "mine")} == {65534}
     assert os.geteuid() == 0 and os.getegid() == 0
-    with pytest.raises(HostStateError, match="is to belong to daemon, in a folder of nobody's"):
+    with pytest.raises(HostStateError, match="cannot belong to daemon: it is in a directory of nobody"):
         settle([{**nobodys(ssh / "other"), "owner": "daemon"}])
     os.chown(ssh, 0, 0)
-    with pytest.raises(HostStateError, match="belongs to root, in a folder of nobody's. Give it to nobody"):
+    with pytest.raises(HostStateError, match="belongs to root, in a directory of nobody. Change its owner to nobody"):
         settle([{"path": str(ssh), "state": "directory", "owner": "nobody", "mode": "0700"}])
 
 
@@ -158,7 +158,7 @@ def test_what_root_has_below_a_home_is_roots(home: Path):
     with pytest.raises(HostStateError, match="cannot be written: Permission denied"):
         settle([{"path": str(home / "link" / "page"), "content": "x"}])
     (report / "link").symlink_to("page")
-    with pytest.raises(HostStateError, match="link is a link in a folder that others may write to"):
+    with pytest.raises(HostStateError, match="link is a link in a directory that others can write to"):
         settle([{"path": str(report / "link"), "content": "y"}])
     assert os.geteuid() == 0
 
@@ -168,35 +168,33 @@ def test_in_a_folder_for_everybody_no_link_is_followed(home: Path):
     os.chown(home, 0, 0)
     (home / "target").write_text("x")
     (home / "link").symlink_to("target")
-    with pytest.raises(HostStateError, match="is a link in a folder that others may write to. Remove it"):
+    with pytest.raises(HostStateError, match="is a link in a directory that others can write to. Remove it"):
         steps([{"path": str(home / "link"), "content": "x"}])
     (home / "theirs").mkdir()
     os.chown(home / "theirs", 65534, 65534)
-    with pytest.raises(HostStateError, match="belongs to nobody, in a folder that others may write to"):
+    with pytest.raises(HostStateError, match="belongs to nobody, in a directory that others can write to"):
         settle([{"path": str(home / "theirs"), "state": "directory", "owner": "daemon", "mode": "0700"}])
     settle([{"path": str(home / "ours" / "deep"), "state": "directory", "owner": "daemon", "mode": "0700"}])
 
 
 def test_a_mount_point_that_others_could_swap_is_refused(home: Path):
-    with pytest.raises(
-        HostStateError, match="others could put something else there. Choose a mount point below folders"
-    ):
+    with pytest.raises(HostStateError, match="others could replace it. Choose a mount point below directories"):
         guarded.refuse_swappable([str(home / "data")])
     home.chmod(0o1777)
     os.chown(home, 0, 0)
-    with pytest.raises(HostStateError, match="others could put"):
+    with pytest.raises(HostStateError, match="others could replace"):
         guarded.refuse_swappable([str(home / "data")])
     (home / "data").mkdir()
     guarded.refuse_swappable([str(home / "data"), str(home.parent / "data"), str(home)])
     os.chown(home / "data", 65534, 65534)
-    with pytest.raises(HostStateError, match="others could put"):
+    with pytest.raises(HostStateError, match="others could replace"):
         guarded.refuse_swappable([str(home / "data")])
 
 
 @pytest.mark.parametrize("kind", ["named pipe", "device", "link to a device", "socket", "too much"])
 def test_what_no_text_can_be_in_is_refused_at_once(kind: str, tmp_path: Path):
     path = tmp_path / "authorized_keys"
-    message = f"is a {kind.rpartition(' a ')[2]}, and a file is to be there. Move it away"
+    message = f"is a {kind.rpartition(' a ')[2]}, but a file is required. Move it away"
     if kind == "named pipe":
         os.mkfifo(path)
     elif kind == "device":
@@ -211,7 +209,7 @@ def test_what_no_text_can_be_in_is_refused_at_once(kind: str, tmp_path: Path):
     else:
         path.touch()
         os.truncate(path, 1 << 40)
-        message = "has more than 32 MiB"
+        message = "larger than 32 MiB"
     with pytest.raises(HostStateError, match=message):
         steps([{"path": str(path), "state": "block", "marker": MARKER, "content": "y"}])
     with pytest.raises(HostStateError, match=message):

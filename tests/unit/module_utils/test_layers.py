@@ -70,7 +70,7 @@ def test_a_layer_without_anything_is_not_set_up(tmp_path: Path) -> None:
 def test_what_is_no_file_is_said_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     told = layers.compare(run, [{"layer": "ssh", "path": str(tmp_path / "pipe")}], [])
-    assert told == {"ssh": f"{tmp_path / 'pipe'} is a named pipe, and a file is to be there"}
+    assert told == {"ssh": f"{tmp_path / 'pipe'} is a named pipe, but a file is required"}
 
 
 def test_a_layer_that_compares_the_host_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

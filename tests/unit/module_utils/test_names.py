@@ -57,7 +57,7 @@ def test_what_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     path = tmp_path / "hosts"
     path.write_text("127.0.0.1 localhost\n")
     monkeypatch.setattr(names, "_PATH", str(path))
-    assert names.differences(None, PARAMS) == ([f"{path} lacks our lines"], True)
+    assert names.differences(None, PARAMS) == ([f"{path} lacks the managed lines"], True)
     path.write_text("# BEGIN gpumesh cluster lab\n10.99.0.9 n1\n# END gpumesh cluster lab\n")
     assert names.differences(None, PARAMS) == ([f"{path} differs"], False)
     path.unlink()

@@ -30,12 +30,12 @@ def test_what_is_written_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"munge": "one"}', '{"munge": {"name": "one"}}', "null"])
 def test_a_damaged_note_is_refused(text: str) -> None:
-    with pytest.raises(HostStateError, match=r"/owners.json does not say"):
+    with pytest.raises(HostStateError, match=r"/owners.json does not show"):
         owners.parse(text, "/owners.json")
 
 
 def test_another_cluster_is_refused_and_says_what_is_whose() -> None:
-    with pytest.raises(HostStateError, match=r"'one' has set them up here: munge, slurm.*remove"):
+    with pytest.raises(HostStateError, match=r"they belong to cluster 'one': munge, slurm.*remove"):
         owners.claim({"munge": ONE, "slurm": ONE}, ["munge", "slurm"], TWO)
     assert owners.claim({"munge": ONE}, ["slurm"], TWO) == {"munge": ONE, "slurm": TWO}
     assert owners.claim({"munge": ONE}, ["munge", "slurm"], ONE) == {"munge": ONE, "slurm": ONE}
@@ -81,14 +81,14 @@ def test_the_module_notes_refuses_and_gives_up(tmp_path: Path) -> None:
     assert not run(folder, one, **things)["changed"]
     before = note.read_text()
     refused = run(folder, TWO, **things)
-    assert "'one' has set them up here: munge, slurm" in refused["msg"]
+    assert "they belong to cluster 'one': munge, slurm" in refused["msg"]
     # Who never joined is told so, and takes nothing away.
     left = run(folder, TWO, state="absent")
     assert (left["member"], left["others"], left["changed"]) == (False, ["munge", "slurm"], False)
     assert note.read_text() == before
     # A record that cannot be read may well be the owner's.
     (folder / "one.json").write_text("{")
-    assert "'one' has set them up here" in run(folder, TWO, **things)["msg"]
+    assert "they belong to cluster 'one'" in run(folder, TWO, **things)["msg"]
     # And tells that there was a sound one, without the note too.
     note.unlink()
     assert run(folder, one, state="absent")["member"]

@@ -326,17 +326,17 @@ def test_two_clocks_that_differ_accuse_no_host() -> None:
 
 def test_a_module_that_failed_says_why() -> None:
     results = sound(2)
-    results["listen"]["n2"] = {"changed": False, "failed": False, "msg": "n2: 10.0.0.2 cannot be listened on."}
+    results["listen"]["n2"] = {"changed": False, "failed": False, "msg": "n2: Cannot listen on 10.0.0.2."}
     results["probe"]["n2"] = {"changed": False, "skipped": True}
     there(results, "n1", "n2")["ports"] = [
         {"port": 22, "role": "named", "protocol": "tcp", "outcome": "refused", "detail": ""}
     ]
     found = judge(results, members(2))
     assert pair(found, "n1", "n2")["message"] == (
-        "Not checked: n2 could not listen: 10.0.0.2 cannot be listened on. 10.0.0.2 is alive: it refuses a connection "
+        "Not checked: n2 could not listen: Cannot listen on 10.0.0.2. 10.0.0.2 is alive: it refuses a connection "
         "to TCP 22."
     )
-    assert [host["message"] for host in found["hosts"]] == ["N2 could not listen: 10.0.0.2 cannot be listened on."]
+    assert [host["message"] for host in found["hosts"]] == ["N2 could not listen: Cannot listen on 10.0.0.2."]
 
 
 def test_throughput_stands_with_its_pair() -> None:
@@ -361,7 +361,7 @@ def test_rdma_stands_with_its_pair_and_its_port_with_the_member() -> None:
 
 def test_checks_have_the_common_shape() -> None:
     results = sound(2)
-    results["probe"]["n1"]["probe"]["duplicate"] = {"checked": False, "reason": "eth0 does not speak ARP", "macs": []}
+    results["probe"]["n1"]["probe"]["duplicate"] = {"checked": False, "reason": "eth0 does not support ARP", "macs": []}
     results["probe"]["n2"]["probe"]["hostname"].update({"loopback": True, "addresses": ["127.0.1.1"]})
     checks = {(check["id"], check["host"]): check for check in judge(results, members(2))["checks"]}
     assert all(

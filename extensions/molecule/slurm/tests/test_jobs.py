@@ -361,7 +361,7 @@ def test_settings_that_slurm_refuses_change_nothing(lab: Lab) -> None:
     bad = {"slurm_conf": {"SchedulerTyp": "sched/backfill"}}
     run = lab.play(SLURM, "--limit", "s1", "-e", json.dumps(bad))
     assert run.code != 0
-    assert "Slurm refuses the configuration" in run.words
+    assert "Slurm rejects the configuration" in run.words
     assert "SchedulerTyp" in run.words
     assert {path: lab.read("s1", path) for path in kept} == before
     assert processes(lab) == running

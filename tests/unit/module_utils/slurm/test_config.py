@@ -137,16 +137,16 @@ def test_without_accounting() -> None:
     [
         ({"settings": {"PartitionName": "x"}}, "slurm_partitions"),
         ({"settings": {"NodeName": "x"}}, "slurm_node_conf"),
-        ({"settings": {"Max Jobs": 1}}, "no name of a Slurm parameter"),
+        ({"settings": {"Max Jobs": 1}}, "name of a Slurm parameter"),
         ({"settings": {"Epilog": "/bin/true\nInclude /etc/shadow"}}, "line break"),
-        ({"settings": {"Epilog": {"a": 1}}}, "no text, number"),
+        ({"settings": {"Epilog": {"a": 1}}}, "not a string, number"),
         ({"settings": {"Epilog": "/bin/true # quick"}}, "'#'"),
         ({"settings": {"SchedulerParameters": "x" * 1100}}, "1024"),
         ({"partitions": {}}, "at least one partition"),
         ({"partitions": {"a b": {}}}, "slurm_partitions"),
         ({"gres": {"gpu": {"Type": "h100"}}}, "neither File nor Count"),
         ({"gres": {"gpu": 2}}, "Give a mapping"),
-        ({"node": {"NodeAddr": "1.2.3.4"}}, "the cluster record's"),
+        ({"node": {"NodeAddr": "1.2.3.4"}}, "set from the cluster record"),
         ({"node": {"Feature": "a'b"}}, "quotes"),
         ({"node": {"Feature": "$(reboot)"}}, "quotes"),
     ],
@@ -488,7 +488,7 @@ def test_slurm_reads_all_files_aside_and_its_words_are_told(tmp_path: Path, monk
         assert f"Include {aside}/node/gres.conf" in seen["gres.conf"]
         return Completed(1, "", "slurmd: error: MaxJobCount value (abc) is not a valid number\n")
 
-    with pytest.raises(InputError, match=r"MaxJobCount value \(abc\).*old files stay"):
+    with pytest.raises(InputError, match=r"MaxJobCount value \(abc\).*slurm_conf"):
         configure.validate(run, documents, folder)
     assert sorted(seen) == sorted([*config.SERVED, *config.NODE])
     assert os.listdir(folder) == []

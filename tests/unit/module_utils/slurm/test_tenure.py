@@ -49,7 +49,7 @@ def test_without_a_folder_there_is_nothing(tmp_path: Path) -> None:
 )
 def test_a_damaged_marker_is_refused(folder: Path, text: str) -> None:
     (folder / state.MARKER).write_text(text)
-    with pytest.raises(HostStateError, match="does not say whose queue"):
+    with pytest.raises(HostStateError, match="does not show whose queue"):
         tenure.read(str(folder))
 
 

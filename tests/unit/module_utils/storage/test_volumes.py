@@ -42,7 +42,7 @@ def test_a_path_is_on_the_last_and_deepest_mount() -> None:
     [
         ({}, "/mnt/my data/deep", ""),
         ({"filesystem": "lustre"}, "/mnt/my data", ""),
-        ({"filesystem": "lustre"}, "/mnt/other", "it is xfs from /dev/nvme0n1, and lustre is required"),
+        ({"filesystem": "lustre"}, "/mnt/other", "it is xfs from /dev/nvme0n1, but lustre is required"),
         ({}, "/srv", "own root file system"),
         ({"filesystem": "ext4"}, "/srv", ""),
         ({}, "/mnt/ro", "read-only"),

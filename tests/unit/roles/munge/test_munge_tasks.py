@@ -60,5 +60,5 @@ def test_a_key_that_munge_would_not_take_is_hidden_and_the_reason_is_not(tmp_pat
     (tmp_path / "given").write_bytes(key)
     run = give(tmp_path, tmp_path / "given")
     assert run.code != 0
-    assert "n1: The munge key has 21 bytes; munge takes 32 to 1024." in run.words
+    assert "n1: The munge key has 21 bytes; munge accepts 32 to 1024." in run.words
     assert hidden(run, key)
