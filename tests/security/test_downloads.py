@@ -216,4 +216,4 @@ def test_a_site_is_refused_before_anything_else(tmp_path: Path, given: str) -> N
     assert done.code != 0
     assert "n1: " + given.replace("=", " ") + " cannot be verified, and nothing has been changed." in done.words
     assert done.plays == 1
-    assert "Look at the interfaces of every host" not in done.output
+    assert "List the records of the hosts" not in done.output
