@@ -13,6 +13,7 @@ import re
 import shlex
 import socket
 import time
+from contextlib import suppress
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
@@ -186,6 +187,11 @@ def program_text(daemon: Daemon) -> str:
     return "\n".join(lines) + "\n"
 
 
+def folders_made(program: str) -> List[str]:
+    """The folders below /run that a program, as ``program_text`` writes it, makes when it starts."""
+    return re.findall(r"\binstall -d -o [\w-]+ -m 0755 (/run/[\w.-]+)(?= && )", program)
+
+
 def _percent(text: str) -> str:
     return text.replace("%", "%%")
 
@@ -265,13 +271,7 @@ def apply(run: Runner, manager: str, daemon: Daemon, places: Places, plan: Plan)
         # cannot take everything over; whether it was enough is to be seen.
         run(daemon.reload, timeout=_PATIENCE, check=False)
         plan = make_plan(run, manager, daemon, places)
-    if plan.after and plan.after != plan.before:
-        os.makedirs(os.path.dirname(plan.path), mode=0o755, exist_ok=True)
-        write_atomic(plan.path, plan.after, mode=0o644)
-    elif plan.before and not plan.after and remove_file(plan.path) and manager == SYSTEMD:
-        folder = os.path.dirname(plan.path)
-        if not os.listdir(folder):
-            os.rmdir(folder)
+    _write(manager, plan)
     for command in plan.commands:
         try:
             done = run(command, timeout=_PATIENCE)
@@ -285,6 +285,22 @@ def apply(run: Runner, manager: str, daemon: Daemon, places: Places, plan: Plan)
             raise HostStateError(
                 f"{daemon.name} does not start: {done.stdout.strip()}.", f"See {_log(manager, daemon.name)}."
             )
+    if manager == SUPERVISORD and not plan.after:
+        # As systemd does with a RuntimeDirectory. What is not empty is somebody else's, too.
+        for folder in folders_made(plan.before):
+            with suppress(OSError):
+                os.rmdir(folder)
+
+
+def _write(manager: str, plan: Plan) -> None:
+    """Write the file of the plan, or remove it."""
+    if plan.after and plan.after != plan.before:
+        os.makedirs(os.path.dirname(plan.path), mode=0o755, exist_ok=True)
+        write_atomic(plan.path, plan.after, mode=0o644)
+    elif plan.before and not plan.after and remove_file(plan.path) and manager == SYSTEMD:
+        folder = os.path.dirname(plan.path)
+        if not os.listdir(folder):
+            os.rmdir(folder)
 
 
 def last_words(run: Runner, manager: str, name: str) -> str:

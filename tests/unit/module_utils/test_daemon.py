@@ -8,6 +8,7 @@ from __future__ import annotations
 import configparser
 import os
 import shlex
+import shutil
 import time
 from pathlib import Path
 
@@ -167,6 +168,24 @@ def test_settings_are_written_before_the_start_and_removed_at_the_end(tmp_path: 
     gone = daemon.plan_systemd(wanted("absent"), places, RUNS, "[Unit]\n")
     daemon.apply(host, daemon.SYSTEMD, wanted("absent"), PLACES, gone)
     assert not written.parent.exists()
+
+
+def test_the_folders_of_a_program_go_with_it_unless_something_is_in_them(tmp_path: Path) -> None:
+    """systemd removes a RuntimeDirectory; supervisord knows of none."""
+    places = daemon.Places("", "", str(tmp_path))
+    folders = [Path(f"/run/gpumesh-test-{os.getpid()}-{name}") for name in ("empty", "used")]
+    made = daemon.program_text(wanted(user="slurm", directories=list(map(str, folders))))
+    try:
+        for folder in folders:
+            folder.mkdir()
+        (folders[1] / "socket").touch()
+        (tmp_path / "gpumesh-slurmd.conf").write_text(made, encoding="utf-8")
+        gone = daemon.plan_supervisord(wanted("absent"), places, True, "RUNNING", made)
+        daemon.apply(Host(), daemon.SUPERVISORD, wanted("absent"), places, gone)
+        assert [folder.exists() for folder in folders] == [False, True]
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_daemon_that_does_not_start_is_told_with_its_last_words() -> None:
