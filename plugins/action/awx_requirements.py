@@ -50,7 +50,7 @@ class ActionModule(ControllerAction):
             *self._project(given["project_url"], given["project_branch"], given["project_check"]),
         ]
         if missing:
-            return {"failed": True, "missing": missing, "msg": f"Nothing has been made. {' '.join(missing)}"}
+            return {"failed": True, "missing": missing, "msg": f"Nothing has been created. {' '.join(missing)}"}
         to_make = [name for kind, names in given["planned"].items() for name in names if name not in self._named(kind)]
         return {"changed": False, "missing": [], "to_make": to_make}
 
@@ -74,7 +74,7 @@ class ActionModule(ControllerAction):
 
     def _project(self, url: str, branch: str, check: bool) -> list[str]:
         if not url:
-            return ["The project has no URL: give gpumesh_awx_project_url."]
+            return ["The project has no URL: set gpumesh_awx_project_url."]
         if not check:
             return []
         argv = ["git", "ls-remote", "--exit-code", "--", url, branch or "HEAD"]

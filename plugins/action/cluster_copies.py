@@ -97,6 +97,6 @@ class ActionModule(ControllerAction):
 def _missing(name: str, asked: Sequence[str]) -> InputError:
     return InputError(
         f"There is no cluster '{name}': none of {', '.join(asked)} has its record.",
-        "Give the cluster_name of one that exists (playbook show), or create it (playbook create or site).",
+        "Set cluster_name to an existing cluster (playbook show), or create it (playbook create or site).",
         cluster=name,
     )

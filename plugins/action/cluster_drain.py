@@ -19,7 +19,7 @@ _NODE = "/etc/slurm/node/slurmd.env"
 _REASON = "leaves the cluster"
 #: A job may have started since they were asked for.
 _LEAST_WAIT = 10
-#: What does not end, as on a machine that is dead, must not hold this up for ever.
+#: Jobs that do not end, as on a dead machine, must not block this indefinitely.
 _LONGEST_END = 90
 
 
@@ -74,7 +74,7 @@ class ActionModule(HostAction):
         """Refuse to hand over what the manager itself has not taken over yet. Raises HostStateError."""
         look = succession.read_look(self.module("gpumesh.cluster.slurm_state", {"state": "inspected"}))
         if look is None:
-            raise HostStateError(f"{record['manager']} does not say what it has of a controller.", "Run it again.")
+            raise HostStateError(f"{record['manager']} did not return the state of its controller.", "Run this again.")
         decided = succession.decide(record, look)
         if decided.former:
             decided = succession.decide(record, look, silence="it is not in the inventory")
@@ -94,8 +94,8 @@ class ActionModule(HostAction):
             raise HostStateError(
                 f"{', '.join(given['machines'])} cannot leave cluster '{record['name']}' while jobs run there: "
                 f"{', '.join(in_words(job) for job in jobs)}.",
-                "Wait for them, with cluster_drain_timeout=SECONDS for at most that long; or cancel them with "
-                "cluster_force=true.",
+                "Wait until they have ended (cluster_drain_timeout=SECONDS waits at most that long), or cancel them "
+                "with cluster_force=true.",
             )
 
     def _refuse_use(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ class ActionModule(HostAction):
         if users and not given["force"]:
             raise HostStateError(
                 f"Cluster '{record['name']}' is in use: {'; '.join(users)}.",
-                "Wait for them, or end them (scancel, kill); with cluster_force=true they end with the cluster.",
+                "Wait until they have ended, or end them (scancel, kill); cluster_force=true ends them, too.",
             )
 
     def _end(self, nodes: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> bool:

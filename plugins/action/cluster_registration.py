@@ -55,8 +55,8 @@ class ActionModule(ControllerAction):
         refuse_mesh(coming.record, self.options("mesh", "relays")["relays"] or [])
         if decision["left_out"]:
             self.print_text(
-                f"{', '.join(decision['left_out'])}: removed from cluster '{given['name']}', and left out. The playbook "
-                f"join takes a machine back, with cluster_machines={','.join(decision['left_out'])}."
+                f"{', '.join(decision['left_out'])}: removed from cluster '{given['name']}', and therefore skipped. "
+                f"The playbook join adds it again, with cluster_machines={','.join(decision['left_out'])}."
             )
         probed = [member for member in decision["members"] if "address" in member] if decision["joining"] else []
         return {
@@ -73,8 +73,8 @@ class ActionModule(ControllerAction):
         machines = machine_names(given["machines"])
         if given["join_only"] and not machines:
             raise InputError(
-                f"Nobody was named to join cluster '{given['name']}'.",
-                "Give cluster_machines=NAME,NAME with names from the inventory's group.",
+                f"No machine to join cluster '{given['name']}' was given.",
+                "Set cluster_machines=NAME,NAME with names from the inventory's group.",
             )
         mesh = self.options("mesh", "backend", "subnet", "port", "interface", "mtu")
         patterns = self.options("discover", "prefer", "exclude", "include")

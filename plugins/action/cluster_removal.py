@@ -64,15 +64,15 @@ class ActionModule(ControllerAction):
     def _refuse_to_rekey(self, missing: Sequence[str]) -> None:
         if missing:
             raise InputError(
-                f"{', '.join(sorted(missing))}: not in this run, or not reachable. With new keys elsewhere they would be "
-                "cut off, and nothing has been changed.",
-                "Run it without --limit when all members that stay are up; or leave cluster_untrusted out for now, and "
+                f"{', '.join(sorted(missing))}: not in this run, or unreachable. New keys on the others would cut them "
+                "off, so nothing has been changed.",
+                "Run this without --limit when all remaining members are up; or omit cluster_untrusted for now, and "
                 "run this with it later.",
                 machines=list(missing),
             )
         file = self.variable("munge_key_file")
         if file:
             raise InputError(
-                f"munge's key is the file {file}, which only you can change, and nothing has been changed.",
-                "Run this without cluster_untrusted, write another key into the file, and run the playbook slurm.",
+                f"The munge key is in the file {file}, which only you can change, so nothing has been changed.",
+                "Run this without cluster_untrusted, write a new key to the file, and run the playbook slurm.",
             )

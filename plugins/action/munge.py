@@ -48,15 +48,16 @@ class ActionModule(HostAction):
         start = record["manager"] in self.variables["ansible_play_batch"]
         result = self._run({**_owner(record), **key, "sign": True, "start": start}, start)
         if result["missing"] and not (start or self.check_mode):
-            raise HostStateError("munge is not installed.", f"Run it without --limit, or with {record['manager']} too.")
+            raise HostStateError("munge is not installed.", f"Run this with {record['manager']}.")
         return result
 
     def _member(self, record: model.Record, path: str | None, most: int, manager: Mapping[str, Any]) -> dict[str, Any]:
         """The key of the manager on a member."""
         if not (manager.get("credential") or self.check_mode):
             raise HostStateError(
-                f"The manager {record['manager']} has signed nothing: {manager.get('reason') or 'it was not asked'}.",
-                "See munged there.",
+                f"The manager {record['manager']} has not signed a credential: "
+                f"{manager.get('reason') or 'it was not asked'}.",
+                "Check munged there.",
             )
         # Ansible masks a secret that it was given wherever it comes back, so the manager does not return a given key.
         content = self._read(path) if path else manager["content"]
@@ -91,7 +92,7 @@ class ActionModule(HostAction):
                 content = munge.encode(stream.read())
         except OSError as failure:
             raise InputError(
-                f"munge_key_file: {path} cannot be read: {failure.strerror}.", "Give another path."
+                f"munge_key_file: {path} cannot be read: {failure.strerror}.", "Correct the path."
             ) from failure
         munge.decode(content)
         return content
@@ -102,8 +103,8 @@ class ActionModule(HostAction):
         absent = sorted(members - set(self.variables["ansible_play_batch"]))
         if absent:
             raise InputError(
-                f"{', '.join(absent)} not in this play, or not reachable: with a new key elsewhere they would be cut off.",
-                "Run without --limit when all members are up.",
+                f"{', '.join(absent)} not in this play, or unreachable: a new key on the others would cut them off.",
+                "Run this without --limit when all members are up.",
             )
 
 

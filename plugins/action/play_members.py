@@ -50,11 +50,11 @@ class ActionModule(ControllerAction):
         if strangers:
             self.print_text(
                 f"{', '.join(sorted(strangers))}: not among the members of cluster '{record['name']}' (members: "
-                f"{', '.join(member['machine'] for member in record['members'])}), left as found. The playbook join "
+                f"{', '.join(member['machine'] for member in record['members'])}), so not changed. The playbook join "
                 "adds a machine."
             )
         if confined:
             self.print_text(
-                f"{', '.join(sorted(confined))}: in the mesh of cluster '{record['name']}', and left out of storage "
+                f"{', '.join(sorted(confined))}: in the mesh of cluster '{record['name']}', but excluded from storage "
                 f"and Slurm. {WHY_USERSPACE_ONLY}"
             )

@@ -115,7 +115,7 @@ def _own(record: model.Record, found: object) -> succession.Look:
     """What the manager has. Raises HostStateError."""
     look = succession.read_look(found)
     if look is None:
-        raise HostStateError(f"{record['manager']} does not say what it has of a controller.", "Run it again.")
+        raise HostStateError(f"{record['manager']} did not return the state of its controller.", "Run this again.")
     return look
 
 

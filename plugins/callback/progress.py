@@ -312,7 +312,7 @@ class CallbackModule(DefaultCallback):
         if self._verbose:
             super().v2_playbook_on_no_hosts_matched()
         else:
-            self._say("  – no host matches; left out", color=constants.COLOR_SKIP)
+            self._say("  – no host matches; skipped", color=constants.COLOR_SKIP)
 
     # The end
 

@@ -177,7 +177,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         if host is None:
             folder = os.path.join(os.path.dirname(os.path.abspath(source)), self.get_option("path"))
             if not os.path.isdir(folder):
-                raise AnsibleParserError(f"{source}: {folder} is no folder of cluster records. Give path, or host.")
+                raise AnsibleParserError(f"{source}: {folder} is not a directory of cluster records. Set path or host.")
             return self._run(source, ["python3", "-c", _READER, folder])
         # The far side's shell reads this line, so every word of it is quoted.
         remote = ["python3", "-c", _READER, self.get_option("path")]
@@ -208,7 +208,7 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
                 why = why.replace(variable, option)
             raise AnsibleParserError(f"{told}: {why} ssh said: {said}")
         if done.returncode != 0:
-            raise AnsibleParserError(f"{told}: {said}. See whether the account may read the folder (become: true).")
+            raise AnsibleParserError(f"{told}: {said}. Check that the account can read the directory (become: true).")
         files: list[list[str]] = json.loads(done.stdout)
         return files
 
@@ -240,12 +240,12 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         if machine in self.inventory.groups:
             what = "is a group"
         elif known is not None and self._connection(known) in ("local", "ansible.builtin.local"):
-            what = "is the machine which runs Ansible"
+            what = "is the machine that runs Ansible"
         else:
             return
         raise AnsibleParserError(
-            f"The record of cluster '{record['name']}' has a member {machine}, which {what} by another source of the "
-            "inventory. Give one of them another name, or leave one source out."
+            f"The record of cluster '{record['name']}' has a member {machine}, which {what} in another source of the "
+            "inventory. Rename one of them, or omit one source."
         )
 
     @staticmethod
@@ -294,8 +294,8 @@ def _refuse_one_group(records: Sequence[Record]) -> None:
         name = known.setdefault(derive.group(record["name"]), record["name"])
         if name != record["name"]:
             raise AnsibleParserError(
-                f"The clusters '{name}' and '{record['name']}' would both be the group {derive.group(name)}. Give the one "
-                "that you want as names."
+                f"The clusters '{name}' and '{record['name']}' would both be the group {derive.group(name)}. Set names "
+                "to the one that you want."
             )
 
 
@@ -303,4 +303,4 @@ def _parsed(path: str, text: str) -> Record:
     try:
         return model.parse(json.loads(text))
     except (GpumeshError, ValueError) as damage:
-        raise AnsibleParserError(f"The cluster record {path} is refused: {damage}.") from damage
+        raise AnsibleParserError(f"The cluster record {path} is invalid: {damage}.") from damage

@@ -227,9 +227,9 @@ def refuse_clock(skew: float, most: int, manager: str) -> None:
     """Raises HostStateError. The time that a connection takes counts as ahead: a few seconds."""
     if abs(skew) > most:
         raise HostStateError(
-            f"The clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the one of the manager {manager}; at "
+            f"The clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} that of the manager {manager}; at "
             f"most {most} s are allowed, and at 300 s Slurm stops working.",
-            "Set the clock, with chrony for example.",
+            "Synchronize the clock, for example with chrony.",
         )
 
 
@@ -242,7 +242,7 @@ def _write(module: AnsibleModule) -> Tuple[Optional[bytes], bool]:
     key = munge.desired_key(state, content, given["generate"], given["rotate"])
     owner = munge.account(given["user"])
     if key is None and not module.check_mode:
-        raise HostStateError(f"{path} does not exist.", "Give the key as content, or let generate make one.")
+        raise HostStateError(f"{path} does not exist.", "Set content to the key, or set generate to create one.")
     if owner is None and not module.check_mode:
         raise HostStateError(f"There is no user {given['user']}.", "Install the package munge.")
     changed = key is None or owner is None or munge.differs(state, key, owner)
@@ -267,7 +267,7 @@ def _run_daemon(given: Mapping[str, Any], manager: str, rewritten: bool, look_on
         trusted, reason = munge.verify(run, credential)
         if not trusted:
             raise HostStateError(
-                f"munge refuses what the manager {given['manager_name']} has signed: {reason}.",
+                f"munge rejects the credential of the manager {given['manager_name']}: {reason}.",
                 "Run the role on both, without --limit, to compare clocks and keys.",
             )
     return planned

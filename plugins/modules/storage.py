@@ -173,8 +173,8 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
         raise HostStateError(
             f"This kernel has no {' and no '.join(missing)}, which volume {names} needs (a container shares its host's "
             "kernel).",
-            "Load the module on the machine itself, choose another server, or set storage_backend=none. To serve alone, "
-            "storage_server=ganesha needs nothing of the kernel.",
+            "Load the module on the machine itself, choose another server, or set storage_backend=none. A server "
+            "with storage_server=ganesha does not need it.",
             missing=missing,
         )
     points = [mount["mount_point"] for mount in params["mounts"]]

@@ -261,8 +261,8 @@ def work(module: AnsibleModule) -> Outcome:
     status = result.status or NOBODY
     if status.state == "Running" and given["hostname"] not in (None, status.name):
         module.warn(
-            f"This host is called {status.name} in its tailnet, since another device has the name {given['hostname']}. "
-            "Delete that one, or rename this one there."
+            f"This host is called {status.name} in its tailnet, because another device has the name "
+            f"{given['hostname']}. Delete that one, or rename this one there."
         )
     return Outcome(
         result.changed,

@@ -109,7 +109,7 @@ def work(module: AnsibleModule) -> Outcome:
         return Outcome(True, {})
     switched = switch(host, desired)
     for late in switched.late:
-        module.warn(f"No new session yet with {late}; the next run sets it right.")
+        module.warn(f"No new session yet with {late}; the next run corrects this.")
     return Outcome(True, {"public_key": switched.public_key})
 
 
@@ -122,7 +122,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     if module.params["step"] != "prepare" and module.params["peers"] is None:
-        module.fail_json(msg=f"step={module.params['step']} needs peers, or the record that they follow from.")
+        module.fail_json(msg=f"step={module.params['step']} requires peers or record.")
     exit_with(module, lambda: work(module))
 
 

@@ -43,7 +43,7 @@ def specification(role: str) -> Mapping[str, Any]:
     """The options of a role's entry point main, less what the play before it sets. Raises InputError."""
     path = _ROLES / role / "meta" / "argument_specs.yml"
     if not path.is_file():
-        raise InputError(f"There is no role gpumesh.cluster.{role}.", "Give the names of roles of this collection.")
+        raise InputError(f"There is no role gpumesh.cluster.{role}.", "Use names of roles in this collection.")
     options = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"].get("options") or {}
     return {name: option for name, option in options.items() if name != "cluster_record"}
 
@@ -225,7 +225,7 @@ class HostAction(ActionBase):
     def refuse_missing(self, names: Sequence[str]) -> None:
         """Refuse what is still missing after the packages are installed. Raises HostStateError."""
         if names and not self.check_mode:
-            raise HostStateError(f"The packages are installed, and {', '.join(names)} cannot be found.", "See them.")
+            raise HostStateError(f"The packages are installed, but {', '.join(names)} cannot be found.", "See them.")
 
     @cached_property
     def package_manager(self) -> str:

@@ -151,14 +151,14 @@ class _Store:
             return model.parse(document)
         told = _told(document)
         if told is None:
-            raise model.InvalidRecordError("digest", "this is no record, and tells of none")
+            raise model.InvalidRecordError("digest", "this is not a record and does not refer to one")
         if told.digest not in self._documents:
-            raise model.InvalidRecordError("digest", f"generation {told.generation} of it was told of and not sent")
+            raise model.InvalidRecordError("digest", f"generation {told.generation} was announced but not sent")
         if told.digest not in self._read:
             self._read[told.digest] = model.parse(self._documents[told.digest])
         record = self._read[told.digest]
         if (record["name"], record["generation"]) != (told.name, told.generation):
-            raise model.InvalidRecordError("digest", "it is that of another record")
+            raise model.InvalidRecordError("digest", "it belongs to another record")
         return record
 
 

@@ -14,15 +14,15 @@ _KINDS = {
     "execution_environments": ("execution environment", "gpumesh_awx_execution_environment"),
 }
 NO_ENVIRONMENT = (
-    "No execution environment is named, and the controller's default one does not have this collection: give "
-    "gpumesh_awx_execution_environment_image, or gpumesh_awx_execution_environment."
+    "No execution environment is set, and the controller's default one does not contain this collection: set "
+    "gpumesh_awx_execution_environment_image or gpumesh_awx_execution_environment."
 )
 
 
 def missing_organization(name: str, exists: bool, has_galaxy: bool) -> list[str]:
     """What an organization lacks."""
     if not exists:
-        return [f"There is no organization '{name}': make it, or give another one as gpumesh_awx_organization."]
+        return [f"There is no organization '{name}': create it, or set gpumesh_awx_organization to another one."]
     if not has_galaxy:
         told = f"The organization '{name}' has no Galaxy credential, and without one the controller ignores "
         return [f"{told}collections/requirements.yml: add one to the organization, such as Ansible Galaxy."]
@@ -32,7 +32,7 @@ def missing_organization(name: str, exists: bool, has_galaxy: bool) -> list[str]
 def missing_names(wanted: Mapping[str, Collection[str]], found: Mapping[str, Collection[str]]) -> list[str]:
     """The names that the settings give and the controller does not have."""
     return [
-        f"There is no {_KINDS[kind][0]} '{name}': make it, or correct {_KINDS[kind][1]}."
+        f"There is no {_KINDS[kind][0]} '{name}': create it, or correct {_KINDS[kind][1]}."
         for kind, names in wanted.items()
         for name in names
         if name not in found[kind]
@@ -43,6 +43,6 @@ def missing_branch(url: str, branch: str, reason: str) -> str:
     """The project cannot be read, or has no such branch."""
     return (
         f"The branch '{branch}' was not found at {url}: {reason.strip() or 'no such branch'}. Correct "
-        "gpumesh_awx_project_url and gpumesh_awx_project_branch, or leave the look out by gpumesh_awx_project_check=false "
-        "where only the controller can read it."
+        "gpumesh_awx_project_url and gpumesh_awx_project_branch, or set gpumesh_awx_project_check=false if only the "
+        "controller can read it."
     )

@@ -122,7 +122,7 @@ def _fresh(ask: Sequence[dict[str, Any]], requests: Sequence[Mapping[str, Any]])
 def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, word: Word = NO_WORD) -> Found | None:
     """The record of a cluster: the manager's, where it can be had. None where nobody has one.
 
-    Raises RecordError where the copies cannot be brought into one line, or where who manages is not proven. Without
+    Raises RecordError if the copies contradict each other, or if the manager is not confirmed. Without
     ``known``, the manager is not compared with the inventory: for a look alone.
     """
     copies = _copies(answers, name)
@@ -136,7 +136,7 @@ def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, w
         _refuse_unconfirmed(record, source, copies, word.successor)
         found = Found(record, source, standing, _remarks(record, source, standing, answers, spoilt))
     elif spoilt:
-        raise RecordError(_damage_words(spoilt), "Put a sound copy in its place, and look for what damaged it.")
+        raise RecordError(_damage_words(spoilt), "Replace it with an undamaged copy, and find out what damaged it.")
     else:
         return None
     if known is not None:
@@ -145,7 +145,7 @@ def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, w
 
 
 def likeliest(answers: Mapping[str, Answer], name: str) -> Found:
-    """The record to show where ``find`` refuses to name the one to go by. At least one host has to have one."""
+    """The record to show if ``find`` refuses to choose one. At least one host must have one."""
     copies = _copies(answers, name)
     newest = _newest(copies)
     source = copies[newest]["manager"] if copies[newest]["manager"] in copies else newest
@@ -163,10 +163,10 @@ def refuse_manager(record: Record, known: Known) -> None:
     manager = record["manager"]
     if manager not in known.machines:
         raise RecordError(
-            f"The manager of cluster '{record['name']}' is {manager} by its record, and no host of the inventory has "
-            "that name.",
-            f"Write {manager} into the inventory; or, where that is not the manager, find out who changed the record "
-            "(playbook show), and name a machine with the right copy as cluster_trusted_copy.",
+            f"The manager of cluster '{record['name']}' is {manager} according to its record, but no host of the "
+            "inventory has that name.",
+            f"Add {manager} to the inventory; or, if that is not the manager, find out who changed the record "
+            "(playbook show), and set cluster_trusted_copy to a machine with the right copy.",
             manager=manager,
         )
     if manager == known.manager:
@@ -175,9 +175,9 @@ def refuse_manager(record: Record, known: Known) -> None:
     reached = str(variables.get("ansible_host") or manager)
     if variables.get("ansible_connection") in _LOCAL or values.means_self(reached):
         raise RecordError(
-            f"The manager of cluster '{record['name']}' is {manager} by its record, and in the inventory that is the "
-            "machine which runs Ansible.",
-            f"Where that is meant, write cluster_manager: {manager} into the inventory.",
+            f"The manager of cluster '{record['name']}' is {manager} according to its record, but in the inventory "
+            "that is the machine that runs Ansible.",
+            f"If that is intended, set cluster_manager: {manager} in the inventory.",
             manager=manager,
         )
 
@@ -189,9 +189,9 @@ def refuse_other(record: Record, name: str, manager: str) -> None:
     """
     if (record["name"], record["manager"]) != (name, manager):
         raise RecordError(
-            f"The record that was returned is of cluster '{record['name']}' with the manager {record['manager']}, and "
-            f"that of '{name}' with {manager} was expected.",
-            "Look who else changes the record (playbook show), and run it again.",
+            f"The returned record is that of cluster '{record['name']}' with the manager {record['manager']}, but that "
+            f"of '{name}' with {manager} was expected.",
+            "Find out who else changes the record (playbook show), and run this again.",
         )
 
 
@@ -226,27 +226,27 @@ def _reference(
     if manager in spoilt:
         raise RecordError(
             _damage_words({manager: spoilt[manager]}),
-            f"Put a sound copy in its place; with cluster_trusted_copy={newest} it is that of {newest} (generation "
+            f"Replace it with an undamaged copy; cluster_trusted_copy={newest} uses that of {newest} (generation "
             f"{record['generation']}).",
             machine=manager,
         )
     answer = answers.get(manager)
     if answer is not None and answer.silence is None:
         raise RecordError(
-            f"{manager} manages cluster '{record['name']}' by the copy of {newest} (generation "
+            f"{manager} manages cluster '{record['name']}' according to the copy of {newest} (generation "
             f"{record['generation']}), but has no record of it.",
-            f"With cluster_trusted_copy={newest} it gets the one of {newest}; or hand the cluster over: playbook remove "
-            f"with cluster_machine={manager}, cluster_new_manager and cluster_manager_lost=true.",
+            f"With cluster_trusted_copy={newest} it gets the copy of {newest}; or choose another manager: playbook "
+            f"remove with cluster_machine={manager}, cluster_new_manager and cluster_manager_lost=true.",
             machine=manager,
         )
     alike = [machine for machine, copy in copies.items() if copy == record]
     if len(alike) < 2 and successor is None:
         why = f" ({answer.silence})" if answer and answer.silence else ""
         raise RecordError(
-            f"The manager {manager} of cluster '{record['name']}' cannot be asked{why}, and only {newest} has "
-            f"generation {record['generation']} of the record: nobody else says the same.",
-            f"Bring {manager} back, or let another member with that generation take part; with "
-            f"cluster_trusted_copy={newest} the copy of {newest} counts.",
+            f"The manager {manager} of cluster '{record['name']}' does not answer{why}, and only {newest} has "
+            f"generation {record['generation']} of the record: no other member confirms it.",
+            f"Bring {manager} back, or include another member with that generation in the run; "
+            f"cluster_trusted_copy={newest} uses the copy of {newest} without confirmation.",
             manager=manager,
         )
     return newest, record
@@ -258,16 +258,16 @@ def _refuse_contrary(record: Record, source: str, standing: Mapping[str, derive.
         return
     told = " ".join(f"{machine}: {relation.reason}." for machine, relation in contrary.items())
     raise RecordError(
-        f"The copies of cluster '{record['name']}' contradict the one of {source} (generation "
+        f"Copies of the record of cluster '{record['name']}' contradict that of {source} (generation "
         f"{record['generation']}). {told}",
-        "Find out which one is right (playbook show), and name a machine that has it as cluster_trusted_copy: its copy "
+        "Find out which one is right (playbook show), and set cluster_trusted_copy to a machine that has it: its copy "
         "replaces the others.",
         contrary={machine: relation.kind for machine, relation in contrary.items()},
     )
 
 
 def _refuse_unconfirmed(record: Record, source: str, copies: Mapping[str, Record], successor: str | None) -> None:
-    """Each manager that a copy names has to say itself that another one follows it: anybody can extend a history."""
+    """Each manager named in a copy must confirm itself that another one follows it: anybody can extend a history."""
     manager = record["manager"]
     if successor == manager:
         return
@@ -276,11 +276,11 @@ def _refuse_unconfirmed(record: Record, source: str, copies: Mapping[str, Record
         if former == manager or (former in copies and copies[former]["manager"] != former):
             continue
         raise RecordError(
-            f"Cluster '{record['name']}' is managed by {manager} by the copy of {source} (generation "
-            f"{record['generation']}), and by {former} by that of {machine} (generation {copy['generation']}), and "
-            f"{former} does not confirm that {manager} follows it.",
-            f"Where you know that it does, as after {former} was lost or has left, let the copy of {source} count with "
-            f"cluster_trusted_copy={source}. Where you do not, look who changed the record there.",
+            f"Cluster '{record['name']}' is managed by {manager} according to the copy of {source} (generation "
+            f"{record['generation']}), but by {former} according to that of {machine} (generation "
+            f"{copy['generation']}), and {former} does not confirm that {manager} follows it.",
+            f"If you know that it does, for example because {former} was lost or removed, set "
+            f"cluster_trusted_copy={source}. Otherwise find out who changed the record there.",
             manager=manager,
             former=former,
         )
@@ -296,10 +296,10 @@ def _trusted(
 ) -> Found:
     if trusted not in copies:
         answer = answers.get(trusted)
-        why = "it is not in this run" if answer is None else answer.silence or "it has none that can be used"
+        why = "it is not in this run" if answer is None else answer.silence or "it has no usable copy"
         raise RecordError(
-            f"The copy of {trusted} cannot count for cluster '{name}': {why}.",
-            f"Give cluster_trusted_copy as one of {', '.join(copies) or 'those that have a copy'}.",
+            f"The copy of {trusted} cannot be used for cluster '{name}': {why}.",
+            f"Set cluster_trusted_copy to one of {', '.join(copies) or 'the machines that have a copy'}.",
             machine=trusted,
         )
     record = copies[trusted]
@@ -311,9 +311,9 @@ def _trusted(
     if newer and generation != record["generation"]:
         listed = ", ".join(f"{machine} has {number}" for machine, number in newer.items())
         raise RecordError(
-            f"The copy of {trusted} is generation {record['generation']} of cluster '{name}', and there are newer ones: "
-            f"{listed}. What was changed since then would be forgotten.",
-            f"Where that is meant, give cluster_trusted_generation={record['generation']} too.",
+            f"The copy of {trusted} is generation {record['generation']} of cluster '{name}', but there are newer "
+            f"ones: {listed}. Their later changes would be lost.",
+            f"If that is intended, also set cluster_trusted_generation={record['generation']}.",
             newer=newer,
         )
     standing = {machine: derive.relation(copy, record) for machine, copy in copies.items()}
@@ -329,7 +329,7 @@ def _trusted(
         )
     ]
     remarks = [
-        f"The copy of {machine} gives way to that of {trusted}"
+        f"The copy of {machine} is replaced with that of {trusted}"
         + (f": {standing[machine].reason}." if machine in standing else ".")
         for machine in replaced
     ]
@@ -348,13 +348,13 @@ def _remarks(
         answer = answers.get(record["manager"])
         why = f" ({answer.silence})" if answer and answer.silence else ""
         remarks.append(
-            f"The manager {record['manager']} cannot be asked{why}: going by generation {record['generation']} of "
+            f"The manager {record['manager']} does not answer{why}: using generation {record['generation']} of "
             f"{source}."
         )
     for machine, relation in standing.items():
         copy = answers[machine].copy_of(record["name"])
         if relation.kind == "behind" and copy is not None:
-            note = f"{machine} has an old copy of the record: {relation.reason}."
+            note = f"{machine} has an outdated copy of the record: {relation.reason}."
             if copy["manager"] == machine != record["manager"]:
                 note += f" It is no longer the manager; that is {record['manager']}."
             remarks.append(note)
@@ -364,7 +364,7 @@ def _remarks(
 
 def _damage_words(spoilt: Mapping[str, Mapping[str, Any]]) -> str:
     return " ".join(
-        f"{machine}: the record {damage['path']} is refused: {damage['reason']} (last good copy: "
-        f"{damage['last_good'] or 'none there'})."
+        f"{machine}: the record {damage['path']} is invalid: {damage['reason']} (last good copy: "
+        f"{damage['last_good'] or 'none'})."
         for machine, damage in spoilt.items()
     )

@@ -11,9 +11,9 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 
 WHY_USERSPACE_ONLY = (
-    "Without /dev/net/tun (or with mesh_userspace=always) Tailscale has no interface: others connect to the machine, and "
-    "it connects to them by a SOCKS proxy alone, which Slurm, NFS and NCCL cannot use. Start the container with --device "
-    "/dev/net/tun --cap-add NET_ADMIN, or ask its provider for that."
+    "Without /dev/net/tun (or with mesh_userspace=always) Tailscale has no interface: others can connect to the "
+    "machine, but it can connect to them only through a SOCKS proxy, which Slurm, NFS and NCCL cannot use. Start the "
+    "container with --device /dev/net/tun --cap-add NET_ADMIN, or ask its provider for that."
 )
 
 
@@ -33,8 +33,8 @@ def refuse_userspace_only(machines: Collection[str], needed: Collection[str]) ->
     refused = sorted(set(machines) & set(needed))
     if refused:
         raise InputError(
-            f"{', '.join(refused)} cannot be the manager or serve a volume, and nothing has been changed. "
+            f"{', '.join(refused)} cannot be the manager or serve a volume. Nothing has been changed. "
             f"{WHY_USERSPACE_ONLY}",
-            "Or choose another machine for that.",
+            "Or choose another machine for it.",
             machines=refused,
         )

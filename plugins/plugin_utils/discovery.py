@@ -67,19 +67,19 @@ def page(found: Mapping[str, Any], options: Options, style: str = "unicode", wid
         }
         rows, hidden = _interface_rows(facts, Judge(options), shared)
         more = f"\n{hidden} virtual interface(s) without an address are not shown." if hidden else ""
-        sections.append(f"Interfaces\n{table(rows, group='host')}{more}" if rows else f"No interface to show.{more}")
+        sections.append(f"Interfaces\n{table(rows, group='host')}{more}" if rows else f"No interfaces to show.{more}")
         sections.append(f"Hosts\n{table(_host_rows(facts))}")
         sections.append(_candidates(found, table))
     rejected = _rejected_rows(found["rejected"])
     if rejected:
         more = f"\n{len(rejected) - _ROWS} more subnets are on fewer hosts." if len(rejected) > _ROWS else ""
-        sections.append(f"Other subnets, and why they are out\n{table(rejected[:_ROWS])}{more}")
+        sections.append(f"Other subnets, and why they were rejected\n{table(rejected[:_ROWS])}{more}")
     silent = _silent_rows(found)
     if silent:
-        sections.append(f"Hosts that gave no answer: nothing above counts them\n{table(silent)}")
+        sections.append(f"Unreachable hosts, which are not included above\n{table(silent)}")
     notes = _notes(found)
     if notes:
-        sections.append("To look at\n" + "\n".join(_bullet(note, width) for note in notes))
+        sections.append("Notes\n" + "\n".join(_bullet(note, width) for note in notes))
     return "\n\n".join(sections)
 
 
@@ -173,8 +173,7 @@ def _candidates(found: Mapping[str, Any], table: Any) -> str:
     whom = f"the {total} hosts that answered" if others else f"all {total} hosts" if total > 1 else "the host"
     if not found["candidates"]:
         return (
-            f"No subnet is shared by {whom}. Put them on one network, or let a tunnel connect them with "
-            "mesh_backend=wireguard."
+            f"No subnet is shared by {whom}. Connect them to one network, or use tunnels with mesh_backend=wireguard."
         )
     rows = [
         {

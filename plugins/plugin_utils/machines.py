@@ -21,8 +21,8 @@ def machine_names(given: object) -> list[str]:
     elif isinstance(given, (list, tuple)):
         names = [*given]
     else:
-        raise InputError(f"{given!r} is not a list of machines.", "Give a list, or a text such as 'gpu1,gpu2'.")
+        raise InputError(f"{given!r} is not a list of machines.", "Use a list, or a string such as 'gpu1,gpu2'.")
     try:
         return list(dict.fromkeys(values.machine_name(str(name).strip()) for name in names))
     except ValueError as failure:
-        raise InputError(f"{failure}.", "Give inventory hostnames, separated by commas or spaces.") from failure
+        raise InputError(f"{failure}.", "Use inventory hostnames, separated by commas or spaces.") from failure

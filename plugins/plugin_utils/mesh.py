@@ -36,7 +36,7 @@ def wanted_settings(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict
         raise InputError(
             f"The mesh of cluster {record['name']} is in use by {', '.join(users)} with {_in_words(mesh)}; "
             f"{_in_words(wanted)} would cut them off.",
-            "Leave these settings out to keep the mesh as it is, or delete the cluster and create it with the new ones.",
+            "Omit these settings to keep the mesh, or delete the cluster and create it with the new ones.",
             machines=users,
         )
     return wanted
@@ -46,16 +46,16 @@ def refuse_rotation(record: Mapping[str, Any], backend: str, present: Container[
     """Refuse to change keys that are not ours, or without a member of the cluster. Raises InputError."""
     if backend != "wireguard":
         raise InputError(
-            f"mesh_rotate_keys has no keys to rotate: the mesh of cluster {record['name']} is '{backend}', and nothing "
-            "has been changed.",
-            "A tailnet's keys are renewed at its control server. Leave mesh_rotate_keys out.",
+            f"mesh_rotate_keys has no keys to rotate: the mesh of cluster {record['name']} is '{backend}'. Nothing has "
+            "been changed.",
+            "The keys of a tailnet are renewed at its control server. Omit mesh_rotate_keys.",
         )
     missing = sorted(machine for machine in machines(record) if machine not in present)
     if missing:
         raise InputError(
-            f"{', '.join(missing)} not in this play, or not reachable: the peers there would not learn the new keys and "
-            "lose their tunnels.",
-            "Run without --limit when all members are up.",
+            f"{', '.join(missing)} not in this play, or unreachable: the peers there would not learn the new keys and "
+            "would lose their tunnels.",
+            "Run this without --limit when all members are up.",
             machines=missing,
         )
 
@@ -188,8 +188,8 @@ def address_registration(record: Mapping[str, Any], machine: str, addresses: Seq
     address = address_in(addresses, subnet)
     if address is None:
         raise InputError(
-            f"{machine} has {', '.join(addresses)} in its tailnet, and none is in the mesh's subnet {subnet}.",
-            "Give mesh_subnet as the control server's range.",
+            f"{machine} has {', '.join(addresses)} in its tailnet, but none of them is in the mesh's subnet {subnet}.",
+            "Set mesh_subnet to the range of the control server.",
             machine=machine,
         )
     if (member.get("mesh") or {}).get("address") == address:

@@ -161,8 +161,8 @@ def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
     """Hosts that keep a copy and are no members, as after a removal that could not reach them."""
     machines = {member["machine"] for member in record["members"]}
     return [
-        f"{machine} has a copy of the record and is no member: run the playbook remove with cluster_machine={machine} "
-        "to clean it up."
+        f"{machine} has a copy of the record but is not a member: run the playbook remove with "
+        f"cluster_machine={machine} to clean it up."
         for machine, answer in answers.items()
         if machine not in machines and answer.copy_of(record["name"]) is not None
     ]
@@ -171,7 +171,7 @@ def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
 def _known_keys(record: Record) -> list[str]:
     """Machines that are not trusted, and whose keys are still in use, as after a removal that was cut off."""
     return [
-        f"{removed['machine']} is not trusted, and the keys that it had are still in use: run the playbook remove with "
+        f"{removed['machine']} is not trusted, but the keys that it had are still in use: run the playbook remove with "
         f"cluster_machine={removed['machine']} and cluster_untrusted=true again."
         for removed in record["removed"]
         if removed["keys"] == "untrusted"
@@ -223,6 +223,6 @@ def _section(cluster: Mapping[str, Any], width: int) -> str:
         shown = [{**volumes.described(volume), **volume["state"]} for volume in cluster["volumes"]]
         lines.append(volumes.table(shown, len(members), width))
         measured = sorted({volume["measured_at"] for volume in shown if volume["measured_at"]})
-        lines += [f"Speeds are of the check of {measured[-1]}."] if measured else []
+        lines += [f"Speeds are from the check of {measured[-1]}."] if measured else []
     lines += [f"! {problem}" for problem in cluster["problems"]]
     return "\n".join(lines)

@@ -41,14 +41,14 @@ def targets(members: Any, layer: str = "mesh") -> list[Target]:
     if isinstance(members, Mapping) and "members" in members:
         members = list(seats(cast(Record, members)).values()) if layer == "mesh" else members["members"]
     if not isinstance(members, Sequence) or isinstance(members, str):
-        raise InputError("The members are neither a cluster record nor a list.", "Give the fact cluster_record.")
+        raise InputError("The members are neither a cluster record nor a list.", "Set the fact cluster_record.")
     found = []
     for member in members:
         if isinstance(member, Target):
             found.append(member)
             continue
         if not isinstance(member, Mapping) or not {"machine", "address", "interface"} <= set(member):
-            raise InputError(f"{str(member)[:80]!r} is no member.", "Each member needs machine, address and interface.")
+            raise InputError(f"{str(member)[:80]!r} is not a member.", "Set machine, address and interface.")
         found.append(Target(str(member["machine"]), str(member["address"]), str(member["interface"])))
     return found
 
@@ -133,7 +133,7 @@ class Evidence:
         if machine not in self._asked:
             return f"{machine} is not among the hosts of this run"
         if not results:
-            return f"{machine} had dropped out of this run before"
+            return f"{machine} had failed earlier in this run"
         for phase, key in (("listen", "ports"), ("probe", "probe")):
             result = results.get(phase) or {}
             if result.get("unreachable"):

@@ -49,7 +49,7 @@ def draw(pairs: Sequence[Mapping[str, Any]]) -> str:
     """The text, without a final newline. Each pair has from, to, status, verdict, message and remedy."""
     machines = list(dict.fromkeys(str(end) for pair in pairs for end in (pair["from"], pair["to"])))
     if not machines:
-        return "There is no pair of members."
+        return "There are no pairs of members."
     cells = {(str(pair["from"]), str(pair["to"])): pair for pair in pairs}
     lines: list[str] = []
     shown = machines

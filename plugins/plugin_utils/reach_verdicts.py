@@ -38,13 +38,13 @@ VERDICTS = (
 )
 
 _PASSED = ("ok", "connected")
-#: Interfaces that container engines and hypervisors make: their ranges are chosen without looking at the LAN.
+#: Interfaces of container engines and hypervisors, whose ranges are chosen without regard to the LAN.
 _ENGINES = {
-    "docker": "docker0 is Docker's: give it another range by `bip` in /etc/docker/daemon.json",
-    "br-": "it is a network of Docker: make it anew with another range by `docker network create --subnet`",
-    "virbr": "it is libvirt's: give it another range by `virsh net-edit default`",
-    "cni": "it is of Kubernetes: give its pods another range",
-    "podman": "it is Podman's: give it another range by `default_subnet` in containers.conf",
+    "docker": "it belongs to Docker: set another range with `bip` in /etc/docker/daemon.json",
+    "br-": "it is a Docker network: create it again with another range (`docker network create --subnet`)",
+    "virbr": "it belongs to libvirt: set another range with `virsh net-edit default`",
+    "cni": "it belongs to Kubernetes: use another range for the pods",
+    "podman": "it belongs to Podman: set another range with `default_subnet` in containers.conf",
 }
 
 
@@ -147,7 +147,7 @@ def _not_probed(evidence: Evidence, one: Target, other: Target) -> Finding:
     if not evidence.took_part(one.machine):
         return Finding("skipped", "not_checked", f"Not checked: {trouble}.")
     return Finding(
-        "error", "not_checked", f"Not checked: {trouble}.", f"Make {one.machine} answer to Ansible, then check again."
+        "error", "not_checked", f"Not checked: {trouble}.", f"Make {one.machine} reachable, then check again."
     )
 
 
@@ -156,8 +156,9 @@ def _duplicate_address(pair: _Pair) -> Finding | None:
         return Finding(
             "fail",
             "duplicate_address",
-            f"{pair.one.machine} has {pair.other.address} itself, which is {pair.other.machine}'s address.",
-            f"Take {pair.other.address} from {pair.one.machine} (see `ip addr`), or give {pair.other.machine} another.",
+            f"{pair.one.machine} itself has {pair.other.address}, the address of {pair.other.machine}.",
+            f"Remove {pair.other.address} from {pair.one.machine} (see `ip addr`), or change the address of "
+            f"{pair.other.machine}.",
         )
     for target in (pair.other, pair.one):
         finding = _duplicate_of(pair.evidence, target.machine)
@@ -173,16 +174,16 @@ def _duplicate_of(evidence: Evidence, machine: str) -> Finding | None:
     address = evidence.members[machine].address
     if machine in evidence.probes:
         names = [f"{evidence.owner(mac)} ({mac})" if evidence.owner(mac) else f"{mac} ({maker(mac)})" for mac in macs]
-        message = f"{address} is {machine}'s address, but {', '.join(names)} answers for it too."
+        message = f"{address} is the address of {machine}, but {', '.join(names)} also answers for it."
     else:
         names = [f"{mac} ({maker(mac)})" for mac in macs]
-        message = f"{len(macs)} hardware addresses answer for {machine}'s address {address}: {', '.join(names)}. It is "
+        message = f"{len(macs)} MAC addresses answer for {machine}'s address {address}: {', '.join(names)}. It is "
         message += "on two hosts, or on two interfaces of one."
     return Finding(
         "fail",
         "duplicate_address",
         message,
-        f"Find the other one by its hardware address in the switch's or the DHCP server's table, and take {address} "
+        f"Find the other one by its MAC address in the tables of the switch or the DHCP server, and remove {address} "
         "from it.",
     )
 
@@ -194,19 +195,19 @@ def _route(pair: _Pair) -> Finding | None:
             "fail",
             "no_route",
             f"{one.machine} has no route to {other.machine} ({other.address}): {route['error']}.",
-            f"Put {one.machine}'s {one.interface} into the network of {other.address}, or add a route to it.",
+            f"Connect {one.interface} of {one.machine} to the network of {other.address}, or add a route to it.",
         )
     if route["dev"] is not None and route["dev"] != one.interface:
         engine = next((words for prefix, words in _ENGINES.items() if route["dev"].startswith(prefix)), None)
         remedy = (
             f"{route['dev']} has a range that overlaps the cluster's: {engine}."
             if engine
-            else f"Leave only one interface in this network, or give the route by {one.interface} a lower metric."
+            else f"Keep only one interface in this network, or lower the metric of the route through {one.interface}."
         )
         return Finding(
             "fail",
             "wrong_interface",
-            f"{one.machine} sends to {other.machine} ({other.address}) by {route['dev']} instead of {one.interface}"
+            f"{one.machine} sends to {other.machine} ({other.address}) via {route['dev']} instead of {one.interface}"
             + (f", from {route['prefsrc']}." if route["prefsrc"] else "."),
             remedy,
         )
@@ -220,32 +221,32 @@ def _wrong_source(pair: _Pair, source: str) -> Finding:
     return Finding(
         "fail",
         "wrong_interface",
-        f"{one.machine} sends to {other.machine} from {source} instead of {one.address}, by which the others know it.",
-        f"Make {one.address} the first address of {one.interface}, or give the route `src {one.address}`.",
+        f"{one.machine} sends to {other.machine} from {source} instead of {one.address}, its address in the record.",
+        f"Make {one.address} the first address of {one.interface}, or add `src {one.address}` to the route.",
     )
 
 
 def _no_listener(pair: _Pair) -> Finding | None:
-    """A member that Ansible could not reach is probed all the same, but only where a service may listen."""
+    """A member that Ansible could not reach is still probed, but only on ports on which a service may listen."""
     one, other = pair.one, pair.other
     if pair.evidence.listened(other.machine):
         return None
     trouble = pair.evidence.trouble(other.machine) or f"{other.machine} had no listener"
     alive = [port for port in pair.ports("tcp") if port["outcome"] in (*_PASSED, "refused", "closed")]
     if alive or pair.there["macs"]:
-        how = "answers by ARP"
+        how = "answers ARP requests"
         if alive:
             how = f"{'accepts' if alive[0]['outcome'] in _PASSED else 'refuses'} a connection to TCP {alive[0]['port']}"
         message = f"Not checked: {trouble}. {other.address} is alive: it {how}."
         if not pair.evidence.took_part(other.machine):
             return Finding("skipped", "not_checked", message)
-        return Finding("error", "not_checked", message, f"Make {other.machine} answer to Ansible, then check again.")
-    silent = f" Nobody answers for {other.address} by ARP." if pair.there["macs"] == [] else ""
+        return Finding("error", "not_checked", message, f"Make {other.machine} reachable, then check again.")
+    silent = f" No host answers ARP requests for {other.address}." if pair.there["macs"] == [] else ""
     return Finding(
         "fail",
         "no_answer",
         f"{other.machine} ({other.address}) does not answer {one.machine} at all, and {trouble}.{silent}",
-        f"Start {other.machine} and look at its network. If it is gone for good, remove it from the cluster.",
+        f"Start {other.machine} and check its network. If it is permanently lost, remove it from the cluster.",
     )
 
 
@@ -258,8 +259,8 @@ def _nothing_passes(pair: _Pair) -> Finding | None:
         return Finding(
             "error",
             "not_checked",
-            f"Not checked: {other.machine} could open no port to be tried.",
-            "Give ports that are free.",
+            f"Not checked: {other.machine} could not listen on any of the ports.",
+            "Choose ports that are free.",
         )
     if outcomes & {"stranger", "closed"}:
         return _stranger(pair)
@@ -269,13 +270,13 @@ def _nothing_passes(pair: _Pair) -> Finding | None:
             "fail",
             "asymmetric",
             f"One way only: {words}, while {other.machine} reaches {one.machine}.",
-            f"Let {one.address} connect to {other.address} in the firewalls of {other.machine} and on the way; the "
-            "other direction is open.",
+            f"Allow {one.address} to connect to {other.address} in the firewalls of {other.machine} and on the path; "
+            "the other direction is open.",
         )
     if verdict == "no_route":
-        remedy = "Look at the cables, the switch's VLANs and the routes: both hosts run, but not on one network."
+        remedy = "Check the cables, the VLANs of the switch and the routes: both hosts are up, but not on one network."
     else:
-        remedy = f"Let {one.address} connect to {other.address} on all ports in the firewalls of both and on the way."
+        remedy = f"Allow {one.address} to connect to {other.address} on all ports in both firewalls and on the path."
     return Finding("fail", verdict, f"{words[0].upper()}{words[1:]}.", remedy)
 
 
@@ -285,15 +286,15 @@ def _how_nothing_passes(pair: _Pair, outcomes: set[str]) -> tuple[str, str]:
     if outcomes == {"refused"}:
         return "refused", f"{other} refuses every connection from {one}, although it listens"
     if outcomes == {"mute"}:
-        return "filtered", f"{other} accepts connections from {one}, then nothing comes through them"
+        return "filtered", f"{other} accepts connections from {one}, but no data passes"
     if "no_route" not in outcomes:
         return "filtered", f"every connection from {one} to {other} times out"
     if answered:
         return "filtered", f"connections from {one} to {other} are rejected by a firewall"
     if answered is not None:
-        return "no_route", f"nobody answers {one} by ARP for {other}'s address {pair.other.address}"
+        return "no_route", f"no host answers the ARP requests of {one} for the address {pair.other.address} of {other}"
     detail = next(port["detail"] for port in pair.ports("tcp") if port["outcome"] == "no_route")
-    return "no_route", f"the network says '{detail}' to connections from {one} to {other}"
+    return "no_route", f"the network reports '{detail}' for connections from {one} to {other}"
 
 
 def _stranger(pair: _Pair) -> Finding:
@@ -301,9 +302,10 @@ def _stranger(pair: _Pair) -> Finding:
     return Finding(
         "fail",
         "wrong_host",
-        f"Who answers {one.machine} at {other.address} is not {other.machine}: it does not know the token of this run.",
-        f"Look for a proxy or a port forwarding between {one.machine} and {other.machine}, and for the same private "
-        "range in two places: an address is shared only if one host has it.",
+        f"The host that answers {one.machine} at {other.address} is not {other.machine}: it does not know the token of "
+        "this run.",
+        f"Look for a proxy or port forwarding between {one.machine} and {other.machine}, and for the same private "
+        "range at two sites: an address must belong to only one host.",
     )
 
 
@@ -322,7 +324,7 @@ def _some_ports(pair: _Pair) -> Finding | None:
         "fail",
         "refused" if refused else "filtered",
         f"{other.machine} {deed} {one.machine} on {_port_names(failed)}; {_port_names(passed)} pass.",
-        f"Open {opening} from {one.address} in the firewall of {other.machine} (`nft list ruleset`) and on the way.",
+        f"Open {opening} from {one.address} in the firewall of {other.machine} (`nft list ruleset`) and on the path.",
     )
 
 
@@ -350,8 +352,8 @@ def _translated(pair: _Pair) -> Finding | None:
             "fail",
             "nat",
             f"{other.machine} sees {one.machine} as {seen} instead of {one.address}: NAT is between them.",
-            "Members must see each other's own addresses. Take the translation away (a masquerade rule, a container's "
-            "bridge network), or connect the members by a mesh: mesh_backend=wireguard.",
+            "Members must see each other's own addresses. Remove the translation (a masquerade rule, the bridge "
+            "network of a container), or connect the members with a mesh: mesh_backend=wireguard.",
         )
     return _wrong_source(pair, source) if source != one.address else None
 
@@ -363,18 +365,18 @@ def _large_packets(pair: _Pair) -> Finding | None:
         peers_own = mtu["peer_interface"]
         remedy = (
             f"Set the MTU of {one.interface} on {one.machine} to {mtu['to_peer']} (`ip link set {one.interface} mtu "
-            f"{mtu['to_peer']}`), or raise it on the way; and let ICMP 'fragmentation needed' pass."
+            f"{mtu['to_peer']}`), or increase it on the path; and allow ICMP 'fragmentation needed'."
         )
         if peers_own is not None and peers_own == mtu["to_peer"]:
             remedy = (
-                f"{other.machine}'s {other.interface} has an MTU of {peers_own}: set the same one on all members, and "
-                "on the switches at least as much."
+                f"{other.interface} of {other.machine} has an MTU of {peers_own}: set the same MTU on all members, and "
+                "at least that on the switches."
             )
         return Finding(
             "fail",
             "mtu_black_hole",
-            f"Packets of {mtu['to_peer']} bytes pass from {one.machine} to {other.machine}, larger ones up to the "
-            f"interface's {mtu['interface']} vanish without a message.{transfer}",
+            f"Packets of {mtu['to_peer']} bytes pass from {one.machine} to {other.machine}, but larger ones, up to the "
+            f"interface's {mtu['interface']}, are lost without a message.{transfer}",
             remedy,
         )
     # What comes back is the business of the pair in the other direction, unless nobody looked from there.
@@ -384,9 +386,9 @@ def _large_packets(pair: _Pair) -> Finding | None:
         return Finding(
             "fail",
             "mtu_black_hole",
-            f"Small messages pass between {one.machine} and {other.machine}, a payload of {stalled['size']} bytes "
+            f"Small messages pass between {one.machine} and {other.machine}, but a payload of {stalled['size']} bytes "
             f"stalls: {stalled['detail']}.",
-            "Lower the MTU of both interfaces, and let ICMP 'fragmentation needed' pass.",
+            "Lower the MTU of both interfaces, and allow ICMP 'fragmentation needed'.",
         )
     return None
 
@@ -398,9 +400,9 @@ def _corrupted(pair: _Pair) -> Finding | None:
     return Finding(
         "fail",
         "corrupted",
-        f"A payload between {pair.one.machine} and {pair.other.machine} arrives changed, although TCP let it pass.",
-        f"Suspect the network cards: turn their offloads off (`ethtool -K {pair.one.interface} rx off tx off`), and "
-        "test the memory of both.",
+        f"A payload between {pair.one.machine} and {pair.other.machine} was corrupted without TCP noticing it.",
+        f"Suspect the NICs: disable their offloads (`ethtool -K {pair.one.interface} rx off tx off`), and test the "
+        "memory of both.",
     )
 
 
@@ -417,9 +419,9 @@ def _name_of(evidence: Evidence, machine: str) -> Finding | None:
     return Finding(
         "fail",
         "name_is_loopback",
-        f"{machine} finds {found} behind its own name {name['name']}: what it announces by its name, nobody reaches.",
-        f"In {machine}'s /etc/hosts map {name['name']} to {evidence.members[machine].address} and to nothing else: where "
-        "there is a line with a loopback address too, the resolver gives that one first.",
+        f"{machine} resolves its own name {name['name']} to {found}: others cannot reach what it announces by name.",
+        f"Map {name['name']} only to {evidence.members[machine].address} in /etc/hosts of {machine}: if there is also "
+        "a line with a loopback address, the resolver returns that first.",
     )
 
 
@@ -433,7 +435,7 @@ def _clock_skew(pair: _Pair) -> Finding | None:
         "clock_skew",
         f"{pair.other.machine}'s clock is {abs(clock['offset_s']):.1f} s {way} {pair.one.machine}'s; "
         f"{pair.max_offset:g} s are allowed.",
-        "Run chrony or systemd-timesyncd on both. munge, and with it Slurm, refuses what comes from another time.",
+        "Run chrony or systemd-timesyncd on both: munge, and with it Slurm, rejects credentials if clocks differ.",
     )
 
 
@@ -447,8 +449,8 @@ def _cut_short(pair: _Pair) -> Finding | None:
     return Finding(
         "error",
         "not_checked",
-        f"Not checked: the connection between {pair.one.machine} and {pair.other.machine} broke before all was tested.",
-        "Check again; if it happens again, look at the load of both hosts.",
+        f"Not checked: the connection of {pair.one.machine} and {pair.other.machine} broke before the tests ended.",
+        "Check again; if it happens again, check the load of both hosts.",
     )
 
 
@@ -457,7 +459,7 @@ def _good(pair: _Pair) -> Finding:
     mtu, sent = pair.there["path_mtu"], pair.there["sent"]
     parts = [f"{passed} ports"]
     if sent is not None:
-        parts.append(f"{sent['size']} bytes {'each way' if pair.there['finished'] else 'to it'}")
+        parts.append(f"{sent['size']} bytes {'in each direction' if pair.there['finished'] else 'to it'}")
     parts.append(f"path MTU {mtu['to_peer']}" if mtu is not None else "path MTU not checked: no UDP port")
     return Finding("pass", "ok", f"{pair.one.machine} reaches {pair.other.machine}: {', '.join(parts)}.")
 
@@ -499,7 +501,7 @@ def _judge_host(evidence: Evidence, machine: str, max_offset: float) -> list[Fin
 #: What every member is checked for by itself: verdict, name of the check, purpose, and what a bad one has.
 _HOST_CHECKS = (
     ("duplicate_address", "unique_address", "No other host has the member's address", "shared"),
-    ("name_is_loopback", "own_name", "The member's own name is no loopback address", "loopback"),
+    ("name_is_loopback", "own_name", "The member's own name does not resolve to a loopback address", "loopback"),
 )
 
 
@@ -534,12 +536,12 @@ def _why_skipped(evidence: Evidence, machine: str, name: str) -> str:
         return evidence.trouble(machine)
     if name == "unique_address":
         return probe["duplicate"]["reason"]
-    return "" if probe["hostname"] is not None else "it was left out"
+    return "" if probe["hostname"] is not None else "it was not checked"
 
 
 def _summary(pairs: Sequence[Mapping[str, Any]]) -> str:
     if not pairs:
-        return "There is no pair to check."
+        return "There are no pairs to check."
     good = sum(1 for pair in pairs if pair["status"] == "pass")
     bad = sum(1 for pair in pairs if pair["status"] == "fail")
     rest = len(pairs) - good - bad

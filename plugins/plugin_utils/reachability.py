@@ -55,7 +55,7 @@ class ReachabilityAction(HostAction):
         if not members:
             raise InputError(
                 "There is neither a cluster record nor a list of members.",
-                "Run the role gpumesh.cluster.cluster with tasks_from=load before, or give reachability_members.",
+                "Run the role gpumesh.cluster.cluster with tasks_from=load first, or set reachability_members.",
             )
         return targets(members, layer)
 

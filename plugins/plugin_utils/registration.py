@@ -73,7 +73,7 @@ def decide(
         raise InputError(
             f"{_listed(absent)} {'is' if len(absent) == 1 else 'are'} not among the hosts of this run "
             f"({_listed(list(hosts))}).",
-            "Write the machine into the inventory's group 'cluster', and run without a --limit that leaves it out.",
+            "Add the machine to the inventory's group 'cluster', and run without a --limit that excludes it.",
             machines=absent,
         )
     joining = [machine for machine in asked if machine not in present]
@@ -227,24 +227,24 @@ def _refuse_silent(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, A
         unexplained = any("error" not in result for result in silent.values())
         raise InputError(
             f"Nothing has been changed. {told}",
-            "Look with 'ansible -m ping' whether the machine is up, and whether ansible_host, ansible_port, "
-            "ansible_user and its key are right; or leave it out with --limit."
+            "Check with 'ansible -m ping' whether the machine is up, and whether ansible_host, ansible_port, "
+            "ansible_user and its key are correct; or exclude it with --limit."
             if unexplained
-            else "To go on without it, leave it out with --limit.",
+            else "To continue without it, exclude it with --limit.",
             machines=list(silent),
         )
 
 
 def _reason(result: Mapping[str, Any]) -> str:
-    said = result.get("module_stderr") or result.get("msg") or "nothing was said"
+    said = result.get("module_stderr") or result.get("msg") or "no message"
     return " ".join(str(said).split()).removeprefix("Task failed: ").rstrip(".")
 
 
 def _refuse_purpose(wish: Wish, record: Record | None) -> None:
     if wish.join_only and record is None:
         raise InputError(
-            f"There is no cluster '{wish.name}' that a machine could join: no host of this run has its record.",
-            "Give the cluster_name of one that exists, or create it (playbook create).",
+            f"There is no cluster '{wish.name}' to join: no host of this run has its record.",
+            "Set cluster_name to an existing cluster, or create it (playbook create).",
             cluster=wish.name,
         )
 
@@ -254,7 +254,7 @@ def _manager(wish: Wish, record: Record | None, taking_part: Sequence[str]) -> s
         if wish.manager is not None and wish.manager != record["manager"]:
             raise InputError(
                 f"Cluster '{record['name']}' is managed by {record['manager']}, not by {wish.manager}.",
-                f"Leave cluster_manager out or give {record['manager']}. To hand the cluster over, use the playbook "
+                f"Omit cluster_manager or set it to {record['manager']}. To change the manager, use the playbook "
                 "remove with cluster_new_manager.",
                 manager=record["manager"],
             )
@@ -264,7 +264,7 @@ def _manager(wish: Wish, record: Record | None, taking_part: Sequence[str]) -> s
         raise InputError(
             f"The manager '{manager}' is not among the machines of the new cluster '{wish.name}' "
             f"({_listed(taking_part) or 'none'}).",
-            f"Give one of them as cluster_manager, or {manager} among the machines.",
+            f"Set cluster_manager to one of them, or add {manager} to the machines.",
             manager=manager,
         )
     return manager
@@ -297,7 +297,7 @@ def _refuse_conflicts(wish: Wish, decision: Mapping[str, Any], wanted: Record, a
     if reasons:
         raise InputError(
             f"Cluster '{wish.name}' cannot have these machines: {' '.join(reasons)}",
-            "Take them out of the other cluster first (playbook remove), or choose another subnet, and another "
+            "Remove them from the other cluster first (playbook remove), or choose another subnet, and another "
             "mesh_interface, mesh_port and mesh_subnet.",
         )
 
@@ -318,8 +318,8 @@ def enrolled(
             address = address_in(addresses[machine], subnet)
             if address is None:
                 raise InputError(
-                    f"{machine} has {_listed(list(addresses[machine]))} in its tailnet, and none is in {subnet}.",
-                    "Give cluster_subnet and mesh_subnet as the control server's range.",
+                    f"{machine} has {_listed(list(addresses[machine]))} in its tailnet, but none in {subnet}.",
+                    "Set cluster_subnet and mesh_subnet to the range of the control server.",
                     machine=machine,
                 )
             given[machine] = address
@@ -371,7 +371,7 @@ def _same_network(one: str, other: str) -> bool:
     try:
         return values.subnet(one) == values.subnet(other)
     except ValueError as failure:
-        raise InputError(f"{failure}.", "Give cluster_subnet and mesh_subnet as ADDRESS/MASK.") from failure
+        raise InputError(f"{failure}.", "Write cluster_subnet and mesh_subnet as ADDRESS/MASK.") from failure
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -33,10 +33,10 @@ def decide_removal(
     if record is None:
         raise InputError(
             f"There is no cluster '{name}': no host of this run has its record.",
-            "Give the cluster_name of one that exists (playbook show).",
+            "Set cluster_name to an existing cluster (playbook show).",
         )
     if not leaving:
-        raise InputError("Nobody was named to leave.", "Give cluster_machine=NAME.")
+        raise InputError("No machine to remove was given.", "Set cluster_machine=NAME.")
     machines = [member["machine"] for member in record["members"]]
     strangers = [
         machine for machine in leaving if machine not in machines and not _was_member(machine, record, known, answers)
@@ -47,7 +47,7 @@ def decide_removal(
             f"Its members are {', '.join(machines)}.",
             machines=strangers,
         )
-    # The rules of the record itself, but for the volumes, of which the module tells more.
+    # The rules of the record itself, except for the volumes, for which the module has a better message.
     coming(record, leaving, new_manager)
     manager = record["manager"]
     answers_still = manager in answers and answers[manager].silence is None
@@ -59,7 +59,7 @@ def decide_removal(
         silence = answers[manager].silence if manager in answers else "it was not asked"
         raise InputError(
             f"The manager {manager} of cluster '{name}' does not answer: {silence}.",
-            f"Wait for it; or, if it is gone for ever, give cluster_machine={manager} cluster_new_manager=NAME "
+            f"Wait for it; or, if it is permanently lost, set cluster_machine={manager} cluster_new_manager=NAME "
             "cluster_manager_lost=true.",
             manager=manager,
         )
@@ -89,29 +89,29 @@ def _successor(
 ) -> str:
     if answers_still:
         raise InputError(
-            f"{manager} answers, so it is not lost: two managers would change the record without knowing of each other.",
-            "Leave cluster_manager_lost out to hand the cluster over in the ordinary way.",
+            f"{manager} answers, so it is not lost: two managers would change the record independently.",
+            "Omit cluster_manager_lost for a regular change of the manager.",
             manager=manager,
         )
     if new_manager is None or manager not in leaving:
         raise InputError(
-            f"The manager {manager} is lost, and who follows it was not said.",
-            f"Give cluster_machine={manager} and cluster_new_manager=NAME.",
+            f"The manager {manager} is lost, but no new manager was given.",
+            f"Set cluster_machine={manager} and cluster_new_manager=NAME.",
             manager=manager,
         )
     answer = answers.get(new_manager)
     copy = answer.copy_of(record["name"]) if answer else None
     if copy is None:
         raise InputError(
-            f"{new_manager} has no copy of the record, so it cannot follow the lost manager {manager}.",
-            "Name a member that answers and has one (playbook show).",
+            f"{new_manager} has no copy of the record, so it cannot replace the lost manager {manager}.",
+            "Choose a member that answers and has a copy (playbook show).",
             manager=new_manager,
         )
     if copy != record:
         raise InputError(
-            f"{new_manager} has generation {copy['generation']} of the record, and another member has "
-            f"{record['generation']}, which is newer.",
-            "Name a member with the newest copy (playbook show says which).",
+            f"{new_manager} has generation {copy['generation']} of the record, but another member has the newer "
+            f"generation {record['generation']}.",
+            "Choose a member with the newest copy (see playbook show).",
             manager=new_manager,
         )
     return new_manager

@@ -84,7 +84,7 @@ def desired(record: model.Record, machine: str, backend: str = "nfs", server: st
     if backend == "external" and volumes:
         raise InputError(
             f"storage_backend is external, and volume {', '.join(volume['name'] for volume in volumes)} has a server.",
-            "Take server and path out of storage_volumes, or set storage_backend=nfs.",
+            "Remove server and path from storage_volumes, or set storage_backend=nfs.",
         )
     served = [volume for volume in volumes if backend == "nfs" and volume["server"] == machine]
     text = exports(record, machine, server) if backend == "nfs" else ""

@@ -55,12 +55,12 @@ class Shared(NamedTuple):
 def find_shared(facts: Mapping[str, Any], options: Options = DEFAULTS) -> Shared:
     """Rank the subnets that enough hosts share. Raises InputError."""
     if not facts:
-        raise InputError("There is no host to look at.", "Give the facts of at least one host.")
+        raise InputError("There are no hosts.", "Pass the facts of at least one host.")
     found = survey(facts, options)
     needed = options.min_hosts or len(found.hosts)
     if needed > len(found.hosts):
         raise InputError(
-            f"min_hosts is {needed}, but there are only {len(found.hosts)} hosts.", "Give a smaller number."
+            f"min_hosts is {needed}, but there are only {len(found.hosts)} hosts.", "Set a smaller number."
         )
     candidates: list[tuple[Network, dict[str, Any]]] = []
     rejected: list[tuple[Network, str]] = []
@@ -94,11 +94,11 @@ def duplicate_words(twice: Mapping[str, Sequence[str]]) -> str:
 def _why_not(network: Network, found: Survey, needed: int, options: Options) -> str | None:
     """Why a subnet is no candidate, or None when it is one."""
     if options.wanted is not None and network != options.wanted:
-        return f"not the subnet that was asked for, {options.wanted}"
+        return f"not the requested subnet {options.wanted}"
     sole, twice = sole_places(network, found)
     without = [host for host, places in sole.items() if not places]
     if without:
-        return f"not one network: {duplicate_words(twice)}, so each has a network of its own with this range"
+        return f"not one network: {duplicate_words(twice)}, so each has a separate network with this range"
     if len(sole) >= needed:
         return None
     outs = {out.why for unusable in found.unusable.get(network, {}).values() for out in unusable}
@@ -147,7 +147,7 @@ def _hosts_in(network: Network, found: Survey) -> int:
 def _why_missing(network: Network, places: Sequence[Place]) -> str:
     for place in places:
         if place.parsed in network:
-            return f"{place.interface} has {place.address}/{place.prefix_length}: it is inside, but the mask differs"
+            return f"{place.interface} has {place.address}/{place.prefix_length}: inside, but the mask differs"
     return "no address in it"
 
 
@@ -240,7 +240,7 @@ def _rdma(chosen: Mapping[str, Place]) -> tuple[int, str]:
 def _speed(places: Sequence[Place]) -> tuple[int, str]:
     speeds = [place.speed_mbps for place in places if place.speed_mbps]
     if len(speeds) < len(places):
-        return 0, "speed unknown" if not speeds else "speed known of some only"
+        return 0, "speed unknown" if not speeds else "speed known for some only"
     slowest, fastest = min(speeds), max(speeds)
     words = speed_words(slowest) if slowest == fastest else f"{speed_words(slowest)} to {speed_words(fastest)}"
     return _SPEED * sum(slowest >= step for step in _SPEED_STEPS), words

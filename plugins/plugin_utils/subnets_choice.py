@@ -39,7 +39,7 @@ def _not_wanted(wanted: Network, facts: Mapping[str, Any], options: Options, sha
     if doubled:
         return InputError(
             f"{wanted} is not one network: {duplicate_words(twice)}.",
-            f"Give {listed(doubled)} addresses of their own, or take another subnet.{_elsewhere(facts, options)}",
+            f"Use separate addresses for {listed(doubled)}, or choose another subnet.{_elsewhere(facts, options)}",
             subnet=str(wanted),
             hosts=doubled,
         )
@@ -71,7 +71,7 @@ def _where_instead(host: str, wanted: Network, shared: Shared) -> str:
     places = shared.survey.by_host[host]
     alike = [place for place in places if (":" in place.address) == (wanted.version == 6)] or places
     if not alike:
-        return f"it has no usable address at all, so none in {wanted}"
+        return f"it has no usable address, so none in {wanted}"
     place = alike[0]
     return f"{place.address} is not in {wanted} ({place.interface} has {place.address}/{place.prefix_length})"
 

@@ -132,8 +132,8 @@ def _interfaces(host: str, host_facts: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(interfaces, Sequence) and not isinstance(interfaces, str):
         return interfaces
     raise InputError(
-        f"{host}: there is no list of interfaces for it.",
-        "Give the result of gpumesh.cluster.interface_info for each host, and leave out hosts that did not answer.",
+        f"{host}: its list of interfaces is missing.",
+        "Pass the result of gpumesh.cluster.interface_info for each host, and omit hosts that did not answer.",
         host=host,
     )
 
@@ -175,7 +175,7 @@ def _sort_in(
 def _address_trouble(name: str, address: IpInterface, entry: Mapping[str, Any], in_wanted: bool) -> str | None:
     flags = entry.get("flags") or ()
     if address.ip.is_loopback:
-        return "it is the loopback"
+        return "it is the loopback interface"
     if address.ip.is_link_local:
         return "link-local: every interface has such an address"
     if entry.get("scope") in ("host", "link", "nowhere"):
@@ -183,9 +183,9 @@ def _address_trouble(name: str, address: IpInterface, entry: Mapping[str, Any], 
     if "dadfailed" in flags:
         return f"{name} has {address.ip}, which another machine has as well (duplicate address detection failed)"
     if "deprecated" in flags:
-        return f"{name} has {address.ip}, which is deprecated and about to go"
+        return f"{name} has {address.ip}, which is deprecated"
     if address.network.prefixlen == address.max_prefixlen and not in_wanted:
-        return f"{name} has {address}, a single address with no other host beside it"
+        return f"{name} has {address}, a single address without other hosts"
     return None
 
 
@@ -202,7 +202,7 @@ class Judge:
         """Why an interface is out, or None. ``by_name`` has the host's interfaces."""
         name = str(interface["name"])
         if interface["kind"] == "loopback":
-            return "it is the loopback"
+            return "it is the loopback interface"
         if interface["state"] not in ("up", "unknown"):
             return f"{name} is {interface['state']}"
         if self.exclude.match(name):

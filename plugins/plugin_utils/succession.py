@@ -141,17 +141,17 @@ def _again(present: derive.Tenure) -> str:
 
 def _cut_off(record: Record, present: derive.Tenure, former: str) -> str:
     return (
-        f"{present.machine} manages cluster '{record['name']}' since generation {present.generation} of its record, and "
-        f"the queue and the accounting are still on {former}: the hand-over was cut off. Its controller is not started "
-        f"with an empty queue. {_again(present)}, which takes them over."
+        f"{present.machine} has managed cluster '{record['name']}' since generation {present.generation} of its "
+        f"record, but the queue and the accounting are still on {former}: the hand-over was interrupted. The "
+        f"controller was not started with an empty queue. {_again(present)} to transfer them."
     )
 
 
 def _missing(record: Record, present: derive.Tenure, former: str, silence: str) -> str:
-    why = f" ({silence})" if silence else ", and has not got them either"
+    why = f" ({silence})" if silence else ", and which does not have them either"
     return (
-        f"{present.machine} manages cluster '{record['name']}' since generation {present.generation} of its record, and "
-        f"has not got the queue and the accounting, which {former} had before{why}. Its controller is not started with an "
-        f"empty queue. Bring {former} back. {_again(present)}; where they are lost for good, add "
-        "cluster_manager_lost=true, and it begins with empty ones."
+        f"{present.machine} has managed cluster '{record['name']}' since generation {present.generation} of its "
+        f"record, but does not have the queue and the accounting, which {former} had before{why}. The controller "
+        f"was not started with an empty queue. Bring {former} back. {_again(present)}; if they are lost, add "
+        "cluster_manager_lost=true to start with empty ones."
     )

@@ -98,7 +98,7 @@ def parse_columns(columns: Sequence[Any] | None, rows: Sequence[Any]) -> list[Co
     parsed = [_parse_column(column) for column in columns]
     if not parsed:
         raise InputError(
-            "A table needs at least one column, and there is neither a row of keys nor a list of columns.",
+            "A table needs at least one column, but there is neither a row with keys nor a list of columns.",
             "Give `columns`.",
         )
     return parsed
@@ -113,11 +113,11 @@ def _parse_column(column: Any) -> Column:
         if align in ALIGNMENTS:
             return Column(key, str(column.get("title", key.replace("_", " "))), align)
         raise InputError(
-            f"The column {key!r} has align={align!r}, which is no alignment.",
+            f"The column {key!r} has the invalid align={align!r}.",
             f"Choose one of {', '.join(ALIGNMENTS)}.",
         )
     raise InputError(
-        f"{column!r} is no column.", "Give a key, or a mapping with `key` and, if you like, `title` and `align`."
+        f"{column!r} is not a column.", "Use a key, or a mapping with `key` and optionally `title` and `align`."
     )
 
 
@@ -136,7 +136,7 @@ def render(
     """
     border = _BORDERS.get(style)
     if border is None:
-        raise InputError(f"{style!r} is no style of a table.", f"Choose one of {', '.join(STYLES)}.")
+        raise InputError(f"{style!r} is not a table style.", f"Choose one of {', '.join(STYLES)}.")
     layout = parse_columns(columns, rows)
     values = [_row_values(row, layout) for row in rows]
     texts = [[cell_text(value) for value in row] for row in values]
@@ -179,8 +179,8 @@ def _row_values(row: Any, layout: Sequence[Column]) -> list[Any]:
     if isinstance(row, Sequence) and not isinstance(row, str) and len(row) == len(layout):
         return list(row)
     raise InputError(
-        f"{row!r} is no row of a table with {len(layout)} columns.",
-        "Give a mapping, or a list with one value for each column.",
+        f"{row!r} is not a row of a table with {len(layout)} columns.",
+        "Use a mapping, or a list with one value for each column.",
     )
 
 

@@ -15,7 +15,7 @@ _SOFTWARE = {
     "02:42:": "a Docker container",
     "0a:58:": "a Kubernetes pod",
     "52:54:00:": "a virtual machine of QEMU or KVM",
-    "fe:54:00:": "the host's end of a virtual machine of libvirt",
+    "fe:54:00:": "the host side of a libvirt virtual machine",
 }
 
 
@@ -32,4 +32,4 @@ def maker(mac: str) -> str:
     try:
         return str(netaddr.EUI(mac).oui.registration().org)
     except netaddr.NotRegisteredError:
-        return "of no registered maker"
+        return "of an unknown vendor"

@@ -122,7 +122,7 @@ class TestWhoIsTheManager:
         evil = forged(alias)
         for said in ({}, {"trusted": "m"}, {"trusted": alias}, {"successor": alias}):
             answers = {"m": holding(evil), alias: holding(evil)}
-            assert "the machine which runs Ansible" in believed(answers, **said)["refusal"]
+            assert "the machine that runs Ansible" in believed(answers, **said)["refusal"]
         # Whoever runs Ansible on the manager writes so into the inventory.
         assert believed({alias: holding(evil)}, manager=alias)["source"] == alias
 

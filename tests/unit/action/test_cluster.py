@@ -92,7 +92,7 @@ class TestCopies:
             machines.append([request["machine"] for request in found["ask"]])
             asked = {"results": [{**NOTHING, "item": item} for item in found["ask"]]}
         assert machines == [["n2"], ["n3"], []]
-        assert "told of and not sent" in found["refusal"]
+        assert "announced but not sent" in found["refusal"]
 
     def test_contradicting_copies_are_refused_and_one_that_is_trusted_replaces_others(self) -> None:
         other = plan.commit(plan.join(OLD, [{"machine": "n3", "gpus": 8}], STAMP), STAMP)
@@ -196,7 +196,7 @@ class TestRegistration:
         refused = on_hosts(cluster_registration, self.GIVEN, hosts, found=self.NONE).result
         assert refused["failed"] and refused["error"]["machines"] == ["n2"]
         refused = on_hosts(cluster_registration, {**self.GIVEN, "join_only": True}, hosts, found=self.NONE).result
-        assert refused["failed"] and "Nobody was named" in refused["msg"]
+        assert refused["failed"] and "No machine to join cluster 'lab' was given" in refused["msg"]
 
     def test_a_manager_that_cannot_connect_to_members(self) -> None:
         hosts = {machine: {"held": {**NOTHING, "tun": machine != "n1", **facts}} for machine, facts in LAN.items()}

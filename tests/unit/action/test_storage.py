@@ -73,7 +73,7 @@ def test_other_volumes_can_be_looked_at_beforehand() -> None:
 def test_volumes_that_cannot_be_are_refused_before_the_host_is_asked() -> None:
     played = run(volumes=[{**VOLUME, "server": "n9"}])
     assert played.result["failed"]
-    assert "The server 'n9' of volume 'data' is not" in played.result["msg"]
+    assert "The server 'n9' of volume 'data' is not among the members" in played.result["msg"]
     assert played.ran == []
 
 

@@ -129,8 +129,8 @@ def test_over_ssh_nothing_is_expanded_by_the_far_shell(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("prepare", "options", "said"),
     [
-        (lambda records: None, {}, "is no folder of cluster records. Give path, or host."),
-        (lambda records: (records.mkdir(), (records / "lab.json").write_text("{")), {}, "lab.json is refused"),
+        (lambda records: None, {}, "is not a directory of cluster records. Set path or host."),
+        (lambda records: (records.mkdir(), (records / "lab.json").write_text("{")), {}, "lab.json is invalid"),
         (lambda records: (records.mkdir(), (records / "lab.json").write_text("{}")), {}, "schema_version"),
         (lambda records: None, {"host": "127.0.0.1", "port": 1}, "nothing listens on port 1. Start its SSH server"),
     ],

@@ -91,13 +91,13 @@ def test_what_the_manager_signs_a_member_verifies(given: dict[str, Any], program
     would = run("munge", programs, **member, verify="MUNGE:other:", _ansible_check_mode=True)
     assert (would["changed"], would["restarted"]) == (True, True)
     refuses = run("munge", programs, **member, verify="MUNGE:other:")
-    assert "munge refuses what the manager n1 has signed: unmunge: Invalid credential" in refuses["msg"]
+    assert "munge rejects the credential of the manager n1: unmunge: Invalid credential" in refuses["msg"]
 
 
 def test_a_clock_that_is_apart_is_refused_before_anything_changes(given: dict[str, Any], programs: Path) -> None:
     asked = {"asked_at": time.time(), "manager_ahead": -90.0, "manager_name": "n1"}
     told = run("munge", programs, **given, content=KEY, **asked)
-    assert "The clock is 9" in told["msg"] and "ahead of the one of the manager n1" in told["msg"]
+    assert "The clock is 9" in told["msg"] and "ahead of that of the manager n1" in told["msg"]
     assert not Path(given["path"]).exists()
     assert "msg" not in run("munge", programs, **given, content=KEY, **asked, max_clock_skew=200, start=False)
 

@@ -121,9 +121,9 @@ class TestWhatIsBelieved:
         assert found is not None
         assert found.record == NEW
         assert list(found.standing) == [A]
-        assert f"{B}: the record /var/lib/gpumesh/clusters/lab.json is refused: " in found.remarks[0]
-        assert "generation 1 of it was told of and not sent" in found.remarks[0]
-        assert "it is that of another record" in found.remarks[1]
+        assert f"{B}: the record /var/lib/gpumesh/clusters/lab.json is invalid: " in found.remarks[0]
+        assert "generation 1 was announced but not sent" in found.remarks[0]
+        assert "it belongs to another record" in found.remarks[1]
 
     def test_who_sends_another_record_than_it_told_of_changes_nothing_for_those_who_have_it(self) -> None:
         evil = later(NEW, 7)
@@ -138,7 +138,7 @@ class TestWhatIsBelieved:
     def test_nonsense_is_named(self, document: dict[str, Any]) -> None:
         answer = read_answers({A: {"clusters": [document], "damaged": []}}, {})[A]
         assert answer.records == []
-        assert "tells of none" in answer.damaged[0]["reason"]
+        assert "not a record" in answer.damaged[0]["reason"]
 
 
 class TestOutdated:

@@ -71,15 +71,13 @@ class TestFind:
     def test_the_managers_is_gone_by_and_old_copies_are_named(self) -> None:
         found = find_cluster({"n1": holding(NEW), "n2": holding(OLD), "n3": NOTHING}, "lab")
         assert (found["source"], found["record"]["generation"]) == ("n1", 2)
-        assert found["remarks"] == ["n2 has an old copy of the record: generation 1 of 2."]
+        assert found["remarks"] == ["n2 has an outdated copy of the record: generation 1 of 2."]
         assert found["standing"]["n2"]["kind"] == "behind"
 
     def test_with_the_manager_away_the_newest_copy_that_two_have_is_gone_by_and_it_says_so(self) -> None:
         found = find_cluster({"n1": SILENT, "n2": holding(NEW), "n3": holding(NEW), "n4": holding(OLD)}, "lab")
         assert (found["source"], found["record"]) == ("n2", NEW)
-        assert found["remarks"][0] == (
-            "The manager n1 cannot be asked (no route to host): going by generation 2 of n2."
-        )
+        assert found["remarks"][0] == ("The manager n1 does not answer (no route to host): using generation 2 of n2.")
 
     def test_a_hand_over_that_the_former_manager_confirms_is_believed_by_those_who_slept_through_it(self) -> None:
         found = find_cluster({"n1": holding(MOVED), "n2": holding(MOVED), "n3": holding(NEW)}, "lab")
@@ -102,8 +100,11 @@ class TestFind:
                 {"n1": holding(later(NEW, by="bob", gpus=8)), "n2": holding(MOVED)},
                 "both have a generation 3",
             ),
-            ({"n1": NOTHING, "n2": holding(NEW)}, "n1 manages cluster 'lab' by the copy of n2 (generation 2), but has"),
-            ({"n1": damaged(), "n2": holding(NEW)}, "is refused: it is empty (last good copy: none there)"),
+            (
+                {"n1": NOTHING, "n2": holding(NEW)},
+                "n1 manages cluster 'lab' according to the copy of n2 (generation 2), but has",
+            ),
+            ({"n1": damaged(), "n2": holding(NEW)}, "is invalid: it is empty (last good copy: none)"),
             ({"n1": damaged("/x.good")}, "last good copy: /x.good"),
             ({"n1": holding(NEW), "n2": holding(MOVED)}, "n1 does not confirm that n2 follows it"),
             ({"n1": SILENT, "n2": holding(NEW), "n3": holding(OLD)}, "only n2 has generation 2 of the record"),
@@ -115,7 +116,7 @@ class TestFind:
     def test_the_copy_that_the_user_trusts_counts_and_says_which_ones_give_way(self) -> None:
         found = find_cluster({"n1": holding(OLD), "n2": holding(NEW), "n3": SILENT}, "lab", trusted="n2")
         assert (found["refusal"], found["source"], found["record"], found["replaced"]) == ("", "n2", NEW, ["n1"])
-        assert found["remarks"] == ["The copy of n1 gives way to that of n2: generation 1 of 2."]
+        assert found["remarks"] == ["The copy of n1 is replaced with that of n2: generation 1 of 2."]
 
     @pytest.mark.parametrize("first", [NOTHING, damaged()])
     def test_a_manager_without_a_copy_gets_the_trusted_one(self, first: dict[str, Any]) -> None:
@@ -129,7 +130,7 @@ class TestFind:
         assert find_cluster(answers, "lab", trusted="n1", generation=1)["replaced"] == ["n2"]
 
     @pytest.mark.parametrize(
-        ("trusted", "said"), [("n9", "it is not in this run"), ("n2", "no route"), ("n3", "it has none")]
+        ("trusted", "said"), [("n9", "it is not in this run"), ("n2", "no route"), ("n3", "it has no usable copy")]
     )
     def test_a_trusted_copy_has_to_be_there(self, trusted: str, said: str) -> None:
         answers = {"n1": holding(OLD), "n2": SILENT, "n3": NOTHING}
@@ -139,7 +140,7 @@ class TestFind:
         found = find_cluster({"n1": holding(NEW), "n2": damaged()}, "lab")
         assert found["record"] == NEW
         assert found["remarks"] == [
-            "n2: the record /var/lib/gpumesh/clusters/lab.json is refused: it is empty (last good copy: none there)."
+            "n2: the record /var/lib/gpumesh/clusters/lab.json is invalid: it is empty (last good copy: none)."
         ]
 
 
@@ -222,12 +223,12 @@ class TestRemoval:
         ("answers", "leaving", "more", "said"),
         [
             ({"n1": NOTHING}, ["n2"], {}, "There is no cluster 'lab'"),
-            (ALL, [], {}, "Nobody was named to leave"),
+            (ALL, [], {}, "No machine to remove was given"),
             (ALL, ["n8"], {}, "n8 is not among the members of cluster 'lab', and was not removed"),
             (ALL, ["n1"], {}, "'n1' is the manager of cluster 'lab'"),
             (ALL, ["n1"], {"new_manager": "n2", "manager_lost": True}, "n1 answers, so it is not lost"),
             ({**ALL, "n1": SILENT}, ["n2"], {}, "The manager n1 of cluster 'lab' does not answer: no route to host"),
-            ({**ALL, "n1": SILENT}, ["n2"], {"manager_lost": True}, "who follows it was not said"),
+            ({**ALL, "n1": SILENT}, ["n2"], {"manager_lost": True}, "no new manager was given"),
             (
                 {**ALL, "n1": SILENT, "n3": NOTHING},
                 ["n1"],
@@ -238,7 +239,7 @@ class TestRemoval:
                 {**ALL, "n1": SILENT, "n3": holding(OLD)},
                 ["n1"],
                 {"new_manager": "n3", "manager_lost": True},
-                "n3 has generation 1 of the record, and another member has 2",
+                "n3 has generation 1 of the record, but another member has the newer generation 2",
             ),
         ],
     )
@@ -261,7 +262,7 @@ class TestOverview:
             "no answer",
         ]
         assert [member["last_seen"] for member in cluster["members"]] == [AT, AT, None]
-        assert any("n9 has a copy of the record and is no member" in problem for problem in cluster["problems"])
+        assert any("n9 has a copy of the record but is not a member" in problem for problem in cluster["problems"])
 
     def test_contradictions_are_shown_and_do_not_hide_the_cluster(self) -> None:
         (cluster,) = overview({"n1": holding(OLD), "n2": holding(NEW)}, AT)

@@ -46,7 +46,7 @@ def test_in_a_tailnet_a_member_with_an_address_uses_the_mesh() -> None:
 @pytest.mark.parametrize(
     ("backend", "present", "said"),
     [
-        ("none", ["head", "dialled"], "the mesh of cluster lab is 'none', and nothing has been changed"),
+        ("none", ["head", "dialled"], "the mesh of cluster lab is 'none'. Nothing has been changed"),
         ("tailscale", ["head", "dialled"], "the mesh of cluster lab is 'tailscale'"),
         ("wireguard", ["head"], "dialled not in this play"),
         ("wireguard", ["head", "dialled", "another"], ""),

@@ -105,7 +105,7 @@ def test_all_is_well() -> None:
         "to": "n2",
         "status": "pass",
         "verdict": "ok",
-        "message": "n1 reaches n2: 3 ports, 1048576 bytes each way, path MTU 1500.",
+        "message": "n1 reaches n2: 3 ports, 1048576 bytes in each direction, path MTU 1500.",
         "remedy": "",
         "rtt_ms": 0.2,
         "path_mtu": 1500,
@@ -172,7 +172,7 @@ def test_a_member_that_dropped_out_before_keeps_the_listeners_waiting() -> None:
         phase["n3"] = {}
     found = judge(results, members(3))
     assert pair(found, "n3", "n1")["status"] == "error"
-    assert "had dropped out of this run before" in pair(found, "n3", "n1")["message"]
+    assert "had failed earlier in this run" in pair(found, "n3", "n1")["message"]
     assert found["lingering"] == ["n1", "n2"]
 
 
@@ -222,7 +222,7 @@ def test_an_address_that_the_sender_has_itself() -> None:
     [
         (("filtered", "filtered"), "filtered", "times out"),
         (("refused", "refused"), "refused", "although it listens"),
-        (("mute", "mute"), "filtered", "then nothing comes"),
+        (("mute", "mute"), "filtered", "but no data passes"),
         (("connected", "stranger"), "wrong_host", "does not know the token"),
         (("closed", "closed"), "wrong_host", "does not know the token"),
         (("no_route", "no_route"), "filtered", "rejected by a firewall"),
@@ -244,7 +244,9 @@ def test_ports(outcomes: tuple[str, str], verdict: str, words: str) -> None:
     assert found["remedy"]
 
 
-@pytest.mark.parametrize(("macs", "words"), [([], "nobody answers n1 by arp"), (None, "the network says 'no route'")])
+@pytest.mark.parametrize(
+    ("macs", "words"), [([], "no host answers the arp requests of n1"), (None, "the network reports 'no route'")]
+)
 def test_no_way_although_both_run(macs: list[str] | None, words: str) -> None:
     results = sound(2)
     for one, other in (("n1", "n2"), ("n2", "n1")):
@@ -287,7 +289,7 @@ def test_unequal_mtus_of_two_members() -> None:
     }
     found = pair(judge(results, members(2)), "n1", "n2")
     assert found["verdict"] == "mtu_black_hole"
-    assert "same one on all members" in found["remedy"]
+    assert "same MTU on all members" in found["remedy"]
 
 
 def test_a_transfer_that_stalls_without_a_known_mtu() -> None:
@@ -448,7 +450,7 @@ class TestMatrix:
         )
 
     def test_nothing(self) -> None:
-        assert draw([]) == "There is no pair of members."
+        assert draw([]) == "There are no pairs of members."
 
     def test_fifty_members_fit_a_terminal_and_a_dead_one_is_said_once(self) -> None:
         names = [f"n{i}" for i in range(1, 51)]

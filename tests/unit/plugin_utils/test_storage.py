@@ -247,7 +247,7 @@ def test_without_a_backend_nothing_is_wanted() -> None:
 
 
 def test_where_all_volumes_are_there_already_none_has_a_server() -> None:
-    with pytest.raises(InputError, match=r"storage_backend is external, and volume data has a server\. Take server"):
+    with pytest.raises(InputError, match=r"storage_backend is external, and volume data has a server\. Remove server"):
         storage.desired(record(VOLUME), "n2", "external")
     external = {"name": "lustre", "mount_point": "/lustre"}
     assert [one["volume"] for one in storage.desired(record(external), "n2", "external")["external"]] == ["lustre"]

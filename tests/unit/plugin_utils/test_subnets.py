@@ -191,7 +191,7 @@ def test_a_decoy_with_the_same_range_on_each_host_is_never_chosen() -> None:
     )
     assert ranked(facts) == ["192.168.1.0/24"]
     assert why(facts, "10.5.0.0/24")["reason"] == (
-        "not one network: 10.5.0.1 is on n1, n2 and n3, so each has a network of its own with this range"
+        "not one network: 10.5.0.1 is on n1, n2 and n3, so each has a separate network with this range"
     )
     with pytest.raises(InputError, match=r"10\.5\.0\.0/24 is not one network: 10\.5\.0\.1 is on n1, n2 and n3"):
         choose(facts, options_from("10.5.0.1/24"))
@@ -234,7 +234,7 @@ def test_a_ring_of_interfaces_ends() -> None:
     [
         ({"state": "down"}, "eno1 is down"),
         ({"state": "lowerlayerdown"}, "eno1 is lowerlayerdown"),
-        ({"kind": "loopback"}, "it is the loopback"),
+        ({"kind": "loopback"}, "it is the loopback interface"),
         ({"name": "gpumesh0"}, "gpumesh0 is the cluster's own tunnel"),
     ],
 )
@@ -250,8 +250,8 @@ def test_interfaces_that_are_out(values: dict[str, Any], words: str) -> None:
         ("fe80::{}/64", {}, "link-local"),
         ("10.0.0.{}/24", {"scope": "link"}, "scope link"),
         ("10.0.0.{}/24", {"flags": ["dadfailed"]}, "another machine has as well"),
-        ("fd00::{}/64", {"flags": ["deprecated"]}, "about to go"),
-        ("100.64.0.{}/32", {}, "a single address with no other host beside it"),
+        ("fd00::{}/64", {"flags": ["deprecated"]}, "deprecated"),
+        ("100.64.0.{}/32", {}, "a single address without other hosts"),
     ],
 )
 def test_addresses_that_are_out(address: str, values: dict[str, Any], words: str) -> None:
@@ -297,7 +297,7 @@ def test_fewer_hosts_may_be_enough() -> None:
 
 def test_a_differing_mask_is_named() -> None:
     facts = hosts([interface("eno1", "10.0.0.1/24")], [interface("eno1", "10.0.0.2/16")])
-    assert why(facts, "10.0.0.0/24")["reasons"]["n2"] == ("eno1 has 10.0.0.2/16: it is inside, but the mask differs")
+    assert why(facts, "10.0.0.0/24")["reasons"]["n2"] == ("eno1 has 10.0.0.2/16: inside, but the mask differs")
 
 
 def test_the_asked_subnet_may_hold_single_addresses() -> None:
@@ -340,7 +340,7 @@ def test_many_hosts_outside_are_counted() -> None:
 
 def test_a_host_without_any_address_is_named() -> None:
     facts = hosts([interface("eno1", "10.0.0.1/24")], [interface("eno1")])
-    with pytest.raises(InputError, match="n2: it has no usable address at all"):
+    with pytest.raises(InputError, match="n2: it has no usable address"):
         choose(facts, options_from("10.0.0.0/24"))
 
 
@@ -367,9 +367,9 @@ def test_single_addresses_of_a_cloud_are_named_with_what_helps() -> None:
 @pytest.mark.parametrize(
     ("facts", "options", "words"),
     [
-        ({}, {}, "There is no host"),
-        ({"n1": {"msg": "unreachable"}}, {}, "n1: there is no list of interfaces"),
-        ({"n1": None}, {}, "n1: there is no list of interfaces"),
+        ({}, {}, "There are no hosts"),
+        ({"n1": {"msg": "unreachable"}}, {}, "n1: its list of interfaces is missing"),
+        ({"n1": None}, {}, "n1: its list of interfaces is missing"),
         ({"n1": {"interfaces": []}}, {"min_hosts": 2}, "min_hosts is 2, but there are only 1 hosts"),
         ({"n1": {"interfaces": []}}, {"subnet": "10.0.0.1"}, "prefix length"),
     ],

@@ -149,9 +149,9 @@ def test_a_manager_that_cannot_be_asked_is_waited_for() -> None:
 def test_a_queue_of_another_time_is_not_taken_for_the_one_that_counts() -> None:
     record = cluster("n2", "n1", "n3")
     # n1 managed twice, and has only what it had the first time; n2 may have the rest.
-    refused(record, NONE, queue(1), "has not got them either", handing="n1")
-    refused(cluster("n2"), NONE, queue(1, cluster=OTHER), "has not got them either", handing="n1")
-    refused(cluster("n2", "n1"), queue(1), NONE, "n2 had before, and has not got them either")
+    refused(record, NONE, queue(1), "does not have them either", handing="n1")
+    refused(cluster("n2"), NONE, queue(1, cluster=OTHER), "does not have them either", handing="n1")
+    refused(cluster("n2", "n1"), queue(1), NONE, "n2 had before, and which does not have them either")
 
 
 def test_slurm_may_come_after_the_hand_over() -> None:
@@ -165,7 +165,7 @@ def test_what_an_earlier_version_has_left_is_gone_on_with() -> None:
 
 
 def test_a_manager_that_says_nothing_is_no_manager_without_a_queue() -> None:
-    assert "n1 does not say" in asked(cluster(), {"changed": False})["msg"]
+    assert "n1 did not return" in asked(cluster(), {"changed": False})["msg"]
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ def test_a_title_is_shown_without_rows() -> None:
     ("arguments", "words"),
     [
         ({"rows": [], "columns": None}, "at least one column"),
-        ({"rows": ROWS, "style": "fancy"}, "'fancy' is no style"),
+        ({"rows": ROWS, "style": "fancy"}, "'fancy' is not a table style"),
         ({"rows": ROWS, "group": "site"}, "no column 'site'"),
-        ({"rows": [["a"]], "columns": ["x", "y"]}, "no row of a table with 2 columns"),
+        ({"rows": [["a"]], "columns": ["x", "y"]}, "not a row of a table with 2 columns"),
         ({"rows": ROWS, "columns": [{"key": "x", "align": "up"}]}, "align='up'"),
-        ({"rows": ROWS, "columns": [{"title": "x"}]}, "is no column"),
+        ({"rows": ROWS, "columns": [{"title": "x"}]}, "is not a column"),
     ],
 )
 def test_misuse_is_refused_in_words(arguments: dict[str, Any], words: str) -> None:

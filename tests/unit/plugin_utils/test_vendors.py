@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.vendors import mak
         ("02:42:ac:11:00:02", "a Docker container"),
         ("52:54:00:12:34:56", "QEMU"),
         ("de:ad:be:ef:00:01", "locally administered"),
-        ("0c:ff:ff:00:00:01", "of no registered maker"),
+        ("0c:ff:ff:00:00:01", "of an unknown vendor"),
     ],
 )
 def test_makers(mac: str, said: str) -> None:

@@ -174,8 +174,8 @@ def test_join(node: Node, lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("playbook", "hosts", "refusal"),
     [
-        ("storage", ["a2"], "nobody else says the same"),
-        ("mesh", ["a2", "a3"], "is a1 by its record, and no host of the inventory"),
+        ("storage", ["a2"], "no other member confirms it"),
+        ("mesh", ["a2", "a3"], "is a1 according to its record, but no host of the inventory"),
     ],
 )
 def test_a_slice_strips_nobody(node: Node, lab: Lab, playbook: str, hosts: list[str], refusal: str) -> None:

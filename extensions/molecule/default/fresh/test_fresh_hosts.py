@@ -41,7 +41,7 @@ def test_unknown_manager(lab: Lab) -> None:
     run = lab.play(SITE, "-e", "cluster_manager=n9")
     assert run.code != 0
     assert "The manager 'n9' is not among the machines of the new cluster 'default' (n1, n2, n3)." in run.words
-    assert "Give one of them as cluster_manager" in run.words
+    assert "Set cluster_manager to one of them" in run.words
 
 
 def test_host_that_cannot_be_reached(lab: Lab, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_host_that_cannot_be_reached(lab: Lab, tmp_path: Path) -> None:
     assert "n9" in run.words
     assert "10.78.0.99" in run.words
     assert "Nothing has been changed." in run.words
-    assert "leave it out with --limit" in run.words
+    assert "exclude it with --limit" in run.words
 
 
 def test_subnet_with_no_member_in_it(lab: Lab) -> None:

@@ -102,7 +102,7 @@ def test_created() -> None:
 def test_what_is_refused_changes_nothing() -> None:
     before = record_of("r1")
     refused(play("join", "-e", "cluster_machines=nobody"), "nobody is not among the hosts of this run")
-    refused(play("join"), "Nobody was named to join")
+    refused(play("join"), "No machine to join cluster 'lab' was given")
     refused(play("join", "-e", "cluster_machines=away"), "away: 10.79.61.14 is not in 10.79.60.0/24")
     refused(play("register", "-e", "cluster_subnet=10.1.0.0/24", "-l", "r1,r2"), "is on 10.79.60.0/24, not on 10.1.0.0")
     refused(play("register", "-e", "cluster_manager=r2", "-l", "r1,r2"), "is managed by r1, not by r2")
@@ -133,7 +133,7 @@ def test_a_machine_joins_in_a_run_that_is_limited_to_it() -> None:
     assert members_of("r1") == members_of("r3") == ["r1", "r2", "r3"]
     assert members_of("r2") == ["r1", "r2"], "a host that was not in the run must not change"
     text = ends_well(run("ansible-playbook", str(ROOT / "playbooks" / "show.yml")))
-    assert "r2 has an old copy of the record: generation 1 of 2." in text
+    assert "r2 has an outdated copy of the record: generation 1 of 2." in text
     ends_well(play("join", "-e", "cluster_machines=r3"), changed=True)
     ends_well(play("join", "-e", "cluster_machines=r3"), changed=False)
     assert members_of("r2") == ["r1", "r2", "r3"]
@@ -142,7 +142,7 @@ def test_a_machine_joins_in_a_run_that_is_limited_to_it() -> None:
 def test_a_damaged_record_is_refused_and_left() -> None:
     on("r1", f"cp -p {RECORD} /root/sound; truncate -s 100 {RECORD}")
     done = play("register", "-l", "r1,r2,r3")
-    refused(done, f"r1: the record {RECORD} is refused: it is not JSON")
+    refused(done, f"r1: the record {RECORD} is invalid: it is not JSON")
     refused(done, f"{RECORD}.good")
     assert on("r1", f"stat -c %s {RECORD}").strip() == "100"
     on("r1", f"mv /root/sound {RECORD}")
@@ -182,7 +182,7 @@ def test_two_managers_that_went_on_alone_are_not_guessed_about() -> None:
     ends_well(run("ansible", "r2", "-m", "gpumesh.cluster.cluster_member", "-a", alone))
     refused(play("load"), "contradict")
     refused(play("load", "-e", "cluster_force=true"), "contradict")
-    refused(play("load", "-e", "cluster_trusted_copy=r9"), "The copy of r9 cannot count")
+    refused(play("load", "-e", "cluster_trusted_copy=r9"), "The copy of r9 cannot be used")
     assert "contradict" in ends_well(run("ansible-playbook", str(ROOT / "playbooks" / "show.yml")))
     on("r2", "rm -r /var/lib/gpumesh")
 

@@ -146,14 +146,14 @@ def test_a_container_without_tun_serves_no_volume(lab: Lab) -> None:
     served = ("-e", json.dumps({"storage_volumes": [volume]}))
     run = lab.play("gpumesh.cluster.site", *ALL, *with_key(), *with_archive(), *served)
     assert run.code != 0
-    assert "t3 cannot be the manager or serve a volume, and nothing has been changed. Without /dev/net/tun" in run.words
+    assert "t3 cannot be the manager or serve a volume. Nothing has been changed. Without /dev/net/tun" in run.words
     assert set(run.changed.values()) == {0}, run.output[-4000:]
 
 
 def test_a_container_without_tun_is_a_member_and_no_node(lab: Lab) -> None:
     run = lab.play("gpumesh.cluster.site", *ALL, *with_key(), *with_archive())
     assert run.code == 0, run.output[-6000:]
-    assert "t3: in the mesh of cluster 'tailscale', and left out of storage and Slurm." in run.words
+    assert "t3: in the mesh of cluster 'tailscale', but excluded from storage and Slurm." in run.words
     assert sorted(lab.run("t1", "sinfo", "--noheader", "--Node", "--format=%N").split()) == ["t1", "t2"]
     output = lab.run("t1", "srun", "--nodes=2", "--ntasks-per-node=1", "printenv", "SLURMD_NODENAME", timeout=180)
     assert sorted(output.split()) == ["t1", "t2"]
@@ -176,7 +176,7 @@ def test_a_member_that_is_logged_in_does_not_get_the_key(lab: Lab) -> None:
 def test_a_container_without_tun_does_not_take_the_cluster_over(lab: Lab) -> None:
     run = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t1", "-e", "cluster_new_manager=t3")
     assert run.code != 0
-    assert "t3 cannot be the manager or serve a volume, and nothing has been changed. Without /dev/net/tun" in run.words
+    assert "t3 cannot be the manager or serve a volume. Nothing has been changed. Without /dev/net/tun" in run.words
     assert set(run.changed.values()) == {0}, run.output[-4000:]
 
 

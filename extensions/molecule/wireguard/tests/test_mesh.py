@@ -312,7 +312,7 @@ def test_pairs_take_a_shared_key_and_give_it_up_without_a_lost_packet(hosts: dic
 
 def test_a_change_of_keys_without_all_members_is_refused() -> None:
     output = play("-e", "mesh_rotate_keys=true", "--limit", "w1,w2", check=False)
-    assert "w3" in output and "w4" in output and "Run without --limit" in output
+    assert "w3" in output and "w4" in output and "without --limit" in output
     assert set(changed(output).values()) == {0}
 
 
