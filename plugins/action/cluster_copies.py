@@ -19,7 +19,7 @@ _NONE: Mapping[str, Any] = {"refusal": "", "record": None, "source": None, "repl
 
 
 class ActionModule(ControllerAction):
-    """Says whom to ask further, and when nobody is left, which record counts."""
+    """Decides which hosts to query next, and once all have answered, which record to use."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -37,7 +37,7 @@ class ActionModule(ReachabilityAction):
         derived = {
             **own._asdict(),
             "lifetime": lifetime(int(given.get("lifetime", 300)), len(members), seconds),
-            # A listener that nobody needs any more ends. Those who measure the throughput need it after the probes, too.
+            # A listener ends once it is no longer needed. The throughput measurement needs it after the probes, too.
             "visitors": [] if seconds else others,
         }
         return self.module(_MODULE, {**given, **derived})

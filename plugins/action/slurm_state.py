@@ -79,7 +79,7 @@ class ActionModule(HostAction):
         return self.module(_MODULE, {"state": "inspected"})
 
     def _manager(self, record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the manager does, as far as nobody else has to be asked."""
+        """The action on the manager, unless another machine has to be queried first."""
         found = self._inspect()
         known = self.variables["groups"]["all"] if given["known"] is None else given["known"]
         decided = succession.decide(record, _own(record, found), handing=given["handing"], lost=given["lost"])

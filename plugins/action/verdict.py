@@ -55,7 +55,7 @@ class ActionModule(ControllerAction):
         )
         record = self.record()
         evidence = self._evidence(record, given["registered"])
-        part = self._is_part(record, evidence["only_dialled"])
+        part = self._is_part(record, evidence["userspace_only"])
         folder = Path(self.controller_path(given["report_dir"]), record["name"], "part" if part else "")
         previous = folder / "verdict.json"
         verdict = judge(
@@ -90,7 +90,7 @@ class ActionModule(ControllerAction):
             "asked": asked,
             "answered": answered,
             # Members that cannot dial the others, as the role cluster has grouped them.
-            "only_dialled": [machine for machine in groups.get("gpumesh_only_dialled", []) if machine in machines],
+            "userspace_only": [machine for machine in groups.get("gpumesh_only_dialled", []) if machine in machines],
             "reachability": self.variables.get(names["reachability"] or "") or {},
             "health": self.registered(names["health"], answered) if names["health"] in self.variables else None,
             "volumes": self._volumes(record, names["volumes"] or {}),
@@ -106,10 +106,10 @@ class ActionModule(ControllerAction):
         members = [member["machine"] for member in record["members"] if member["machine"] in answered]
         return {"members": members, **{phase: self.registered(names[phase], members) for phase in _PHASES}}
 
-    def _is_part(self, record: Record, only_dialled: list[str]) -> bool:
+    def _is_part(self, record: Record, userspace_only: list[str]) -> bool:
         """Whether tags or a limit leave out something, so that this says nothing of the whole."""
         tags = {*self.variables.get("ansible_run_tags", ()), *self.variables.get("ansible_skip_tags", ())}
-        present = {*self.variables["ansible_play_hosts_all"], *only_dialled}
+        present = {*self.variables["ansible_play_hosts_all"], *userspace_only}
         return bool(tags & set(_PARTS)) or any(member["machine"] not in present for member in record["members"])
 
     def _show(self, verdict: Verdict, text: str) -> None:

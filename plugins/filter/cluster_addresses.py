@@ -44,7 +44,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import a
 @as_filter
 def cluster_addresses(record: object) -> dict[str, str]:
     """See DOCUMENTATION."""
-    return {machine: seat["address"] for machine, seat in derive.seats(model.parse(record)).items()}
+    return {machine: view["address"] for machine, view in derive.member_views(model.parse(record)).items()}
 
 
 class FilterModule:

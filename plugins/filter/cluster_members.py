@@ -43,9 +43,9 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.filtering import a
 
 
 @as_filter
-def cluster_members(record: object) -> dict[str, derive.Seat]:
+def cluster_members(record: object) -> dict[str, derive.MemberView]:
     """See DOCUMENTATION."""
-    return derive.seats(model.parse(record))
+    return derive.member_views(model.parse(record))
 
 
 class FilterModule:

@@ -228,11 +228,11 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
         }
         for name, value in shared.items():
             self.inventory.set_variable(base, name, _plain(value))
-        for machine, seat in derive.seats(record).items():
+        for machine, view in derive.member_views(record).items():
             self.inventory.add_host(machine, group=f"{base}_members")
-            if seat["manager"]:
+            if view["manager"]:
                 self.inventory.add_host(machine, group=f"{base}_manager")
-            self._describe(record, machine, seat)
+            self._describe(record, machine, view)
 
     def _refuse_redefinition(self, record: Record, machine: str) -> None:
         """A record gives hosts an address. What means something else to other sources must not get one."""
@@ -252,22 +252,22 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
     def _connection(host: Host) -> str:
         return str({**get_group_vars(host.get_groups()), **host.vars}.get("ansible_connection", ""))
 
-    def _describe(self, record: Record, machine: str, seat: derive.Seat) -> None:
+    def _describe(self, record: Record, machine: str, view: derive.MemberView) -> None:
         member = derive.member_of(record, machine)
         variables: dict[str, Any] = {
-            "cluster_rank": seat["rank"],
-            "cluster_address": seat["address"],
-            "cluster_interface": seat["interface"],
-            "cluster_gpus": seat["gpus"],
-            "cluster_is_manager": seat["manager"],
-            "cluster_site": seat["site"],
-            "cluster_endpoint": seat["endpoint"] or "",
+            "cluster_rank": view["rank"],
+            "cluster_address": view["address"],
+            "cluster_interface": view["interface"],
+            "cluster_gpus": view["gpus"],
+            "cluster_is_manager": view["manager"],
+            "cluster_site": view["site"],
+            "cluster_endpoint": view["endpoint"] or "",
         }
-        reach = {"own": member["address"], "cluster": seat["address"]}.get(self.get_option("address"))
+        reach = {"own": member["address"], "cluster": view["address"]}.get(self.get_option("address"))
         if reach is not None:
             variables["ansible_host"] = reach
         known = self.inventory.get_host(machine)
-        clusters = {**known.vars.get("clusters", {}), record["name"]: dict(seat)}
+        clusters = {**known.vars.get("clusters", {}), record["name"]: dict(view)}
         for name, value in {**variables, "clusters": clusters}.items():
             self.inventory.set_variable(machine, name, _plain(value))
         strict = self.get_option("strict")

@@ -79,7 +79,7 @@ class Plan(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether anything is to be done."""
+        """Whether anything has to be done."""
         return self.before != self.after or bool(self.commands)
 
 
@@ -248,7 +248,7 @@ def supervisord_missing(manager: str) -> bool:
 
 
 def make_plan(run: Runner, manager: str, daemon: Daemon, places: Places) -> Plan:
-    """Read the present state, and say what is to be done."""
+    """Read the current state and return what has to be done."""
     if manager == SYSTEMD:
         properties = "--property=LoadState,ActiveState,UnitFileState,NeedDaemonReload,MainPID"
         unit = parse_unit(run(["systemctl", "show", "--no-pager", properties, f"{daemon.name}.service"]).stdout)

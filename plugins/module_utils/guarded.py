@@ -174,7 +174,7 @@ def _parts(path: str) -> List[str]:
 
 
 def _open_folder(name: str, folder: int) -> int:
-    # Reading it makes an automounter mount what is to be there.
+    # Reading it triggers the automount.
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
     except PermissionError:
@@ -183,7 +183,7 @@ def _open_folder(name: str, folder: int) -> int:
 
 @contextlib.contextmanager
 def opened(place: Place, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """What has the place's name, as a descriptor. Raises OSError, and HostStateError for what is no file or folder."""
+    """A descriptor of the place. Raises OSError, and HostStateError if it is neither a file nor a directory."""
     # To open a pipe would wait for its other end, and to open a device may have effects.
     if place.found is not None and kind_of(place.found.st_mode) not in ("file", "directory"):
         raise unusual(place.path, place.found.st_mode)

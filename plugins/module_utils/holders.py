@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who uses a cluster on this host: processes with files on its volumes, and logins over its network. From /proc alone.
+"""What uses a cluster on this host: processes with files on its volumes, and logins over its network. From /proc only.
 
 The links of /proc are read and never followed, so that a volume whose server is dead does not hang the question.
 """
@@ -72,7 +72,7 @@ def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
 
 
 def refuse_in_use(users: Sequence[VolumeUser], force: bool) -> None:
-    """Raises HostStateError that names those who use volumes which are to be unmounted."""
+    """Raises HostStateError listing the processes that use volumes to be unmounted."""
     if not users or force:
         return
     words = "; ".join(f"{user.command} of {user.user} (process {user.pid}) uses {user.mount_point}" for user in users)

@@ -51,7 +51,7 @@ def bring_about(parts: Sequence[Part], values: Dict[str, Any], look_only: bool) 
 def exit_with(
     module: AnsibleModule, work: Callable[[], Outcome], host: Optional[str] = None, echo: bool = True
 ) -> None:
-    """Do the work and end the module: the one exit for success and for every error of ours.
+    """Do the work and end the module: the only exit for success and for every error of this collection.
 
     ``host`` names the machine in error messages, since a delegated task shows another one's name. Without ``echo`` the
     result does not repeat the arguments, as Ansible has it otherwise: they may be a whole record, or more than the answer.

@@ -35,7 +35,7 @@ Owners = Mapping[str, Owner]
 
 
 class Note(NamedTuple):
-    """The file of this host, as it is and as it is to be: nobody's is no file.
+    """The file of this host, current and desired: nobody's is no file.
 
     ``member``: whether the host holds a copy of the cluster's record, or something that it owned. ``others``: what belongs
     to other clusters.
@@ -59,7 +59,7 @@ def path_beside(records: str) -> str:
 
 
 def parse(text: Optional[str], path: str = _FILE) -> Dict[str, Owner]:
-    """By thing its owner; without a text, nobody owns anything. Raises HostStateError."""
+    """The owner of each thing; without a text there are none. Raises HostStateError."""
     if text is None:
         return {}
     try:

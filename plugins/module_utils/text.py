@@ -17,7 +17,7 @@ _STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def whole_number(text: Optional[str]) -> Optional[int]:
-    """The number that is written so; None for every other text. Unlike ``isdecimal``, it takes no digits but 0 to 9."""
+    """The number; None for any other text. Unlike ``isdecimal``, only the digits 0 to 9 are accepted."""
     return int(text) if text is not None and _WHOLE.fullmatch(text) else None
 
 

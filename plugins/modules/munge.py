@@ -262,7 +262,7 @@ def _run_daemon(given: Mapping[str, Any], manager: str, rewritten: bool, look_on
     wanted = _daemon(given["user"], "restarted" if renewed else "started")
     ready = daemon.Ready(given["socket"], None, None)
     planned = daemon.bring_about(run, manager, wanted, _places(given), ready, _PATIENCE, look_only)
-    # munged accepts a credential once, so it is not asked again unless it has begun anew.
+    # munged accepts a credential only once, so it is not asked again unless it was restarted.
     if credential and renewed and not look_only:
         trusted, reason = munge.verify(run, credential)
         if not trusted:

@@ -230,7 +230,7 @@ def work(params: Dict[str, Any]) -> Outcome:
 
 
 def people() -> Dict[str, int]:
-    """Nobody, where the directory that knows them does not answer."""
+    """Empty if the directory service does not respond."""
     try:
         return bounded(probe.users, _LOOK_SECONDS)
     except HostStateError:

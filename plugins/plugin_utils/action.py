@@ -132,7 +132,7 @@ class HostAction(ActionBase):
         return self._templar.template(known[name]) if name in known else default
 
     def option(self, name: str, option: Mapping[str, Any]) -> Any:
-        """The value of a role's option; None where nothing is given. To choose none of the ``choices`` is no answer."""
+        """The value of a role's option; None if it is not set. An empty one not among ``choices`` is not set."""
         return self.variable(name, empty=("", []) if "choices" in option else ("",))
 
     @cached_property

@@ -87,7 +87,7 @@ def to_read(
     machines: Collection[str] | None = None,
     asked: Sequence[Mapping[str, Any]] = (),
 ) -> list[Request]:
-    """Whom to ask for the records that were told of and not sent: for each, one of those who tell of it.
+    """The hosts to query for the records that were announced but not sent: for each, one of those that announced it.
 
     ``names``: of these clusters alone; ``machines``: of what these tell; None for all. ``asked``: earlier requests. What
     came of none of them is asked of others, of two, since one may have told of what it does not have.
@@ -139,7 +139,7 @@ def _answer(result: Mapping[str, Any], store: _Store) -> Answer:
 
 
 class _Store:
-    """The records that were sent, each read when it is told of, and once for all who tell of it."""
+    """The records that were sent, each parsed on first use, and once for all hosts that announced it."""
 
     def __init__(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         self._documents = records

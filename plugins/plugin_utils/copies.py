@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Ans
 
 #: How many members outside of the play are asked beside the manager. After a hand-over every member that could be
 #: reached knows of it, so one that answers is enough; a second one is for the case that the first is down.
-WITNESSES = 2
+OUTSIDE_MEMBERS = 2
 
 #: How Ansible calls the connection that stays on the machine that runs it.
 _LOCAL = ("local", "ansible.builtin.local")
@@ -62,10 +62,10 @@ class Found(NamedTuple):
     replaced: Sequence[str] = ()
 
 
-def witnesses(answers: Mapping[str, Answer], name: str, candidate: str) -> list[str]:
-    """Whom to ask besides the hosts of the play: the manager, some members, and ``candidate``, whom the inventory names.
+def outside_holders(answers: Mapping[str, Answer], name: str, candidate: str) -> list[str]:
+    """The hosts outside the play to query: the manager, some members, and ``candidate``, which the inventory names.
 
-    The candidate is asked in any case: the others are named by the copies themselves.
+    The candidate is always queried, because the others are named only by the copies themselves.
     """
     copies = sorted(
         (copy for answer in answers.values() if (copy := answer.copy_of(name))),
@@ -75,7 +75,7 @@ def witnesses(answers: Mapping[str, Answer], name: str, candidate: str) -> list[
     managers = dict.fromkeys(copy["manager"] for copy in copies)
     members = dict.fromkeys(member["machine"] for copy in copies for member in copy["members"])
     others = [machine for machine in members if machine not in answers and machine not in managers]
-    asked = dict.fromkeys([*managers, *others[:WITNESSES], candidate])
+    asked = dict.fromkeys([*managers, *others[:OUTSIDE_MEMBERS], candidate])
     return [machine for machine in asked if machine not in answers]
 
 
@@ -88,7 +88,7 @@ def to_ask(
     candidate: str,
     others: str,
 ) -> list[dict[str, Any]]:
-    """Whom to ask for which records, before the one of a cluster can be found. Empty when all has been asked.
+    """The queries that are needed before the record of a cluster can be found. Empty when all have been made.
 
     ``held``: what the hosts of the play have said; ``outside``: what others have, who were asked by earlier ``requests``.
     ``others``: whose other clusters are wanted too, those of machines that may be ``joining``, of ``all`` or of ``none``.
@@ -108,19 +108,19 @@ def to_ask(
     before = {request["machine"] for request in requests}
     ask += [
         {"machine": machine, "whole": [name], "digests": [], "known": list(records)}
-        for machine in witnesses(answers, name, candidate)
+        for machine in outside_holders(answers, name, candidate)
         if machine not in before
     ]
     return _fresh(ask, requests)
 
 
 def _fresh(ask: Sequence[dict[str, Any]], requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What was not asked before in these very words, each once."""
+    """The requests that were not made before, each once."""
     return [one for number, one in enumerate(ask) if one not in requests and one not in ask[:number]]
 
 
 def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, word: Word = NO_WORD) -> Found | None:
-    """The record of a cluster: the manager's, where it can be had. None where nobody has one.
+    """The record of a cluster: the manager's, if available. None if no host has one.
 
     Raises RecordError if the copies contradict each other, or if the manager is not confirmed. Without
     ``known``, the manager is not compared with the inventory: for a look alone.

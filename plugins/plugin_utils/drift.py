@@ -112,7 +112,7 @@ def _tailnet(record: model.Record, machine: str, state: Mapping[str, Any]) -> st
 
 
 def in_words(differences: Mapping[str, str]) -> str:
-    """The drift of a member in one text; layers of which the same is to be said are said it of together."""
+    """The drift of a member as one text; layers with the same drift are listed together."""
     together: dict[str, list[str]] = {}
     for layer, what in differences.items():
         together.setdefault(what, []).append(layer)

@@ -53,7 +53,7 @@ def settings(
     me = derive.member_of(record, machine)
     return {
         "cluster": record["name"],
-        "members": {name: seat["address"] for name, seat in derive.seats(record).items()},
+        "members": {name: view["address"] for name, view in derive.member_views(record).items()},
         "interface": derive.cluster_interface(record, me),
         "port_range": [low, high],
         "reserved_ports": [record["mesh"]["port"]],

@@ -149,7 +149,7 @@ def relayed(record: Mapping[str, Any], relays: Sequence[str]) -> list[dict[str, 
 
 
 def tailnet_name(machine: str) -> str:
-    """A machine's name in its tailnet, where nobody says another: the first label, as far as it is allowed there."""
+    """The default name of a machine in its tailnet: the first label, without characters that are not allowed there."""
     return re.sub(r"[^a-z0-9-]", "-", machine.partition(".")[0].lower())
 
 

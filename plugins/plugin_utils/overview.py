@@ -59,7 +59,7 @@ def _cluster(
         found = None
     found = found or likeliest(answers, name)
     record = found.record
-    members = [_member(seat, found, answers, at, states) for seat in derive.seats(record).values()]
+    members = [_member(view, found, answers, at, states) for view in derive.member_views(record).values()]
     return {
         "name": name,
         "id": record["id"],
@@ -100,24 +100,24 @@ def _volume(
 
 
 def _member(
-    seat: derive.Seat,
+    view: derive.MemberView,
     found: Found,
     answers: Mapping[str, Answer],
     at: str,
     states: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    machine = seat["machine"]
+    machine = view["machine"]
     answer = answers.get(machine)
     own = derive.member_of(found.record, machine)
     return {
         "machine": machine,
-        "rank": seat["rank"],
-        "manager": seat["manager"],
-        "address": seat["address"],
+        "rank": view["rank"],
+        "manager": view["manager"],
+        "address": view["address"],
         "own_address": own["address"],
-        "interface": seat["interface"],
-        "site": seat["site"],
-        "gpus": seat["gpus"],
+        "interface": view["interface"],
+        "site": view["site"],
+        "gpus": view["gpus"],
         "layers": _layers(found.record, machine, states.get(machine, {}).get("host") or {}),
         "copy": _copy_state(machine, answer, found),
         "last_seen": at if answer is not None and answer.silence is None else None,
@@ -158,7 +158,7 @@ def _is_of(damage: Mapping[str, Any], name: str) -> bool:
 
 
 def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
-    """Hosts that keep a copy and are no members, as after a removal that could not reach them."""
+    """Hosts that have a copy but are not members, as after a removal that could not reach them."""
     machines = {member["machine"] for member in record["members"]}
     return [
         f"{machine} has a copy of the record but is not a member: run the playbook remove with "

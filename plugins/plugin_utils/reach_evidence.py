@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
     RdmaEnd,
     RdmaRate,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_views
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 
 #: Seconds of a listener's life for each member: with Ansible's five at a time a phase grows with them.
@@ -39,7 +39,7 @@ def targets(members: Any, layer: str = "mesh") -> list[Target]:
     ``layer``: those of a record at their cluster addresses (mesh), or at their own (subnet). Raises InputError.
     """
     if isinstance(members, Mapping) and "members" in members:
-        members = list(seats(cast(Record, members)).values()) if layer == "mesh" else members["members"]
+        members = list(member_views(cast(Record, members)).values()) if layer == "mesh" else members["members"]
     if not isinstance(members, Sequence) or isinstance(members, str):
         raise InputError("The members are neither a cluster record nor a list.", "Set the fact cluster_record.")
     found = []
@@ -188,7 +188,7 @@ class Evidence:
         return heard
 
     def _find_proxies(self) -> set[str]:
-        """MACs of routers and cloud networks that answer for everybody: they hold nobody's address."""
+        """MACs of routers and cloud networks that answer for all addresses, so they are not duplicates."""
         members = {mac for probe in self.probes.values() for mac in probe["own_macs"]}
         counts: Counter[tuple[str, str]] = Counter()
         for answers in self._heard.values():
@@ -213,7 +213,7 @@ class Evidence:
         return self._owners.get(mac)
 
     def _find_clock_errors(self) -> dict[str, float]:
-        """Seconds by which each clock is ahead of the others' median. Of two clocks nobody can say which one errs."""
+        """Seconds by which each clock is ahead of the median of the others. Of two, either may be wrong."""
         if not self.probes:
             return {}
         judge = max(self.probes, key=lambda machine: sum(1 for peer in self.probes[machine]["peers"] if peer["clock"]))

@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence import Evidence, Target, targets
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.vendors import maker
 
-#: Every verdict, from the one that explains the most. The last ones are no faults.
+#: Every verdict, starting with the one that explains the most. The last ones are not faults.
 VERDICTS = (
     "duplicate_address",
     "wrong_interface",
@@ -379,7 +379,7 @@ def _large_packets(pair: _Pair) -> Finding | None:
             f"interface's {mtu['interface']}, are lost without a message.{transfer}",
             remedy,
         )
-    # What comes back is the business of the pair in the other direction, unless nobody looked from there.
+    # The opposite direction is judged with the other pair, unless that was not probed.
     transfers = [sent] if pair.back is not None else [sent, pair.there["received"]]
     stalled = next((given for given in transfers if given is not None and given["outcome"] == "stalled"), None)
     if stalled is not None:

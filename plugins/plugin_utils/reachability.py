@@ -64,8 +64,8 @@ class ReachabilityAction(HostAction):
 
         Members that cannot dial the others, as the role cluster has grouped them, are left out of it.
         """
-        only_dialled = self.variables.get("groups", {}).get("gpumesh_only_dialled", [])
-        machines = {member.machine for member in members} - set(only_dialled)
+        userspace_only = self.variables.get("groups", {}).get("gpumesh_only_dialled", [])
+        machines = {member.machine for member in members} - set(userspace_only)
         return [machine for machine in self.variables["ansible_play_hosts_all"] if machine in machines]
 
     def own(self, members: list[Target]) -> Target | None:

@@ -24,7 +24,7 @@ _NO_STAMP = plan.Stamp("1970-01-01T00:00:00Z", "")
 
 
 class Host(NamedTuple):
-    """What the inventory says of a host. ``dialled``: the address and port that Ansible uses."""
+    """The inventory's data of a host. ``dialled``: the address and port that Ansible uses."""
 
     dialled: str
     site: str | None
@@ -183,7 +183,7 @@ def _entry(
     place: Mapping[str, Any] | None,
     mesh: Mapping[str, Any],
 ) -> dict[str, Any]:
-    # What the inventory does not say is taken back: a machine that has moved, or cannot be dialled any more.
+    # Values that are no longer in the inventory are removed: a machine may have moved or lost its endpoint.
     entry: dict[str, Any] = {
         "machine": machine,
         "gpus": facts["host"]["gpus"]["count"],
@@ -200,7 +200,7 @@ def _entry(
         and _is_public(host.dialled)
         and _interface_with(host.dialled, facts) is not None
     ):
-        # A public address on the machine's own interface: no NAT is in between, so its tunnels can be dialled there.
+        # A public address on the machine's own interface: there is no NAT, so others can connect to its tunnels there.
         bracketed = f"[{host.dialled}]" if ":" in host.dialled else host.dialled
         entry["endpoint"] = f"{bracketed}:{mesh['port']}"
     return entry

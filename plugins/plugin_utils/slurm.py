@@ -75,14 +75,14 @@ def packages(programs: Sequence[str], manager: str) -> list[str]:
 def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of the module that writes the configuration. Raises InputError for who is not a member."""
     derive.member_of(record, machine)
-    seats = derive.seats(record)
+    views = derive.member_views(record)
     serve = machine == record["manager"]
     check = options["health_check"]
     return {
         "cluster": record["name"],
-        "controller": seats[record["manager"]]["address"],
+        "controller": views[record["manager"]]["address"],
         "machine": machine,
-        "address": seats[machine]["address"],
+        "address": views[machine]["address"],
         "serve": serve,
         "programs": _programs(options, serve),
         "accounting": options["accounting"],
@@ -99,7 +99,7 @@ def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -
         "nodesets": options["nodesets"],
         "cgroup": options["cgroup"],
         "gres": options["gres"],
-        "gpus": seats[machine]["gpus"],
+        "gpus": views[machine]["gpus"],
         "node": options["node_conf"],
     }
 
@@ -133,7 +133,7 @@ def node(
 
 def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> dict[str, Any]:
     """The parameters for the controller and the daemons beside it. ``restart``: it cannot take its settings over else."""
-    address = derive.seats(record)[record["manager"]]["address"]
+    address = derive.member_views(record)[record["manager"]]["address"]
     after = _after(record)
     daemons: list[dict[str, Any]] = []
     if options["accounting"]:

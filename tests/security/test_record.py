@@ -15,7 +15,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other, witnesses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import outside_holders, refuse_other
 from ansible_collections.gpumesh.cluster.tests.support.decisions import find_cluster
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ansible
 from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
@@ -97,7 +97,7 @@ class TestWhoIsTheManager:
         found = believed(answers)
         assert found["refusal"] or found["record"] == HONEST
         # Nor where it is reached alone, and the inventory's first host is asked beside those that it names.
-        asked = witnesses(read_answers({"m": evil}), "lab", "a")
+        asked = outside_holders(read_answers({"m": evil}), "lab", "a")
         assert "a" in asked or manager.startswith(("localhost", "127."))
         found = believed({"m": evil, **{machine: answers[machine] for machine in asked if machine in answers}})
         assert found["record"] in (None, HONEST)

@@ -34,7 +34,7 @@ class Expected(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Why it is no pass. ``kind`` is for programs."""
+    """Why the test did not pass. ``kind`` is for programs."""
 
     kind: str
     message: str

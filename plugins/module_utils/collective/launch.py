@@ -262,7 +262,7 @@ def busy(request: Request, run: Runner) -> Optional[Problem]:
 
 
 def find_culprit(request: Request, threshold: Optional[Threshold], run: Runner) -> Optional[Culprit]:
-    """Run it on parts of the nodes until the slow one is found; None where there are no parts."""
+    """Run it on subsets of the nodes until the slow one is found; None if there are no subsets."""
     if len(request.nodelist) < 3 or request.launcher == "local":
         return None
     per_node = request.ranks // request.nodes
@@ -285,7 +285,7 @@ def find_culprit(request: Request, threshold: Optional[Threshold], run: Runner) 
 def _status(problem: Optional[Problem]) -> str:
     if problem is None:
         return "pass"
-    # What nobody installed, or has nodes for, has not failed; it was not made, and is no pass either.
+    # A test without its program or without free nodes has neither failed nor passed: it was not performed.
     return "skipped" if problem.kind in ("not_installed", "busy") else "fail"
 
 

@@ -222,7 +222,7 @@ def local(ranks: int) -> int:
 
 
 def place() -> Tuple[int, int, int]:
-    """(rank, ranks, rank on this node), from whoever started us. Raises KeyError where nobody says."""
+    """(rank, ranks, rank on this node), from the launcher's environment. Raises KeyError if it is not set."""
     for names in (
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),

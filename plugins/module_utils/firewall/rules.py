@@ -120,7 +120,7 @@ def render(desired: Desired) -> str:
 
 
 def render_unit(cluster: str, path: str, nft: str) -> str:
-    """The unit of systemd that loads the table at boot, and again whenever the host's own rules are loaded anew."""
+    """The unit of systemd that loads the table at boot, and again whenever the host's own rules are reloaded."""
     return f"""{MARK}
 [Unit]
 Description=Firewall of the gpumesh cluster {cluster}

@@ -63,7 +63,7 @@ def order(machine: str, peers: Mapping[str, str]) -> List[str]:
 
 
 def was_dropped(done: Completed) -> bool:
-    """Whether the host hung up, as one does that has too many connections, instead of refusing the login."""
+    """Whether the host closed the connection, as with too many connections, instead of rejecting the login."""
     return done.rc == 255 and any(words in done.stderr for words in _DROPPED)
 
 

@@ -86,7 +86,7 @@ def build(interpreter: str, settings: Mapping[str, Any]) -> bytes:
 
 
 def part(path: str, content: Optional[bytes]) -> Part:
-    """The program as it is to be on this host; with no content it goes. An archive is nothing to read, so none is shown."""
+    """The desired program on this host; without content it is removed. No diff is shown of an archive."""
     if content is None:
         there = os.path.lexists(path)
         return Part(there, f"{path}\n" if there else "", "", lambda: _remove(path))

@@ -79,7 +79,7 @@ class Action(NamedTuple):
 
 
 def expected_of(record: Record, settings: Settings) -> Expected:
-    """What the record says of this node. Raises InputError for a machine that is no member."""
+    """The record's data of this node. Raises InputError if the machine is not among the members."""
     member = member_of(record, settings.machine)
     volumes = record["storage"]["volumes"]
     return Expected(

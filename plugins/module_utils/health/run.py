@@ -270,7 +270,7 @@ def _begin(job: Callable[[], _T]) -> Future[_T]:
             future.set_exception(failure)
         finally:
             if not future.done():
-                # A bug of ours: its traceback goes to stderr from this thread, and nobody waits for it in vain.
+                # A bug in this collection: the traceback goes to stderr from this thread, and nothing waits for it.
                 future.set_exception(ValueError("an unexpected error, whose traceback is on stderr"))
 
     threading.Thread(target=body, daemon=True).start()

@@ -41,7 +41,7 @@ class Judgement(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the host is meant to be. None means that nobody said so.
+    """What the host is expected to be. None means that it is not known.
 
     ``mounts`` are mount points. ``external_mounts`` are those of others, or folders below one. ``read_only_mounts`` are
     those of both that nobody writes to. ``drains``: what fails takes the node out of service, so what any user can bring

@@ -79,7 +79,7 @@ def entries_gone(cluster: str) -> List[Dict[str, Any]]:
 
 
 def complete(settings: Mapping[str, Any], devices: Any) -> Dict[str, Any]:
-    """The settings with the RDMA devices of this host. Without any, nobody is its peer."""
+    """The settings with the RDMA devices of this host. Without any, it has no peers."""
     peers = settings["rdma"]["peers"] if devices else []
     return {**settings, "rdma": {"devices": list(devices), "peers": peers}}
 

@@ -440,7 +440,7 @@ def _read_conf(host: Host, interface: str) -> str:
 def _is_our_interface(host: Host, interface: str, runtime: Runtime) -> bool:
     """Whether we have set the running interface up: there is our configuration, or it has our key.
 
-    One with neither a key nor peers is a tunnel of nobody's, such as wg-quick leaves when it is killed.
+    One with neither a key nor peers is unused, such as wg-quick leaves behind when it is killed.
     """
     if _read_conf(host, interface):
         return True

@@ -87,7 +87,7 @@ def _next_size(low: int, high: int, full: int, known: int) -> int:
 
 
 def echo(sizes: Mapping[str, int]) -> Dict[str, bool]:
-    """The Probe of a real host. Without the right to open raw sockets nobody answers."""
+    """The Probe of a real host. Without permission to open raw sockets, there are no answers."""
     by_version: Dict[int, Dict[str, int]] = {4: {}, 6: {}}
     for address, size in sizes.items():
         by_version[ipaddress.ip_address(address).version][address] = size
@@ -164,7 +164,7 @@ class _Talk:
         self._sequence += 2
 
     def listen(self, seconds: float, waiting_for: Set[str]) -> None:
-        """Take answers in until nobody is waited for, or the time is over."""
+        """Receive answers until none is missing, or the time has ended."""
         deadline = time.monotonic() + seconds
         # What has come is taken in even when the time is over: it may be this host that was busy.
         while waiting_for and self._take(max(deadline - time.monotonic(), 0)):

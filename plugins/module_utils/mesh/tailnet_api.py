@@ -49,7 +49,7 @@ class Device(NamedTuple):
 
 
 class Sought(NamedTuple):
-    """A device by all that has to be true of it. ``id``: '' where nobody knows it."""
+    """The properties that identify a device. ``id``: '' if it is not known."""
 
     address: str
     name: str

@@ -23,7 +23,7 @@ OAUTH_PREFIX = "tskey-client-"
 #: asks for some itself.
 _TAILSCALE_PREFIX = "tskey-"
 
-#: The options of ``tailscale up``: its name, the field of Prefs, and what it is when nobody says anything.
+#: The options of ``tailscale up``: its name, the field of Prefs, and its default.
 _FLAGS: Tuple[Tuple[str, str, Any], ...] = (
     ("login-server", "login_server", DEFAULT_LOGIN_SERVER),
     ("hostname", "hostname", ""),

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who dials whom: the peers of each member, derived from the cluster record and nothing else.
+"""The peers of each member and who connects to whom, derived only from the cluster record.
 
 Two members reach each other directly when they are at one site, or when one of them has an endpoint that the other
 dials. Two members behind different NATs have neither: a relay that both reach directly forwards between them.
@@ -32,7 +32,7 @@ class Node(NamedTuple):
     #: Where members of the same site dial it; '' where it has no address outside of the mesh there.
     lan_address: str
     site: str
-    #: ``host:port`` where other sites dial it; None where it cannot be dialled.
+    #: ``host:port`` to which other sites connect; None if they cannot connect to it.
     endpoint: Optional[str]
     #: In the mesh; '' until the mesh layer ran.
     mesh_address: str
@@ -154,7 +154,7 @@ def refuse_without_way(mesh: Mesh) -> None:
 def relayed_pairs(mesh: Mesh) -> List[Dict[str, str]]:
     """Every pair that is relayed, as ``a``, ``b`` and ``relay``. Raises InputError for a pair without a way.
 
-    Looks only at members without an endpoint: all others are dialled.
+    Considers only members without an endpoint: others can connect to the rest.
     """
     hidden = [node for node in mesh.nodes.values() if node.endpoint is None]
     return [
@@ -171,7 +171,7 @@ def share_lan(a: Node, b: Node) -> bool:
 
 
 def is_direct(a: Node, b: Node) -> bool:
-    """Whether the two need nobody else: one of them can dial the other."""
+    """Whether the two need no relay: one of them can connect to the other."""
     return a.endpoint is not None or b.endpoint is not None or share_lan(a, b)
 
 
@@ -216,7 +216,7 @@ def _peer(mesh: Mesh, own: Node, node: Node, networks: List[str]) -> Dict[str, A
         "public_key": node.public_key,
         "endpoint": join_endpoint(node.lan_address, mesh.port) if near else node.endpoint,
         "allowed_ips": sorted(networks),
-        # Whoever cannot be dialled keeps its own side open; the other side then always finds it.
+        # A member without an endpoint keeps its tunnel open, so the other side can always reach it.
         "persistent_keepalive": 0 if near or own.endpoint is not None else KEEPALIVE_SECONDS,
     }
 
@@ -237,7 +237,7 @@ def _relay_between(mesh: Mesh, a: Node, b: Node) -> Node:
 
 
 def _must_relay(mesh: Mesh) -> bool:
-    """Whether any pair needs a relay: two that cannot be dialled, at two sites or not both on the LAN of one."""
+    """Whether any pair needs a relay: two without endpoints, at two sites or not both on the LAN of one."""
     hidden = [node for node in mesh.nodes.values() if node.endpoint is None]
     return len(hidden) > 1 and (len({node.site for node in hidden}) > 1 or not all(node.lan_address for node in hidden))
 

@@ -40,7 +40,7 @@ UNSHARED = Preshared("/dev/null", "")
 
 
 class Peer(NamedTuple):
-    """A peer as it should be. ``endpoint`` is ``host:port`` or None where this side waits to be dialled."""
+    """A peer as it should be. ``endpoint`` is ``host:port`` or None if this side waits for the peer."""
 
     machine: str
     public_key: str
@@ -48,7 +48,7 @@ class Peer(NamedTuple):
     allowed_ips: Tuple[str, ...]
     #: Seconds; 0 is off.
     persistent_keepalive: int
-    #: Bytes that the path to the endpoint was measured to carry; 0 where it did not answer, None where nobody measured.
+    #: The measured MTU in bytes of the path to the endpoint; 0 if it did not answer, None if it was not measured.
     path_mtu: Optional[int] = None
     #: None leaves the running interface as it is.
     preshared: Optional[Preshared] = None
@@ -568,7 +568,7 @@ def _must_move(
 ) -> bool:
     """Whether the live endpoint must be set to the desired one.
 
-    A peer may legitimately answer from elsewhere than where it is dialled (NAT, a second address): WireGuard follows
+    A peer may legitimately answer from an address other than its endpoint (NAT, a second address): WireGuard follows
     it. Setting the endpoint back would send packets into the void, and would be a change at every run. So a live
     session stays where it is, unless the plan itself has changed.
     """

@@ -38,7 +38,7 @@ def gather(
     routes = [
         route
         for family, command in ROUTE_COMMANDS.items()
-        # A kernel without IPv6 makes `ip -6` fail: that is no route, and no error.
+        # On a kernel without IPv6, `ip -6` fails: this means that there is no route, and is not an error.
         for route in parse_default_routes(run(command, check=family == "inet").stdout, family)
     ]
     nics = {link["name"]: read_nic(tree, link["name"]) for link in links}

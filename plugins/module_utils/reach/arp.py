@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who answers for an address: ARP asked directly, since two hosts with one address look like one to all else.
+"""Which hosts answer for an address: direct ARP requests, because two hosts with one address otherwise look like one.
 
 The kernel keeps the answer that came first and forgets the others; only a socket of our own sees them all. No tool is
 needed, only the right to open such a socket.

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The listening side of a member: it answers whoever proves to know the run's token, and nobody else."""
+"""The listener of a member: it answers only peers that prove to know the token of the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Stream = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Settings(NamedTuple):
-    """``visitors`` are the machines after whose `done` nobody is expected any more; none: it waits for the end."""
+    """The listener ends after the `done` of all ``visitors``; without any, it waits for the end of its lifetime."""
 
     run: str
     token: str
@@ -113,7 +113,7 @@ class Listener:
             writer.close()
 
     async def _close_ports(self) -> None:
-        """Who asked for the end may need them at once."""
+        """The peer that asked for the end may need them immediately."""
         for server in self._servers:
             server.close()
         for transport in self._transports:
@@ -291,7 +291,7 @@ def _free_port(address: str) -> int:
 
 
 def _serve(argv: Sequence[str]) -> bool:
-    """Start a server; False where the host does not have it. It must end even if nobody comes and we are killed."""
+    """Start a server; False if it is not installed. It must end even if no peer connects and this process is killed."""
     program, limiter = command.find(argv[0]), command.find("timeout")
     if program is None or limiter is None:
         return False

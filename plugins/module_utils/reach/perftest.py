@@ -112,7 +112,7 @@ def parse_failure(text: str) -> str:
 
 
 def refused(text: str) -> bool:
-    """Whether nobody listened yet."""
+    """Whether the peer was not listening yet."""
     return "Couldn't connect to" in text
 
 

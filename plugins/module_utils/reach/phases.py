@@ -180,7 +180,7 @@ def _after(machine: str, peers: Sequence[Peer]) -> List[Peer]:
 
 
 def _ask_arp(own: Self, nic: Nic, known: Dict[str, Route]) -> Tuple[Duplicate, Dict[str, List[str]]]:
-    """Who answers for our own address, and for those of the peers that are on our link."""
+    """Which hosts answer for this host's address, and for those of the peers on the same link."""
     reason = ""
     if ipaddress.ip_address(own.address).version != 4:
         reason = "the kernel checks this for IPv6"

@@ -36,7 +36,7 @@ def parse_range(text: str) -> Range:
 
 
 def check_ports(ports: Sequence[int]) -> List[int]:
-    """The ports in their order, each once. Raises InputError for what is no port."""
+    """The ports in their order, each once. Raises InputError for an invalid port."""
     for port in ports:
         if not 1 <= port <= 65535:
             raise InputError(f"{port} is an invalid port.", "Ports range from 1 to 65535.", port=port)

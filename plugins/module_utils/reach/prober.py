@@ -248,7 +248,7 @@ class Prober:
         try:
             for line in lines:
                 await line.open()
-            # A path so narrow that not even this passes is broken for everybody.
+            # A path on which not even this passes is unusable.
             answered = await asyncio.gather(*(line.exchange([(576, 576)], self._limits.timeout) for line in lines))
             results = []
             for line, got in zip(lines, answered):
@@ -366,7 +366,7 @@ class _Line(asyncio.DatagramProtocol):
         self._arrival: Optional[asyncio.Event] = None
 
     async def open(self) -> None:
-        """Connected, so that nobody else's datagrams come in."""
+        """Connected, so that it receives only datagrams of the peer."""
         udp = socket.socket(sockets.family_of(self._address), socket.SOCK_DGRAM)
         try:
             udp.setblocking(False)

@@ -11,7 +11,7 @@ FRAME_LIMIT. The one who connects speaks first, so that a port scanner learns no
     C  {"proof": HMAC-SHA256(token, "client" N1 N2), "machine": name, "echo": text}
     S  {"proof": HMAC-SHA256(token, "server" N1 N2), "echo": text, "seen": address, "session": id, "mtu": bytes}
 
-Whoever sends anything else is hung up on without an answer. Then any of these, in any order::
+For anything else the connection is closed without an answer. Then any of these, in any order::
 
     C  {"do": "time"}                   S  {"received": t, "sent": t}               seconds since the epoch
     C  {"do": "take", "size": n}, n bytes
@@ -43,7 +43,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Gpum
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 VERSION = 1
-#: Bytes. Nobody who has not proven himself can make the other side hold more than this.
+#: In bytes. A peer that has not authenticated cannot make the other side buffer more than this.
 FRAME_LIMIT = 8192
 #: Bytes that a payload may have at most.
 PAYLOAD_LIMIT = 1 << 28

@@ -41,7 +41,7 @@ _PIECE = bytes(1 << 20)
 
 
 class Channel:
-    """A session with a listener, without an event loop: here nothing else is to be done. Close it by ``with``."""
+    """A session with a listener, without an event loop, which is not needed here. Close it with ``with``."""
 
     def __init__(self, address: str, port: int, token: str, machine: str, timeout: float) -> None:
         """Raises OSError, StrangerError or ProtocolError."""

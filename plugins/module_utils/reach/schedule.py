@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who measures with whom and when. Pure: the same list of machines gives every host the same plan."""
+"""Which machines measure with each other and when. Pure: the same list of machines gives every host the same plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Slot(NamedTuple):
 
 
 def rounds(machines: Sequence[str]) -> List[List[Tuple[str, str]]]:
-    """A tournament in which everybody meets everybody once and nobody is in two matches of a round.
+    """A round-robin tournament: every machine meets every other one once, and is in at most one match of a round.
 
     N - 1 rounds for an even N, N for an odd one, by the circle method: the first one stays, the others move on by one
     place a round, and who meets the empty place of an odd number rests.

@@ -125,7 +125,7 @@ class PeerResult(TypedDict):
 
 
 class Duplicate(TypedDict):
-    """Who else answers for this host's own address. ``reason`` says why that was not asked, else empty."""
+    """Which other hosts answer for this host's own address. ``reason``: why this was not checked, else empty."""
 
     checked: bool
     reason: str

@@ -151,7 +151,7 @@ def cluster_absent(store: Store, only: object, force: bool, by: str, check_mode:
     if check_mode:
         return _absent(store, only, force, None)
     if not store.exists():
-        # Taking the lock would make the very folder that is to be gone.
+        # Taking the lock would create the directory that has to be removed.
         return Applied(None, None, [])
     with store.locked(by):
         return _absent(store, only, force, store.remove)

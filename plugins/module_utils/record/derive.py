@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, Record
 
 
-class Seat(TypedDict):
+class MemberView(TypedDict):
     """A member as the layers above the mesh see it. ``rank`` from 0, in joining order."""
 
     machine: str
@@ -53,7 +53,7 @@ def cluster_interface(record: Record, member: Member) -> str:
     return member["interface"]
 
 
-def seats(record: Record) -> Dict[str, Seat]:
+def member_views(record: Record) -> Dict[str, MemberView]:
     """Every member by its machine name, in rank order."""
     return {
         member["machine"]: {
@@ -89,7 +89,7 @@ def digest(record: Record) -> str:
 
 
 def tenures(record: Record) -> List[Tenure]:
-    """Who has managed the cluster and since when, by the history, oldest first: the last one manages it now."""
+    """The managers by the history, each with its first generation, oldest first: the last one is the current one."""
     found: List[Tenure] = []
     for entry in record["history"]:
         match = _HANDED_OVER.match(entry["detail"]) if entry["change"] == "hand_over" else None

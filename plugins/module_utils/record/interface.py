@@ -63,7 +63,7 @@ def store_of(params: Mapping[str, Any], name: str) -> Store:
 
 
 def actor(params: Mapping[str, Any]) -> str:
-    """Who is written into the history: the option, else the account and host that the module runs on."""
+    """The name to record in the history: the option, else the account and host that the module runs on."""
     given: Optional[str] = params["actor"]
     if given:
         return given

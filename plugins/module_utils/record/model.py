@@ -26,7 +26,7 @@ BACKENDS = ("none", "wireguard", "tailscale")
 #: What became of the keys that a machine which was removed had: they are in use as before, they have to change since the
 #: machine is not trusted, or they were changed after it left.
 KEYS = ("kept", "untrusted", "changed")
-#: Most members share one site when nobody says otherwise: then nothing is tunnelled that need not be.
+#: By default all members share one site, so that nothing is tunnelled unnecessarily.
 DEFAULT_SITE = "default"
 
 Document = Dict[str, Any]

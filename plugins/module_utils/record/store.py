@@ -30,14 +30,14 @@ DEFAULT_FOLDER = "/var/lib/gpumesh/clusters"
 #: Seconds. A change takes milliseconds; whoever holds the lock for longer is stopped or stuck.
 DEFAULT_WAIT = 30.0
 
-#: Far above a record of thousands of members; what is larger is no record, and reading it would only cost memory.
+#: Far larger than a record of thousands of members; a larger file cannot be a record and is not read.
 _LARGEST = 64 * 1024 * 1024
 _SUFFIX = ".json"
 _GOOD = ".good"
 
 
 class DamagedRecordError(RecordError):
-    """The file is there and is no record that may be used. It is left as it is."""
+    """The file exists but is not a usable record. It is not changed."""
 
 
 class LockedRecordError(RecordError):

@@ -23,7 +23,7 @@ Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 #: Slurm's ClusterName: lower case, at most 40 characters.
 _CLUSTER = re.compile(r"[a-z][a-z0-9_-]{0,39}")
-#: An inventory hostname; 64 is HOST_NAME_MAX. Underscores are no DNS names but common in inventories.
+#: An inventory hostname; 64 is HOST_NAME_MAX. Underscores are not allowed in DNS names but common in inventories.
 _MACHINE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 #: IFNAMSIZ leaves 15 characters. The kernel allows nearly all of them, wg-quick(8) these; a first '-' is an option, a first
@@ -32,7 +32,7 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_=+][A-Za-z0-9_=+.-]{0,14}")
 #: Interfaces that every machine has, and folders of sysctl(8) that stand for all of them.
 _TAKEN_INTERFACES = ("lo", "all", "default")
 _VOLUME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-#: A label of a name in the DNS; underscores are no host names but common.
+#: A label of a name in the DNS; underscores are not allowed in host names but common.
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _DECIMAL = re.compile(r"[0-9]{1,5}")
 #: What no two machines share, or what no single machine has: this host, loopback, multicast, and addresses that mean

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who may use how much: qualities of service, accounts and their users in slurmdbd, by sacctmgr(1).
+"""Resource limits: QOS, accounts and their users in slurmdbd, by sacctmgr(1).
 
 Nothing is ever taken away here: an account that is gone would take the history of its jobs along.
 """
@@ -24,7 +24,7 @@ Settings = Mapping[str, Mapping[str, str]]
 
 
 class Wanted(NamedTuple):
-    """What is to be there. ``users``: pairs of an account and a user."""
+    """The desired state. ``users``: pairs of an account and a user."""
 
     qos: Settings
     accounts: Settings
@@ -113,7 +113,7 @@ def parse_table(text: str, fields: Sequence[str]) -> List[Dict[str, str]]:
     return rows
 
 
-# --- What is to be done
+# --- What has to be done
 
 
 def plan(cluster: str, present: Present, asked: Wanted) -> List[List[str]]:

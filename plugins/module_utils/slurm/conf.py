@@ -21,7 +21,7 @@ _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _INCLUDE = re.compile(r"^\s*include\s+(\S.*?)\s*$", re.IGNORECASE)
 #: Slurm cuts longer lines off.
 _LONGEST_LINE = 1024
-#: These begin lines of their own and may come many times; they are no settings.
+#: These start separate lines and may be repeated; they are not settings.
 _LINES = ("nodename", "partitionname", "nodeset", "frontendname", "downnodes", "include")
 
 

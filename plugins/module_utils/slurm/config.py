@@ -68,7 +68,7 @@ _UNSAFE = re.compile(r"[\"'`$\\\n;&|<>]")
 
 
 class Request(NamedTuple):
-    """What the cluster and this host are to be. ``serve``: this host runs the controller. Mappings are the user's.
+    """The desired cluster and host. ``serve``: this host runs the controller. Mappings come from the user.
 
     ``gpus``: how many this host is known to have. With fewer it is broken, and no smaller machine.
     """

@@ -23,14 +23,14 @@ _SHORTEST, _LONGEST, _MADE = 32, 1024, 128
 
 
 class Account(NamedTuple):
-    """Who the key file belongs to."""
+    """The owner of the key file."""
 
     uid: int
     gid: int
 
 
 class State(NamedTuple):
-    """The key file as it is. ``tight`` says that nobody but its owner can read it."""
+    """The current key file. ``tight``: only its owner can read it."""
 
     key: Optional[bytes]
     owner: Optional[Account]

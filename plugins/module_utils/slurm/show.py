@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the controller says of nodes, partitions and jobs, in one shape for every version of Slurm.
+"""The controller's view of nodes, partitions and jobs, in one form for every version of Slurm.
 
 Source: `scontrol show -o` and, since 23.02, `scontrol show --json`, whose fields change less than the text and whose
 reasons cannot be mistaken for other fields; recorded from 22.05.8 and 24.11.5.

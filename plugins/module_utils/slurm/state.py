@@ -164,7 +164,7 @@ def _extract_all(archive: BinaryIO, folder: str) -> List[str]:
         else:
             _extract(archive, folder, name, size)
         names.append(name)
-    # What says that the state is there comes last: a hand-over that was cut off begins anew.
+    # The marker of the state is written last, so that an interrupted hand-over starts again.
     if sign is not None:
         with _created(folder, SIGN) as stream:
             stream.write(sign)

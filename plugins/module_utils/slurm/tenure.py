@@ -80,7 +80,7 @@ def read(folder: str) -> Kept:
 
 
 def is_there(folder: str) -> bool:
-    """Whether there is a state, or what says whose it is to be."""
+    """Whether there is a state, or a marker of its owner."""
     return state.in_use(folder) or os.path.lexists(os.path.join(folder, state.MARKER))
 
 

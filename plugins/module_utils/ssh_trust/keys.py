@@ -40,7 +40,7 @@ def certify(run: Runner, folder: str, users: Sequence[str], identifier: str) -> 
 
 @contextmanager
 def _work_in(folder: str) -> Iterator[str]:
-    """A folder for what is not finished, on the same file system. Nobody else may look into it."""
+    """A private directory for unfinished files, on the same file system."""
     for left in glob.glob(os.path.join(folder, f"{_WORK}*")):
         # Of a run that was cut off.
         shutil.rmtree(left)

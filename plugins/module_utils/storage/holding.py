@@ -16,7 +16,7 @@ _ANSWER_SECONDS = 15.0
 
 
 def start(mount_point: str, run: str, machine: str, volume: str, lifetime: int) -> str:
-    """Take the lock and keep it; empty, or why that did not work. Raises HostStateError when nobody can tell in time."""
+    """Take the lock and keep it; empty, or why that failed. Raises HostStateError if that is not known in time."""
     control = detach.control_socket(_purpose(volume, machine), run)
     try:
         detach.detach(lambda: _keep(control, mount_point, run, machine), detach.new_lease(lifetime), [control.fileno()])

@@ -101,7 +101,7 @@ def make_plan(wanted: Sequence[Units], host: Host, force: bool = False) -> Plan:
         for units in wanted
         if any(host.files.get(units.name + suffix) != units.texts[suffix] for suffix in _SUFFIXES)
     ]
-    # What can be changed while it is in use is no reason to unmount it.
+    # A setting that can be changed while the volume is in use is no reason to unmount it.
     changed = [units for units in differing if units.name in there and _differ_by_flags(units, host.files)]
     replaced = [units.name for units in differing if units.name in there and units not in changed]
     ending = {there[name] for name in (*gone, *replaced)}
@@ -241,7 +241,7 @@ def _systemctl(run: Runner, *words: str) -> None:
 def _unmount_stale(run: Runner, unit: str) -> None:
     argv = ["systemctl", "stop", unit]
     done = run(argv, timeout=_SYSTEMCTL_SECONDS, check=False)
-    # Whoever asks for the volume once it is unmounted has it mounted anew, which cancels the rest of this.
+    # An access to the volume after it is unmounted mounts it again, which cancels the rest of this.
     if done.rc != 0 and "canceled" not in done.stderr:
         raise CommandError(argv, f"exited {done.rc}", done.rc, done.stderr)
 

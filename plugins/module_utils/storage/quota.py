@@ -102,7 +102,7 @@ class Volume(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A limit to set for the project, 0 for none. ``before`` is the present one, None where nobody has looked.
+    """A limit to set for the project, 0 for none. ``before`` is the present one, None if it was not read.
     ``move``: from which project to which its files go, None where they stay."""
 
     project: Project

@@ -27,7 +27,7 @@ class Plan(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to do but to export anew."""
+        """Whether anything other than a re-export has to be done."""
         return bool(self.files) or self.start
 
 

@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded im
 
 #: A file system that is well answers in milliseconds.
 _SECONDS = 10.0
-#: What mounts something else at first use, and is no file system yet.
+#: These mount something else at first use, and are not a file system yet.
 AUTOMOUNT = "autofs"
 
 

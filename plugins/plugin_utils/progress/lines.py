@@ -51,7 +51,7 @@ def cut(text: str, width: int) -> str:
 
 
 def live(phase: Phase, task: Task | None, now: float, width: int) -> str:
-    """The one line that is redrawn while a phase runs. Never a percentage: nobody knows how many tasks will come."""
+    """The line that is redrawn while a phase runs. Not a percentage, because the number of tasks is not known."""
     parts = [phase.name or "Play"]
     if task is not None:
         parts.append(f"task {task.number}: {task.name}")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The pairs of a large cluster, summed up: nobody reads a million cells, and no browser draws them.
+"""The pairs of a large cluster, summarized: a million cells can neither be read nor drawn by a browser.
 
 Members that follow each other, and are of one site, are a group. What is said of two groups is said of all pairs from a
 member of the one to a member of the other. The pairs with a fault stay listed one by one, up to a number.

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import MARK
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import seats
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_views
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import rdma
@@ -24,9 +24,9 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import Limits, volume_checks
 
-#: A link is slow, where nobody says how fast it has to be, below this part of the median of those like it.
+#: Without a configured minimum, a link is slow below this fraction of the median of similar links.
 _SHARE_OF_MEDIAN = 0.2
-#: Of fewer measurements nobody can say which one is out of line.
+#: With fewer measurements, outliers cannot be identified.
 _ENOUGH_LINKS = 6
 _JOB_REMEDY = "Check the nodes with sinfo -R, and the log of slurmctld."
 #: What Slurm says where it enforces accounts, and a user has none.
@@ -40,21 +40,21 @@ _SLURMS_REASONS = (
 SINFO_FORMAT = "%N|%T|%o|%E"
 
 
-def only_dialled_check(name: str, purpose: str, machine: str) -> Check:
+def userspace_only_check(name: str, purpose: str, machine: str) -> Check:
     """Of a member that others dial and that cannot dial them."""
     reason = f"{machine} is a userspace-only member: others can connect to it, but it can only connect through a proxy."
     return check(name, purpose, machine, "skipped", reason=reason)
 
 
 def member_checks(
-    machines: Sequence[str], asked: Sequence[str], answered: Sequence[str], only_dialled: Sequence[str] = ()
+    machines: Sequence[str], asked: Sequence[str], answered: Sequence[str], userspace_only: Sequence[str] = ()
 ) -> list[Check]:
     """Who answered. A member that is not in this run is skipped, not forgotten."""
     purpose = "The member answers over SSH"
     made = []
     for machine in machines:
-        if machine in only_dialled:
-            made.append(only_dialled_check("members.answer", purpose, machine))
+        if machine in userspace_only:
+            made.append(userspace_only_check("members.answer", purpose, machine))
         elif machine in answered:
             made.append(check("members.answer", purpose, machine, "pass", "answers", "answers"))
         elif machine in asked:
@@ -291,7 +291,7 @@ def health_checks(
     machines: Sequence[str],
     answered: Sequence[str],
     health: Mapping[str, Any] | None,
-    only_dialled: Sequence[str] = (),
+    userspace_only: Sequence[str] = (),
 ) -> list[Check]:
     """node_health's own results; an error for a member that answered and gave none."""
     if health is None:
@@ -303,8 +303,8 @@ def health_checks(
     made: list[Check] = []
     for machine in machines:
         results = (health.get(machine) or {}).get("checks")
-        if machine in only_dialled:
-            made.append(only_dialled_check("health.node", "The node is healthy", machine))
+        if machine in userspace_only:
+            made.append(userspace_only_check("health.node", "The node is healthy", machine))
         elif results:
             made += [{**result, "host": machine} for result in results]
         elif machine in answered:
@@ -351,7 +351,7 @@ def parse_sinfo(text: str) -> dict[str, tuple[str, str, str]]:
     return nodes
 
 
-def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, only_dialled: Sequence[str] = ()) -> list[Check]:
+def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, userspace_only: Sequence[str] = ()) -> list[Check]:
     """Each member is a node that takes jobs, at its cluster address."""
     purpose = "The Slurm node accepts jobs at the member's cluster address"
     manager = record["manager"]
@@ -361,10 +361,10 @@ def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, only_dialled: 
         return [check("slurm.node", purpose, None, status, reason=trouble, remedy=remedy)]
     nodes = parse_sinfo(str(slurm.get("stdout", "")))
     made = []
-    for machine, seat in seats(record).items():
-        required = f"idle at {seat['address']}"
-        if machine in only_dialled:
-            made.append(only_dialled_check("slurm.node", purpose, machine))
+    for machine, view in member_views(record).items():
+        required = f"idle at {view['address']}"
+        if machine in userspace_only:
+            made.append(userspace_only_check("slurm.node", purpose, machine))
             continue
         if machine not in nodes:
             made.append(
@@ -388,12 +388,12 @@ def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, only_dialled: 
             words = f"The node is {state}: {reason}."
             made.append(check("slurm.node", purpose, machine, "skipped", state, required, reason=words))
             continue
-        placed = address == seat["address"]
+        placed = address == view["address"]
         problem = ""
         if not working:
             problem = f"The node is {state}{f': {reason}' if reason else ''}."
         elif not placed:
-            problem = f"slurmctld connects to {machine} at {address} instead of {seat['address']}."
+            problem = f"slurmctld connects to {machine} at {address} instead of {view['address']}."
         made.append(
             check(
                 "slurm.node",
@@ -465,14 +465,14 @@ def _not_launched(job: Mapping[str, Any]) -> str:
 
 
 def job_checks(
-    record: Record, job: Mapping[str, Any] | None, only_dialled: Sequence[str] = ()
+    record: Record, job: Mapping[str, Any] | None, userspace_only: Sequence[str] = ()
 ) -> tuple[list[Check], list[dict[str, Any]]]:
     """A task of one job ran on every member that has room. Gives the checks and the job as the report shows it."""
     purpose = "A job runs on every member"
     trouble, status = _command_trouble(job, "srun", record["manager"])
     if job is None or status == "skipped":
         return [check("slurm.job", purpose, None, "skipped", reason=trouble)], []
-    members = [member["machine"] for member in record["members"] if member["machine"] not in only_dialled]
+    members = [member["machine"] for member in record["members"] if member["machine"] not in userspace_only]
     machines = list(job.get("launched", members))
     elsewhere = _not_launched(job)
     if not machines and elsewhere:
@@ -589,8 +589,8 @@ def judge(
 ) -> Verdict:
     """The verdict on a cluster from all that a run has found."""
     machines = [member["machine"] for member in record["members"]]
-    only_dialled = evidence.get("only_dialled", [])
-    judged = [machine for machine in machines if machine not in only_dialled]
+    userspace_only = evidence.get("userspace_only", [])
+    judged = [machine for machine in machines if machine not in userspace_only]
     asked = [machine for machine in evidence.get("asked", machines) if machine in judged]
     answered = [machine for machine in evidence.get("answered", []) if machine in machines]
     reachability = evidence.get("reachability")
@@ -600,18 +600,18 @@ def judge(
     pairs = mark_slow(record, pairs, gates)
     ends = (reachability or {}).get("rdma") or {}
     pairs = rdma.mark_slow(pairs, ends, rdma_limits)
-    job_results, jobs = job_checks(record, evidence.get("job"), only_dialled)
+    job_results, jobs = job_checks(record, evidence.get("job"), userspace_only)
     volume_results, volumes = volume_checks(record, evidence.get("volumes"), Limits(**(volume_limits or {})), level)
     checks = [
-        *member_checks(machines, asked, answered, only_dialled),
+        *member_checks(machines, asked, answered, userspace_only),
         *reachability_checks(machines, pairs),
         *(dict(one) for one in (reachability or {}).get("checks", []) if one["host"] in machines),
         *bandwidth_checks(record, pairs, gates, min_bandwidth_gbps, asked, level),
         *rdma.checks(pairs, ends, rdma_limits, asked, level),
         *clock_checks(machines, pairs, max_clock_offset),
-        *health_checks(machines, answered, evidence.get("health"), only_dialled),
+        *health_checks(machines, answered, evidence.get("health"), userspace_only),
         *volume_results,
-        *slurm_checks(record, evidence.get("slurm"), only_dialled),
+        *slurm_checks(record, evidence.get("slurm"), userspace_only),
         *job_results,
         *collective_checks(evidence.get("collectives"), level),
     ]

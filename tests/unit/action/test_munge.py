@@ -77,7 +77,7 @@ def test_a_member_gets_the_key_and_compares() -> None:
 
 def test_a_manager_that_signs_nothing_is_named_and_restarts_nobody() -> None:
     played = run({"manager": {**MANAGER, "credential": "", "reason": "munged does not answer"}})
-    assert "n1 has signed nothing: munged does not answer" in played.result["msg"]
+    assert "n1 has not signed a credential: munged does not answer" in played.result["msg"]
     assert played.ran == []
 
 

@@ -49,8 +49,8 @@ def test_a_listener_waits_for_the_others_in_the_play() -> None:
     assert (arguments["machine"], arguments["address"], arguments["interface"]) == ("n1", "10.0.0.1", "eth0")
     assert arguments["visitors"] == ["n2", "n3"]
     assert "members" not in arguments
-    only_dialled = {"groups": {"gpumesh_only_dialled": ["n2"]}}
-    assert sent(listen(variables(**only_dialled)))["visitors"] == ["n3"]
+    userspace_only = {"groups": {"gpumesh_only_dialled": ["n2"]}}
+    assert sent(listen(variables(**userspace_only)))["visitors"] == ["n3"]
     assert sent(listen(variables(2)))["visitors"] == ["n2"]
 
 

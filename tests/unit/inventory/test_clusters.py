@@ -83,7 +83,7 @@ def test_a_host_in_two_clusters_has_both(tmp_path: Path) -> None:
     found = load(tmp_path)
     assert found["two_x_manager"]["hosts"] == ["b"]
     clusters = hosts(found)["b"]["clusters"]
-    assert {name: seat["rank"] for name, seat in clusters.items()} == {"lab": 1, "two-x": 0}
+    assert {name: view["rank"] for name, view in clusters.items()} == {"lab": 1, "two-x": 0}
 
 
 def test_only_some_clusters_and_other_addresses(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import witnesses
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import outside_holders
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
 from ansible_collections.gpumesh.cluster.tests.support import decisions
 from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
@@ -146,19 +146,19 @@ class TestFind:
 
 class TestWitnesses:
     def test_all_in_the_play(self) -> None:
-        assert witnesses(read_answers({f"n{n}": holding(NEW) for n in (1, 2, 3)}), "lab", "n1") == []
+        assert outside_holders(read_answers({f"n{n}": holding(NEW) for n in (1, 2, 3)}), "lab", "n1") == []
 
     def test_a_limited_run_asks_the_manager_and_two_more(self) -> None:
         many = made(members=9)
-        assert witnesses(read_answers({"n5": holding(many)}), "lab", "n5") == ["n1", "n2", "n3"]
-        assert witnesses(read_answers({"n5": holding(many)}), "lab", "n8") == ["n1", "n2", "n3", "n8"]
+        assert outside_holders(read_answers({"n5": holding(many)}), "lab", "n5") == ["n1", "n2", "n3"]
+        assert outside_holders(read_answers({"n5": holding(many)}), "lab", "n8") == ["n1", "n2", "n3", "n8"]
 
     def test_a_manager_alone_asks_two_members_whether_it_still_is_one(self) -> None:
         many = made(members=9)
-        assert witnesses(read_answers({"n1": holding(many)}), "lab", "n1") == ["n2", "n3"]
+        assert outside_holders(read_answers({"n1": holding(many)}), "lab", "n1") == ["n2", "n3"]
 
     def test_a_new_machine_asks_the_manager_of_the_inventory(self) -> None:
-        assert witnesses(read_answers({"n7": NOTHING}), "lab", "n1") == ["n1"]
+        assert outside_holders(read_answers({"n7": NOTHING}), "lab", "n1") == ["n1"]
 
 
 def removal(answers: dict[str, Any], leaving: list[str], **more: Any) -> dict[str, Any]:

@@ -39,16 +39,16 @@ def joined(record: model.Record, number: int, by: str = "tester@here") -> model.
 
 
 def test_with_a_mesh_members_meet_in_the_mesh() -> None:
-    seats = derive.seats(made())
-    assert [(s["rank"], s["address"], s["interface"], s["gpus"], s["manager"]) for s in seats.values()] == [
+    views = derive.member_views(made())
+    assert [(s["rank"], s["address"], s["interface"], s["gpus"], s["manager"]) for s in views.values()] == [
         (0, "10.99.0.1", "gpumesh0", 1, False),
         (1, "10.99.0.2", "gpumesh0", 2, True),
     ]
 
 
 def test_without_a_mesh_they_meet_on_their_lan() -> None:
-    seats = derive.seats(made(backend="none"))
-    assert [(s["address"], s["interface"]) for s in seats.values()] == [("10.77.0.1", "eth1"), ("10.77.0.2", "eth2")]
+    views = derive.member_views(made(backend="none"))
+    assert [(s["address"], s["interface"]) for s in views.values()] == [("10.77.0.1", "eth1"), ("10.77.0.2", "eth2")]
 
 
 def test_who_is_no_member_is_told_who_is() -> None:

@@ -85,11 +85,11 @@ def test_a_member_outside_the_run_is_skipped_and_named() -> None:
     assert {p["status"] for p in verdict["reachability"]["pairs"] if "n3" in (p["from"], p["to"])} == {"skipped"}
 
 
-def test_what_a_member_that_is_only_dialled_cannot_do_is_skipped_and_said() -> None:
+def test_what_a_userspace_only_member_cannot_do_is_skipped() -> None:
     found = healthy()
     # As its play ends before anything is asked of it.
     found["answered"] = ["n1", "n2"]
-    found["only_dialled"] = ["n3"]
+    found["userspace_only"] = ["n3"]
     del found["health"]["n3"]
     found["slurm"]["stdout"] = SINFO.replace("n3|idle|10.99.0.3|none\n", "")
     found["job"]["stdout"] = "n1\nn2"
