@@ -11,8 +11,8 @@ class ModuleDocFragment:
 options:
   relays:
     description:
-      - With O(record), members that forward between two others which cannot dial each other, in the order of preference.
-        With an empty list the manager does.
+      - With O(record), members that relay between two others that cannot connect to each other, in order of preference. An
+        empty list means the manager.
     type: list
     elements: str
     default: []
@@ -29,7 +29,7 @@ options:
       - Required with O(peers).
     type: str
   listen_port:
-    description: UDP port.
+    description: The UDP port.
     type: int
     default: 51820
   peers:
@@ -38,7 +38,7 @@ options:
     elements: dict
     suboptions:
       machine:
-        description: Name of the peer, for people.
+        description: The name of the peer, for messages.
         type: str
         required: true
       public_key:
@@ -46,15 +46,15 @@ options:
         type: str
         required: true
       endpoint:
-        description: Where it is dialled, C(host:port). Without it, the peer dials.
+        description: The endpoint of the peer, C(host:port). If not set, the peer connects.
         type: str
       allowed_ips:
-        description: Networks behind the peer. A default route is refused.
+        description: The networks behind the peer. A default route is refused.
         type: list
         elements: str
         required: true
       persistent_keepalive:
-        description: Seconds between packets that keep a NAT open. V(0) sends none.
+        description: The interval in seconds of packets that keep a NAT open. V(0) sends none.
         type: int
         default: 0
 """

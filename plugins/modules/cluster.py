@@ -11,11 +11,11 @@ module: cluster
 short_description: Create, change, copy or delete a cluster record
 version_added: 1.0.0
 description:
-  - The cluster record is the one source of truth of a cluster. It is a JSON file on the manager, and every member holds
+  - The cluster record is the single source of truth of a cluster. It is a JSON file on the manager, and every member has
     a copy.
-  - Run it on the manager to create or to change a cluster, on a member with O(state=replica) to put the copy there.
-  - Every change raises the generation by one and adds an entry to the history. Without a difference nothing is written.
-  - The file is written under a lock and replaced in one step. A damaged one is refused and left as it is.
+  - Run it on the manager to create or change a cluster, or on a member with O(state=replica) to write the copy there.
+  - Every change increases the generation by one and adds an entry to the history. If nothing differs, nothing is written.
+  - The file is written under a lock and replaced atomically. A damaged file is refused and not changed.
 author:
   - The gpumesh authors (@gpumesh)
 extends_documentation_fragment:
@@ -32,9 +32,9 @@ options:
     required: true
   state:
     description:
-      - V(present) creates the cluster or changes the one that is there; members are added and updated, never removed.
-      - V(replica) makes the host's copy the one given in O(record).
-      - V(absent) deletes the host's file; with O(record), only where it is of that very cluster.
+      - V(present) creates the cluster or changes the existing one; members are added and updated, never removed.
+      - V(replica) replaces the host's copy with O(record).
+      - V(absent) deletes the host's file; with O(record), only if it belongs to the same cluster.
     type: str
     choices:
       - present
@@ -43,35 +43,35 @@ options:
     default: present
   subnet:
     description:
-      - The network that the members share, as C(ADDRESS/MASK) with or without host bits. Needed to create.
-      - The same as the mesh's for machines that share no other network.
-      - A cluster keeps its subnet for life.
+      - The network that the members share, as C(ADDRESS/MASK) with or without host bits. Required to create a cluster.
+      - The same as that of the mesh for machines that share no other network.
+      - The subnet of a cluster cannot be changed.
     type: str
   manager:
-    description: The machine that manages the cluster, one of its members. Needed to create.
+    description: The machine that manages the cluster, one of its members. Required to create a cluster.
     type: str
   mesh:
-    description: The network between the members. A key that is left out stays as it is.
+    description: The network between the members. Keys that are not set keep their value.
     type: dict
     suboptions:
       backend:
-        description: How the members are connected. A new cluster has V(wireguard).
+        description: How the members are connected. The default for a new cluster is V(wireguard).
         type: str
         choices:
           - none
           - wireguard
           - tailscale
       subnet:
-        description: Where the mesh addresses are taken from. A new cluster has V(10.99.0.0/16).
+        description: The range of the mesh addresses. The default for a new cluster is V(10.99.0.0/16).
         type: str
       port:
-        description: The UDP port of the tunnels. A new cluster has V(51820).
+        description: The UDP port of the tunnels. The default for a new cluster is V(51820).
         type: int
       interface:
-        description: The tunnel interface. A new cluster has V(gpumesh0).
+        description: The tunnel interface. The default for a new cluster is V(gpumesh0).
         type: str
       mtu:
-        description: The MTU of the tunnel interface. A new cluster has none, and the mesh layer finds it.
+        description: The MTU of the tunnel interface. By default the mesh layer measures it.
         type: int
   storage:
     description: The shared storage.
@@ -81,29 +81,29 @@ options:
         description:
           - All volumes of the cluster, each with C(name), C(server) (a member), C(path) and C(mount_point), and the
             options of the storage layer.
-          - One without C(server) and C(path) is a file system that is there already, and that others look after.
+          - A volume without C(server) and C(path) is an existing file system that is not managed by the cluster.
         type: list
         elements: dict
         required: true
   keys_changed:
     description:
-      - Note that no key which a machine had that was removed is in use any more.
+      - Record that the keys of removed machines are no longer in use.
     type: bool
     default: false
   record:
-    description: The record to copy, as another run of this module returned it. Needed for O(state=replica).
+    description: The record to copy, as returned by this module. Required for O(state=replica).
     type: dict
   machine:
     description:
-      - This host in O(record). Given with O(state=replica), the record is refused where it would newly have what another
-        cluster of this host has, such as the port or the interface of its mesh.
+      - The name of this host in O(record). If set with O(state=replica), the record is refused if it newly conflicts with
+        another cluster of this host, such as by the port or the interface of its mesh.
     type: str
   registration:
     description:
       - The name of the variable in which M(gpumesh.cluster.cluster_registration) is registered. It gives O(subnet),
-        O(manager), O(mesh), O(members), O(joining) and, for a new cluster, O(storage). Nothing is asked of the host where
-        nothing has to be written. A record that is returned has to be of this cluster and manager.
-      - It is read on the controller, and not sent to the host.
+        O(manager), O(mesh), O(members), O(joining) and, for a new cluster, O(storage). The host is not contacted if
+        nothing has to be written. The returned record must belong to this cluster and manager.
+      - It is read on the controller and not sent to the host.
     type: str
 seealso:
   - module: gpumesh.cluster.cluster_member
@@ -197,7 +197,7 @@ previous_generation:
   type: int
   sample: 3
 changes:
-  description: What changed, each with its kind, a text and the machines that it is about.
+  description: The changes, each with its kind, a text and the machines that it concerns.
   returned: success
   type: list
   elements: dict

@@ -12,12 +12,12 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Gives the manager's record. Where the manager cannot be asked, the newest copy that two members have.
-  - Fails where the copies contradict each other, where a new manager is not confirmed by the one before, and where the
-    manager is not a machine of the inventory or is the one that runs Ansible.
-  - Says first whom to ask further. These are those who hold a record that nobody has sent, the manager where it is not in
-    the play, up to two members, and O(candidate). So a run with C(--limit) learns of a change that its hosts slept through.
-  - Runs on the controller alone, once for all hosts of the play. Give C(run_once).
+  - Returns the manager's record or, if the manager does not answer, the newest copy on which two members agree.
+  - Fails if the copies contradict each other, if a new manager is not confirmed by the former one, or if the manager is not
+    a machine of the inventory or is the one that runs Ansible.
+  - First returns the hosts to query next. These are hosts with a record that none has sent, the manager if it is not in the
+    play, up to two members, and O(candidate). So a run with C(--limit) also finds changes that its hosts have missed.
+  - Runs only on the controller, once for all hosts of the play. Set C(run_once).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -31,47 +31,47 @@ options:
     type: str
     required: true
   earlier:
-    description: The name of the variable in which this module is registered. What was sent before is not asked for again.
+    description: The name of the variable in which this module is registered. Known records are not requested again.
     type: str
     required: true
   asked:
-    description: The name of the variable in which the answers of those who were to be asked are registered, from a loop.
+    description: The name of the variable in which the results of the queried hosts are registered, from a loop.
     type: str
   candidate:
-    description: The machine to go by where no copy says more, such as the first host of the group.
+    description: The machine to use if the copies do not determine one, such as the first host of the group.
     type: str
     required: true
   manager:
-    description: The manager by the inventory. Empty where that does not say.
+    description: The manager according to the inventory. Empty if it is not set.
     type: str
     default: ""
   trusted_copy:
-    description: The machine whose copy counts, whatever the others say. Empty where the copies are to tell.
+    description: The machine whose copy is used regardless of the others. Empty for none.
     type: str
     default: ""
   trusted_generation:
-    description: The generation of that copy, where others have a newer one. V(0) where none was given.
+    description: The generation of that copy, if others have a newer one. V(0) for none.
     type: int
     default: 0
   successor:
-    description: Who follows a manager that is permanently lost. Empty where none is.
+    description: The successor of a permanently lost manager. Empty for none.
     type: str
     default: ""
   others:
-    description: Whose records of other clusters are wanted too, those of machines that may be V(joining), V(all) or V(none).
+    description: The hosts whose records of other clusters are also needed, those that may be V(joining), V(all) or V(none).
     type: str
     choices: [none, joining, all]
     default: none
   rounds:
-    description: How often others are asked at most.
+    description: The maximum number of times that other hosts are queried.
     type: int
     default: 2
   required:
-    description: Fail where no host has a record of the cluster.
+    description: Whether to fail if no host has a record of the cluster.
     type: bool
     default: false
   refuse:
-    description: Fail where there is no one record to go by, and print what is wrong with the copies. Else return it alone.
+    description: Whether to fail if the record cannot be determined, and print problems of the copies.
     type: bool
     default: true
 """

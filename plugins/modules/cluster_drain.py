@@ -12,10 +12,10 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Run it on the host that knows of the jobs, with C(run_once) and C(delegate_to).
-  - Fails while jobs run on O(machines), unless O(timeout) or O(force) says otherwise. Without O(machines) it fails while the
-    cluster is in use by a job, or by anybody that O(holders) names.
-  - Where there is no controller, there is nothing to drain.
+  - Run it on the manager, with C(run_once) and C(delegate_to).
+  - Fails while jobs run on O(machines), unless O(timeout) or O(force) is set. Without O(machines), it fails while the cluster
+    is in use by a job or one of the users in O(holders).
+  - Without a controller, there is nothing to drain.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -25,31 +25,31 @@ options:
     type: raw
     required: true
   machines:
-    description: The machines that leave. When not given, the whole cluster ends.
+    description: The machines to remove. If not set, the whole cluster is deleted.
     type: list
     elements: str
   forgotten:
-    description: Those that do not answer, which Slurm is to forget.
+    description: Unreachable machines, which are deleted from Slurm.
     type: list
     elements: str
     default: []
   handing_over:
-    description: The machine that this runs on hands the cluster over, so it must have taken its queue over itself.
+    description: Whether this machine hands over the cluster, so that it must have the current queue.
     type: bool
     default: false
   inspect:
-    description: Only say whether there is a scheduler.
+    description: Whether to only check if there is a scheduler.
     type: bool
     default: false
   holders:
     description: The name of the variable in which M(gpumesh.cluster.holder_info) is registered on the hosts.
     type: str
   timeout:
-    description: How many seconds jobs may take to end. With V(0), running jobs are a reason to fail.
+    description: How many seconds to wait until jobs have ended. With V(0), the module fails if jobs are running.
     type: int
     default: 0
   force:
-    description: Cancel the jobs.
+    description: Whether to cancel the jobs.
     type: bool
     default: false
 """

@@ -11,9 +11,9 @@ module: cluster_member
 short_description: Add, update or remove members in a cluster record
 version_added: 1.0.0
 description:
-  - Changes the members in the record of a cluster that exists. It runs on the manager.
-  - One call is one change of the record, however many members it names.
-  - A machine that another one was cloned from, and so has the same address or key, is refused with both names.
+  - Changes the members in the record of an existing cluster. Run it on the manager.
+  - All members are changed together, as a single change of the record.
+  - A machine with the same address or key as another one, such as a clone, is refused. The error names both.
 author:
   - The gpumesh authors (@gpumesh)
 extends_documentation_fragment:
@@ -29,31 +29,31 @@ options:
     required: true
   state:
     description:
-      - V(present) adds the members that are new and updates the others.
-      - V(absent) takes them out, and remembers who was taken out; of each, only C(machine) is used.
+      - V(present) adds new members and updates the others.
+      - V(absent) removes them, and records that they were removed; only the C(machine) of each is used.
     type: str
     choices:
       - present
       - absent
     default: present
   machine:
-    description: A single machine, in place of O(members), to take out or to prove that it is a member.
+    description: A single machine, instead of O(members), to remove or to check that it is a member.
     type: str
   registered:
     description:
-      - The name of a variable that a task before has registered on the hosts of the play. The members are what each of
-        them has as C(registration) in it, and where none has any, nothing is done. In check mode the record is not asked.
-      - The hosts are asked on the controller. Give it in place of O(members), with C(run_once).
+      - The name of a variable that an earlier task has registered on the hosts of the play. The members are the values of
+        C(registration) in it; if there are none, nothing is done. In check mode the record is not read.
+      - It is read on the controller. Set it instead of O(members), with C(run_once).
     type: str
   new_manager:
     description:
-      - The member that manages the cluster from now on. Needed when the manager leaves.
-      - On a member's copy, with the old manager lost, this makes the copy the record.
+      - The member that becomes the manager. Required if the manager is removed.
+      - On a member, if the former manager is lost, its copy becomes the record.
     type: str
   untrusted:
     description:
-      - With O(state=absent), note that the keys which the machines had have to change, also those of machines that were
-        taken out before.
+      - With O(state=absent), record that the keys that the machines had have to be replaced, also for machines that were
+        removed before.
     type: bool
     default: false
 seealso:
@@ -109,7 +109,7 @@ previous_generation:
   type: int
   sample: 3
 changes:
-  description: What changed, each with its kind, a text and the machines that it is about.
+  description: The changes, each with its kind, a text and the machines that it concerns.
   returned: success
   type: list
   elements: dict

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_overview
-short_description: Show every cluster that the hosts of a play know of
+short_description: Show every cluster in the records of the hosts of a play
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Shows for each cluster its subnet, manager, generation and members, the state of each member's copy, and what differs
-    from the record. Hosts that do not answer are named.
-  - Hands the clusters to the next job of a workflow as C(gpumesh_clusters).
-  - Runs on the controller alone, once for all hosts of the play. Give C(run_once).
+  - Shows the subnet, manager, generation and members of each cluster, the state of each member's copy, and the differences
+    from the record. Unreachable hosts are listed.
+  - Passes the clusters to the next job of a workflow as C(gpumesh_clusters).
+  - Runs only on the controller, once for all hosts of the play. Set C(run_once).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -45,7 +45,7 @@ options:
     type: str
     required: true
   output:
-    description: V(table) for people, V(json) for programs, as one line that begins with a bracket.
+    description: V(table) for people, V(json) for programs, as one line that starts with a bracket.
     type: str
     choices: [table, json]
     default: table

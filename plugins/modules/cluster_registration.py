@@ -12,11 +12,11 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Chooses the subnet, each machine's address in it, and who joins. What cannot work is refused before anything changes.
-  - Reads what the inventory says of each host, which is C(ansible_host), C(cluster_site), C(cluster_endpoint) and
+  - Chooses the subnet, the address of each machine in it, and the members. Everything is validated before any change.
+  - Reads the variables of each host, which are C(ansible_host), C(cluster_site), C(cluster_endpoint) and
     C(mesh_userspace), and options of the roles P(gpumesh.cluster.mesh#role), P(gpumesh.cluster.storage#role) and
     P(gpumesh.cluster.discover#role).
-  - Runs on the controller alone, once for all hosts of the play. Give C(run_once).
+  - Runs only on the controller, once for all hosts of the play. Set C(run_once).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -39,19 +39,19 @@ options:
     type: str
     required: true
   subnet:
-    description: The subnet that the user wants. Empty for the best one.
+    description: The requested subnet. Empty for the best one.
     type: str
     default: ""
   manager:
-    description: The manager that the user wants. Empty for the present one, or for O(candidate).
+    description: The requested manager. Empty for the current one, or for O(candidate).
     type: str
     default: ""
   machines:
-    description: Who shall be a member, as a list or a text with commas or spaces. Empty for all hosts.
+    description: The members, as a list or a string separated by commas or spaces. Empty for all hosts.
     type: raw
     default: []
   join_only:
-    description: Refuse to create a cluster, and want O(machines).
+    description: Whether to fail if the cluster does not exist, and to require O(machines).
     type: bool
     default: false
 """

@@ -12,8 +12,8 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Says where the removal is written, and refuses what cannot work before anything changes.
-  - Runs on the controller alone, once for all hosts of the play. Give C(run_once).
+  - Returns where the removal is written, and validates the request before anything is changed.
+  - Runs only on the controller, once for all hosts of the play. Set C(run_once).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -31,19 +31,19 @@ options:
     type: str
     required: true
   machines:
-    description: Who leaves, as a list or a text with commas or spaces.
+    description: The machines to remove, as a list or a string separated by commas or spaces.
     type: raw
     required: true
   new_manager:
-    description: The member that manages the cluster from now on. Needed when the manager leaves.
+    description: The member that becomes the manager. Required if the manager is removed.
     type: str
     default: ""
   manager_lost:
-    description: The manager is permanently lost. The cluster is handed over from the copy of O(new_manager).
+    description: Whether the manager is permanently lost. The copy of O(new_manager) is used.
     type: bool
     default: false
   untrusted:
-    description: The keys that the machines had are to be changed, which takes all members that stay.
+    description: Whether to replace the keys that the machines had. All remaining members must be in the play.
     type: bool
     default: false
 """

@@ -12,13 +12,13 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Gives the host the cluster's munge key, in a file that only munged can read, and runs munged with it. munged is restarted
-    only when it has not read the key yet, or does not accept what the manager has signed.
-  - Proves that the host accepts a credential of the manager, and refuses a clock that is apart from the manager's.
-  - Refuses a host whose munge another of its clusters has set up, since a host has munge once.
-  - Give O(record) and the options of the role P(gpumesh.cluster.munge#role), without its name. The other options are derived
-    from them on the controller, which installs munge where it is missing. First run it for the manager, without O(manager),
-    then on each member with what it has returned.
+  - Writes the munge key of the cluster to a file that only munged can read, and runs munged with it. munged is restarted
+    only if it has not read the key yet, or does not accept the credential of the manager.
+  - Verifies that the host accepts a credential of the manager, and fails if its clock differs from that of the manager.
+  - Refuses a host whose munge belongs to another cluster, because a host can have only one.
+  - Set O(record) and the options of the role P(gpumesh.cluster.munge#role), without its name. The other options are derived
+    from them on the controller, which installs munge if it is missing. First run it for the manager, without O(manager),
+    then on each member with the result.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -27,11 +27,11 @@ attributes:
   diff_mode:
     support: partial
     details:
-      - Shows packages and daemons, and never the key.
+      - Shows packages and daemons, but never the key.
   idempotent:
     support: partial
     details:
-      - With O(rotate=true) there is a new key at every run.
+      - With O(rotate=true), every run generates a new key.
 options:
   state:
     description: V(absent) stops munged, now and at boot, and removes the key.
@@ -39,18 +39,18 @@ options:
     choices: [present, absent]
     default: present
   key_file:
-    description: A file on the controller that holds the key. Empty means the manager's own key.
+    description: A file with the key on the controller. Empty means the manager's own key.
     type: path
   rotate_key:
-    description: Make a new key on the manager. Needs all members in the play.
+    description: Whether to generate a new key on the manager. All members must be in the play.
     type: bool
     default: false
   max_clock_skew:
-    description: Seconds that the clock may be ahead of or behind the manager's.
+    description: The maximum difference in seconds between the clock and that of the manager.
     type: int
     default: 60
   manager:
-    description: The result of the task that has run this module for the manager. Without it, this is that task.
+    description: The result of this module for the manager. If not set, this task is the one for the manager.
     type: dict
   cluster:
     description: The name of the cluster.
@@ -59,14 +59,14 @@ options:
     description: Its id, as in the record.
     type: str
   content:
-    description: The key in base64. Without it the key that is there stays.
+    description: The key in base64. If not set, an existing key is kept.
     type: str
   generate:
-    description: Make a key where there is none.
+    description: Whether to generate a key if there is none.
     type: bool
     default: false
   rotate:
-    description: Replace the key by a new one.
+    description: Whether to replace the key with a new one.
     type: bool
     default: false
   sign:
@@ -75,7 +75,7 @@ options:
     type: bool
     default: false
   verify:
-    description: A credential that the manager has signed, which munged has to accept.
+    description: A credential of the manager that munged must accept.
     type: str
   manager_name:
     description: The manager, for messages.
@@ -85,10 +85,10 @@ options:
     description: The controller's time in seconds since 1970, for RV(ahead).
     type: float
   manager_ahead:
-    description: What RV(ahead) was on the manager.
+    description: The value of RV(ahead) on the manager.
     type: float
   start:
-    description: Run munged. With V(false) nothing but the key may change on the host.
+    description: Whether to run munged. With V(false), only the key may be changed on the host.
     type: bool
     default: true
   path:
@@ -100,7 +100,7 @@ options:
     type: str
     default: munge
   socket:
-    description: Where munged listens.
+    description: The socket on which munged listens.
     type: path
     default: /run/munge/munge.socket.2
   folder:
@@ -136,7 +136,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fingerprint:
-  description: Equal for equal keys, and of no use to find one out. Empty where there is no key.
+  description: A fingerprint of the key, from which the key cannot be derived. Empty if there is no key.
   type: str
   returned: always
   sample: 6b7cf7ab3b7b9cf1
@@ -146,23 +146,23 @@ missing:
   elements: str
   returned: O(state=present)
 ahead:
-  description: Seconds that this host's clock was ahead of O(asked_at), with the time that the connection took.
+  description: Seconds by which this host's clock was ahead of O(asked_at), including the time of the connection.
   type: float
   returned: with O(asked_at)
 content:
-  description: The key in base64. Empty where there is none, as in check mode on a fresh host.
+  description: The key in base64. Empty if there is none, as in check mode on a fresh host.
   type: str
   returned: with O(sign=true)
 credential:
-  description: What munged has signed. Empty where it does not answer.
+  description: A credential signed by munged. Empty if munged does not answer.
   type: str
   returned: with O(sign=true)
 reason:
-  description: Why munged did not sign, in its own words. Empty where it did.
+  description: The error of munged if it did not sign a credential. Otherwise empty.
   type: str
   returned: with O(sign=true)
 restarted:
-  description: Whether a running munged was replaced by a new one, or would have been.
+  description: Whether a running munged was restarted, or would have been.
   type: bool
   returned: O(state=present)
 """

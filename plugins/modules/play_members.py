@@ -12,9 +12,9 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Refuses a record that is not valid, or of another cluster or manager. Every later task believes it, and delegates to
-    whom it names.
-  - Runs on the controller alone, once for all hosts of the play. Give C(run_once).
+  - Refuses an invalid record, or one of another cluster or manager, because later tasks trust it and delegate to the
+    machines in it.
+  - Runs only on the controller, once for all hosts of the play. Set C(run_once).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -24,17 +24,17 @@ options:
     type: raw
     required: true
   name:
-    description: The name of the cluster that the record has to be of.
+    description: The cluster to which the record must belong.
     type: str
   manager:
-    description: The manager that the record has to name.
+    description: The manager that the record must have.
     type: str
   registered:
     description: The name of the variable in which a task has registered M(gpumesh.cluster.cluster_info) on the hosts.
     type: str
     required: true
   announce:
-    description: Print which hosts are not among the members, and which members cannot connect to the others.
+    description: Whether to print which hosts are not among the members, and which members are userspace-only.
     type: bool
     default: false
 """

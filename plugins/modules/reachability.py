@@ -13,10 +13,10 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Tests every ordered pair of members in a constant number of tasks. M(gpumesh.cluster.reachability_listener) starts a
-    listener on each member, then this module connects each to all others at once.
-    The role P(gpumesh.cluster.reachability#role) runs both in their order, and
-    M(gpumesh.cluster.reachability_verdicts) says what the results mean.
-  - Needs Python and iproute2 on the host, and root for the search for duplicate addresses.
+    listener on each member, then this module connects each member to all others at the same time.
+    The role P(gpumesh.cluster.reachability#role) runs both, and M(gpumesh.cluster.reachability_verdicts) evaluates the
+    results.
+  - Requires Python and iproute2 on the host, and root to find duplicate addresses.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -25,11 +25,11 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     details:
-      - It only measures. What it starts ends by itself and leaves nothing behind.
+      - It only measures. The processes that it starts end by themselves and leave nothing behind.
 options:
   peers:
     description:
-      - Whom to probe; O(machine) itself is passed over. All that take part, in the same order on all hosts.
+      - The members to probe; O(machine) itself is skipped. Give all participants, in the same order on all hosts.
     type: list
     elements: dict
     default: []
@@ -43,7 +43,7 @@ options:
         type: str
         required: true
       ports:
-        description: What its listener has returned as C(ports). Without any, it has no listener, and only O(ports) are tried.
+        description: The C(ports) returned by its listener. If empty, it has no listener, and only O(ports) are tried.
         type: list
         elements: dict
         default: []
@@ -53,7 +53,7 @@ options:
             type: int
             required: true
           role:
-            description: Why it is tried.
+            description: The reason why it is tested.
             type: str
             required: true
             choices: [named, ephemeral]
@@ -63,32 +63,32 @@ options:
             required: true
             choices: [tcp, udp]
           state:
-            description: What the listener made of it.
+            description: The state of the port at the listener.
             type: str
             required: true
             choices: [listening, service, forbidden, unknown]
       rdma:
-        description: Whether its listener has returned a device as C(rdma).
+        description: Whether its listener has returned a device in C(rdma).
         type: bool
         default: false
   timeout:
-    description: Seconds to wait for an answer. All peers are asked at once, so silent ones cost this time once.
+    description: The timeout in seconds. All peers are probed at the same time, so silent peers cost this time only once.
     type: float
     default: 5
   payload_bytes:
-    description: Size of the payload that goes each way; V(0) for none.
+    description: The size of the payload in each direction; V(0) for none.
     type: int
     default: 1048576
   check_name:
-    description: Also look at what the host's own name resolves to. With O(members), that follows from O(layer).
+    description: Whether to check what the host's own name resolves to. With O(members), this depends on O(layer).
     type: bool
     default: true
   throughput_seconds:
     description:
-      - Where it is not V(0), the throughput to all O(peers) that have a listener is measured afterwards, in the background,
-        each measurement for so long. They begin when all hosts have come to it, and no host is in two at a time.
-        M(gpumesh.cluster.reachability_listener) returns the results when it is stopped.
-      - Where two hosts have RDMA, each direction takes twice as long once more, and four seconds.
+      - The duration of each throughput measurement in seconds. If it is not V(0), the throughput to all O(peers) with a
+        listener is measured afterwards, in the background. The measurements start when all hosts are ready, and no host
+        takes part in two at a time. M(gpumesh.cluster.reachability_listener) returns the results when it is stopped.
+      - If two hosts have RDMA, each direction takes another two times as long, plus four seconds.
     type: int
     default: 0
 seealso:

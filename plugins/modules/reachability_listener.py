@@ -12,13 +12,13 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Starts or stops what answers to M(gpumesh.cluster.reachability) on the other members.
-  - A listener binds to the member's address alone, hangs up on whoever does not prove to know O(token), and is ended by
-    the kernel after O(lifetime), even if everything else has died. Nothing is written to the disk.
-  - Where a run is cut off, what it has left ends a quarter of O(lifetime) after the SSH connection of its controller is
-    gone, and at once when the same controller begins another run, or when the module M(gpumesh.cluster.daemon) starts
-    a service. What belongs to another controller that is still connected is left alone, and so are the runs in O(spared).
-  - Needs Python and iproute2 on the host, and root for ports below 1024.
+  - Starts or stops the listener for M(gpumesh.cluster.reachability) on the other members.
+  - A listener binds only to the member's address, closes connections from peers that do not know O(token), and is ended by
+    the kernel after O(lifetime), even if everything else has died. Nothing is written to disk.
+  - After an interrupted run, listeners end a quarter of O(lifetime) after the SSH connection of the controller has closed,
+    or immediately if the same controller starts another run or the module M(gpumesh.cluster.daemon) starts a service.
+    Listeners of other connected controllers and of the runs in O(spared) are not affected.
+  - Requires Python and iproute2 on the host, and root for ports below 1024.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -27,47 +27,47 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     details:
-      - It only measures. What it starts ends by itself and leaves nothing behind.
+      - It only measures. The processes that it starts end by themselves and leave nothing behind.
 options:
   state:
     description:
-      - V(started) starts the listener and returns the ports that it got. A host that is not among O(members) is skipped.
-      - V(stopped) ends what the run has left on this host; without O(run), what runs that were cut off have.
+      - V(started) starts the listener and returns its ports. A host that is not among O(members) is skipped.
+      - V(stopped) ends the processes of the run on this host; without O(run), those of interrupted runs.
     type: str
     choices: [started, stopped]
     default: started
   ephemeral_range:
-    description: The ports that programs such as NCCL are given, as FIRST-LAST. TCP and UDP are tested.
+    description: The range of ports that programs such as NCCL use, as FIRST-LAST. TCP and UDP are tested.
     type: str
     default: 32768-60999
   sample_count:
-    description: How many ports of O(ephemeral_range) stand for all. They are spread over the range.
+    description: The number of ports to test in O(ephemeral_range). They are spread over the range.
     type: int
     default: 4
   lifetime:
-    description: Seconds after which the listener ends. With O(members), it is longer where there are many.
+    description: Seconds after which the listener ends. With O(members), it is increased if there are many.
     type: int
     default: 300
   visitors:
     description:
-      - The machines that will probe this one. After the last of them the listener ends. With an empty list it waits to be
-        stopped, or for its end. With O(members), they are the other members in the play.
+      - The machines that will probe this one. The listener ends after the last of them. With an empty list it runs until it
+        is stopped or its lifetime ends. With O(members), these are the other members in the play.
     type: list
     elements: str
     default: []
   spared:
     description:
-      - Runs that the same controller is still making, such as those of another playbook at the same time. Their listeners
-        stay. By default, the runs of the user's other playbooks on the controller.
+      - Other current runs of the same controller, such as those of another playbook. Their listeners are kept. Defaults to
+        the runs of the user's other playbooks on the controller.
     type: list
     elements: str
   throughput_seconds:
-    description: As for M(gpumesh.cluster.reachability). Where it is not V(0), the listener waits to be stopped.
+    description: As for M(gpumesh.cluster.reachability). If it is not V(0), the listener runs until it is stopped.
     type: int
     default: 0
   timeout:
     description:
-      - With V(stopped), how many seconds to wait for the results of the throughput first. V(0) does not wait for any.
+      - With V(stopped), the timeout in seconds for the throughput results. V(0) does not wait.
     type: float
     default: 0
 seealso:

@@ -12,13 +12,13 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Writes the configuration of a configless Slurm cluster whose nodes register themselves, and runs the daemons. Slurm's own
-    parser has to accept the files first. A daemon is restarted only where it has not read its settings.
-  - The controller serves C(slurm.conf), C(cgroup.conf) and C(gres.conf), which name no node. So a node joins and leaves
-    without a change of a file, or a restart, anywhere else. What holds for a host alone is in O(directory) below C(node).
-  - Detects the version of the control groups, the GPUs, the memory and the version of Slurm of this host.
-  - Give O(record). The other options are derived from it and from the options of the role
-    P(gpumesh.cluster.slurm#role), as the variables of the host have them, on the controller, which installs what is missing.
+  - Writes the configuration of a configless Slurm cluster with dynamic nodes, and runs the daemons. Slurm's own parser must
+    accept the files first. A daemon is restarted only if it has not read its current settings.
+  - The controller serves C(slurm.conf), C(cgroup.conf) and C(gres.conf), which do not contain nodes. So a node can join or
+    leave without a changed file or a restart on other hosts. Host-specific settings are in O(directory) below C(node).
+  - Detects the version of the control groups, the GPUs, the memory and the version of Slurm on the host.
+  - Set O(record). The other options are derived from it and from the options of the role P(gpumesh.cluster.slurm#role) in
+    the variables of the host. This happens on the controller, which also installs missing packages.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -27,12 +27,12 @@ attributes:
   idempotent:
     support: partial
     details:
-      - With O(restart=true) the controller is restarted at every run.
+      - With O(restart=true), every run restarts the controller.
 options:
   state:
     description:
-      - V(present) has the host as a node, with its checks and slurmd. It stops before slurmd where the controller has to
-        forget the node first, which RV(redefined) says.
+      - V(present) sets up the host as a node, with its health check and slurmd. If the node has to be deleted from the
+        controller first, it stops before slurmd and returns RV(redefined).
       - V(configured) writes the configuration of the controller, V(stored) runs MariaDB, and V(served) runs slurmdbd,
         slurmctld and slurmrestd. These three are for the manager, in this order.
       - V(absent) removes the configuration.
@@ -40,11 +40,11 @@ options:
     choices: [present, configured, stored, served, absent]
     default: present
   restart:
-    description: The controller has to be restarted, as RV(reload) says.
+    description: Whether the controller has to be restarted, according to RV(reload).
     type: bool
     default: false
   forgotten:
-    description: The controller has forgotten the node, so that slurmd may register it as it is now.
+    description: Whether the node was deleted from the controller, so that slurmd can register it again.
     type: bool
     default: false
   programs:
@@ -53,15 +53,15 @@ options:
     elements: str
     default: []
   health_mount_timeout:
-    description: Seconds in which a volume has to answer to the checks of the node.
+    description: The timeout in seconds for a volume to respond to the health check of the node.
     type: float
     default: 10
   health_max_drained_percent:
-    description: The part of all nodes that may be out of service for the same fault.
+    description: The percentage of nodes that may be drained for the same fault.
     type: float
     default: 25
   keep_checks:
-    description: Leave the program that checks the node where O(health_check) is empty.
+    description: Whether to keep the health check program if O(health_check) is empty.
     type: bool
     default: true
   controller_name:
@@ -69,11 +69,11 @@ options:
     type: str
     default: ""
   controller_port:
-    description: The port at which the controller answers.
+    description: The port of the controller.
     type: int
     default: 6817
   token_key:
-    description: The file of the key that signs the tokens of the REST interface, made where there is none. Empty for none.
+    description: The file with the key that signs the tokens of slurmrestd, which is created if missing. Empty for none.
     type: str
     default: ""
   files:
@@ -82,12 +82,12 @@ options:
     elements: dict
     default: []
   withdrawn:
-    description: Files of services that are not wanted.
+    description: Files of services that are no longer wanted.
     type: list
     elements: str
     default: []
   daemons:
-    description: The daemons to run, one after the other, with options of M(gpumesh.cluster.daemon).
+    description: The daemons to run, in this order, with options of M(gpumesh.cluster.daemon).
     type: list
     elements: dict
     default: []
@@ -102,27 +102,27 @@ options:
     type: path
     default: /etc/supervisor/conf.d
   cluster:
-    description: Name of the cluster. Needed for V(present) and V(configured).
+    description: The name of the cluster. Required for V(present) and V(configured).
     type: str
   controller:
-    description: Address of the controller in the cluster. Needed for V(present) and V(configured).
+    description: The address of the controller in the cluster. Required for V(present) and V(configured).
     type: str
   machine:
-    description: Name of this host as a node. Needed for V(present) and V(configured).
+    description: The node name of this host. Required for V(present) and V(configured).
     type: str
   address:
-    description: Its address in the cluster. Needed for V(present) and V(configured).
+    description: The address of this host in the cluster. Required for V(present) and V(configured).
     type: str
   serve:
-    description: This host runs the controller.
+    description: Whether this host runs the controller.
     type: bool
     default: false
   accounting:
-    description: The controller has a slurmdbd beside it.
+    description: Whether the controller uses slurmdbd.
     type: bool
     default: true
   max_nodes:
-    description: How many nodes may register.
+    description: The maximum number of nodes.
     type: int
     default: 1024
   task_prolog:
@@ -212,7 +212,7 @@ missing:
   elements: str
   returned: unless O(state=absent)
 reload:
-  description: What a running controller needs to take the changes over, V(none), V(reconfigure) or V(restart).
+  description: What a running controller needs to apply the changes, V(none), V(reconfigure) or V(restart).
   type: str
   returned: O(state=present) or O(state=configured)
 node_changed:
@@ -220,7 +220,7 @@ node_changed:
   type: bool
   returned: O(state=present) or O(state=configured)
 redefined:
-  description: Whether what the node declares of itself has changed, so that the controller has to forget it first.
+  description: Whether the definition of the node has changed, so that it has to be deleted from the controller first.
   type: bool
   returned: O(state=present) or O(state=configured)
 changed_files:
@@ -229,11 +229,11 @@ changed_files:
   elements: str
   returned: unless O(state=stored) or O(state=served)
 leftover:
-  description: Whether this host, which is not to serve, has the state of a controller, as when it was the manager before.
+  description: Whether this host has the state of a controller although it does not run one, as a former manager.
   type: bool
   returned: O(state=present) or O(state=configured)
 definition:
-  description: What the node declares of itself.
+  description: The definition of the node.
   type: str
   returned: O(state=present) or O(state=configured)
   sample: NodeAddr=10.99.0.1 RealMemory=23622 Gres=gpu:2
@@ -243,16 +243,16 @@ cgroup:
   returned: O(state=present) or O(state=configured)
   sample: {version: none, why: systemd does not run as PID 1}
 slurm_version:
-  description: Version of the installed Slurm. Null where there is none.
+  description: The version of the installed Slurm. Null if it is not installed.
   type: str
   returned: O(state=present) or O(state=configured)
   sample: 24.11.5
 validated:
-  description: Whether Slurm's parser has read the files. It has not where Slurm is not installed, as in check mode.
+  description: Whether the files were checked by Slurm's parser. They are not if Slurm is not installed, as in check mode.
   type: bool
   returned: O(state=present) or O(state=configured)
 socket:
-  description: Where MariaDB listens.
+  description: The socket on which MariaDB listens.
   type: str
   returned: O(state=stored)
 database:
@@ -260,12 +260,12 @@ database:
   type: bool
   returned: O(state=stored)
 withdrawn:
-  description: The files of services that are not wanted which are there.
+  description: The existing files of services that are no longer wanted.
   type: list
   elements: str
   returned: O(state=served)
 restarted:
-  description: The daemons that were replaced by new ones, or would have been.
+  description: The daemons that were restarted, or would have been.
   type: list
   elements: str
   returned: unless O(state=absent)

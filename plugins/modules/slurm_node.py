@@ -13,8 +13,8 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Runs on a host with Slurm's commands, such as the manager.
-  - A reason is stored with C(gpumesh:) before it. V(idle) resumes only nodes with such a reason, or with none; what
-    somebody else has drained stays drained and is returned in RV(left_alone).
+  - A reason is stored with the prefix C(gpumesh:). V(idle) resumes only nodes with such a reason or none; nodes that were
+    drained for other reasons stay drained and are returned in RV(left_alone).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -26,17 +26,17 @@ options:
     required: true
   state:
     description:
-      - V(idle) resumes. V(drained) lets running jobs end and starts no others. V(down) kills them; they queue again
-        if they allow it. V(absent) deletes the nodes, which must have no jobs.
+      - V(idle) resumes the nodes. V(drained) lets running jobs end and starts no others. V(down) kills them; they are
+        requeued if they allow it. V(absent) deletes the nodes, which must not have jobs.
     type: str
     choices: [idle, drained, down, absent]
     required: true
   reason:
-    description: Why, for V(drained) and V(down), which need it.
+    description: The reason. Required for V(drained) and V(down).
     type: str
   wait:
     description:
-      - Seconds to wait until a drained node has no jobs any more, or an idle one takes jobs. V(0) does not wait.
+      - Seconds to wait until a drained node has no more jobs, or an idle one accepts jobs. V(0) does not wait.
     type: int
     default: 0
 """

@@ -12,16 +12,15 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Packs the state of a stopped controller, returns it part by part, and puts it in place before the next one starts.
-  - The state holds the scripts and the environments of jobs, and so whatever secrets users have put there. Use it only in
-    tasks with C(no_log).
-  - A marker in the folder says of which cluster the state is, and in which tenures of which managers it has come about. A
-    tenure is the time in which one machine has managed the cluster, named by the generation of the record with which it
-    began.
-  - With O(record) and V(state=inspected), it decides whose queue counts, by the history of the record and the markers. A
-    manager goes on with the queue of its own time, or takes over that of the manager before. It is refused an empty queue
-    while another machine may have one that counts.
-  - Works with the rights of O(user), and takes nothing but plain files below O(folder) from the other manager.
+  - Packs the state of a stopped controller, returns it in parts, and installs it before the next controller starts.
+  - The state contains the scripts and environments of jobs, which may include secrets of users. Use it only in tasks with
+    C(no_log).
+  - A marker in the directory shows to which cluster the state belongs, and in which tenures it was written. A tenure is the
+    time in which one machine manages the cluster, identified by the generation of the record in which it started.
+  - With O(record) and V(state=inspected), it decides which queue is the current one, from the history of the record and the
+    markers. A manager continues with the queue of its own tenure, or takes over that of the former manager. It does not
+    start with an empty queue while another machine may have the current one.
+  - Runs with the privileges of O(user), and accepts only plain files below O(folder) from the other manager.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -30,54 +29,54 @@ attributes:
   diff_mode:
     support: none
     details:
-      - The state is binary and may hold secrets of users.
+      - The state is binary and may contain secrets of users.
 options:
   state:
     description:
-      - V(packed) makes an archive of the state, in O(folder).
+      - V(packed) creates an archive of the state in O(folder).
       - V(exported) returns a part of the archive.
-      - V(imported) takes a part, and after the last one puts the state in place.
-      - V(inspected) says what is in O(folder), and changes nothing.
-      - V(marked) writes whose state it is.
-      - V(retired) stops the controller and slurmdbd, deletes the accounting, which is saved first with O(keep), and
-        empties O(folder). It takes no other option, and can be run again after it was cut off.
-      - For V(packed) and V(imported), the controller has to be stopped.
+      - V(imported) writes a part, and installs the state after the last one.
+      - V(inspected) returns what is in O(folder), and changes nothing.
+      - V(marked) writes the marker.
+      - V(retired) stops the controller and slurmdbd, deletes the accounting, which is saved first with O(keep), and empties
+        O(folder). It takes no other option, and can be run again after an interruption.
+      - For V(packed) and V(imported), the controller must be stopped.
     type: str
     choices: [packed, exported, imported, inspected, marked, retired]
     required: true
   manager_queue:
-    description: What V(inspected) has returned on the manager, where the machine is asked that managed before.
+    description: The result of V(inspected) on the manager, when the former manager is queried.
     type: dict
   member_queue:
-    description: What V(inspected) has returned on a machine that does not manage the cluster, where the manager is asked.
+    description: The result of V(inspected) on a machine that is not the manager, when the manager is queried.
     type: dict
   known:
-    description: The machines that can be asked. By default those of the inventory.
+    description: The machines that can be queried. Defaults to those of the inventory.
     type: list
     elements: str
   handing:
-    description: The machine that has just ended its controller to hand it over. Empty for nobody.
+    description: The machine that has just stopped its controller for a hand-over. Empty for none.
     type: str
     default: ""
   lost:
-    description: The machine that was the manager before is lost for good, and the queue with it.
+    description: Whether the former manager is permanently lost, and its queue with it.
     type: bool
     default: false
   part:
-    description: Which part, from 0 on.
+    description: The number of the part, starting at 0.
     type: int
     default: 0
   parts:
-    description: How many there are, as V(packed) has returned it. Required for V(imported).
+    description: The number of parts, as returned by V(packed). Required for V(imported).
     type: int
   checksum:
-    description: The checksum of the archive, as V(packed) has returned it. Required for V(imported).
+    description: The checksum of the archive, as returned by V(packed). Required for V(imported).
     type: str
   content:
-    description: What V(exported) has returned as RV(content). Required for V(imported).
+    description: RV(content) as returned by V(exported). Required for V(imported).
     type: str
   cluster_id:
-    description: The id of the cluster that the state is of, as in the record. Required for V(marked).
+    description: The id of the cluster of the state, as in the record. Required for V(marked).
     type: str
   machine:
     description: The machine that has it. Required for V(marked).
@@ -137,7 +136,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 parts:
-  description: How many parts the archive has.
+  description: The number of parts of the archive.
   type: int
   returned: O(state=packed)
 checksum:
@@ -149,16 +148,16 @@ content:
   type: str
   returned: O(state=exported)
 files:
-  description: The files that were put in place. Empty before the last part.
+  description: The installed files. Empty before the last part.
   type: list
   elements: str
   returned: O(state=imported)
 used:
-  description: Whether a controller has written into the folder.
+  description: Whether a controller has written to the directory.
   type: bool
   returned: O(state=inspected)
 marker:
-  description: Whose state it is. Null where nothing says so.
+  description: The owner of the state. Null if it is not known.
   type: dict
   returned: O(state=inspected)
   contains:
@@ -173,7 +172,7 @@ marker:
       type: list
       elements: int
 accounting:
-  description: Whether the accounting of a former manager lies there and is still to be loaded.
+  description: Whether the accounting of a former manager is there and still has to be loaded.
   type: bool
   returned: O(state=inspected)
 node:
@@ -182,20 +181,21 @@ node:
   returned: O(state=inspected)
 succession:
   description:
-    - What the manager does, C(action), V(go_on) with what is there, V(mark) it as of this time, or V(take) it over first.
-    - C(former) is the machine to ask before anything is decided, empty where nobody has to be asked.
-    - C(retire) is what becomes of an older queue of the manager, V(keep) or V(delete), empty where there is none.
-    - C(tenures) are those in which the queue has come about, for V(mark) and V(take).
+    - The action of the manager, C(action), is V(go_on) to continue with its queue, V(mark) to mark it with the current
+      tenure, or V(take) to take it over first.
+    - C(former) is the machine to query before the decision, empty for none.
+    - C(retire) is what happens to an older queue of the manager, V(keep) or V(delete), empty if there is none.
+    - C(tenures) are those in which the queue was written, for V(mark) and V(take).
   type: dict
   returned: with O(record), unless with O(member_queue)
 leftover:
   description:
-    - What becomes of the queue of a machine that does not manage the cluster. V(delete) once the manager's has grown out of
-      it, V(keep) where it has not, and empty where the manager itself has not got the queue that counts.
+    - What happens to the queue of a machine that is not the manager. V(delete) if the manager's queue is its continuation,
+      V(keep) if it is not, and empty if the manager itself does not have the current queue.
   type: str
   returned: with O(record) and O(member_queue)
 kept:
-  description: The folder into which the state was moved. Empty where there was none, or it was deleted.
+  description: The directory to which the state was moved. Empty if there was none, or if it was deleted.
   type: str
   returned: O(state=retired)
 """

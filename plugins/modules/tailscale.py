@@ -12,14 +12,14 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Logs the host in at any control server, Tailscale's or Headscale, and changes only those settings that differ.
-  - A host that is logged in needs no key. One whose key has expired logs in again and keeps its name and address.
-  - The key reaches C(tailscale) in a file that only root can read and that is gone afterwards; it is in no command line,
-    result, diff or message.
-  - It gets to a host only where the host has to log in, or to do so again for its tags.
-  - Where C(tailscaled) is not installed or does not run, nothing is done, and RV(running) says so.
-  - With O(record), what is not given is taken from the options of the role P(gpumesh.cluster.mesh#role), and O(peers) are all
-    other members.
+  - Logs the host in at a control server, Tailscale's or Headscale, and changes only settings that differ.
+  - A host that is already logged in needs no key. A host whose key has expired logs in again and keeps its name and address.
+  - The key is passed to C(tailscale) in a file that only root can read and that is deleted afterwards; it does not appear in
+    any command line, result, diff or message.
+  - The key is sent only to hosts that have to log in, or to log in again for their tags.
+  - If C(tailscaled) is not installed or not running, nothing is done, and RV(running) is false.
+  - With O(record), options that are not set come from the role P(gpumesh.cluster.mesh#role), and O(peers) are all other
+    members.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -27,77 +27,77 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(absent) logs the host out, if this module logged it in. A login that was there before is left alone.
+      - V(absent) logs the host out if this module logged it in. Earlier logins are kept.
     type: str
     choices: [present, absent]
     default: present
   auth_key:
     description:
-      - A key with which a host may log in, of Tailscale or Headscale, or the secret of an OAuth client of Tailscale.
-      - Used only where the host has to log in, or where a key of Tailscale is to change its tags.
+      - An auth key of Tailscale or Headscale, or the secret of an OAuth client of Tailscale.
+      - Used only if the host has to log in, or if a key of Tailscale has to change its tags.
     type: str
   login:
     description:
-      - Whether to log in where that is needed. With V(false) nothing is done there, and RV(login_needed) says so.
+      - Whether to log in if required. With V(false), a host that has to log in is not changed, and RV(login_needed) is true.
     type: bool
     default: true
   login_server:
     description:
-      - URL of the control server. Without it, where the host is logged in, else Tailscale's own.
-      - A host that is logged in elsewhere is left there and refused.
+      - The URL of the control server. Defaults to that of the current login, or else to Tailscale's own.
+      - A host that is logged in at another server is refused and not changed.
     type: str
   hostname:
-    description: Name in the tailnet. Without it, as it is; at the first login the host's own name.
+    description: The name in the tailnet. Defaults to the current name or, at the first login, to the host's own name.
     type: str
   tags:
     description:
-      - What the host is to the tailnet's policy, such as V(tag:gpu).
-      - Tailscale gives the tags that the host asks for as far as the key's owner may. Headscale gives those of the key;
-        to have others there, create the key with them, or set them with M(gpumesh.cluster.tailscale_device).
+      - The tags of the host for the policy of the tailnet, such as V(tag:gpu).
+      - Tailscale assigns the requested tags if the owner of the key may set them. Headscale assigns those of the key; for
+        others, create the key with them, or set them with M(gpumesh.cluster.tailscale_device).
     type: list
     elements: str
   advertise_routes:
-    description: Networks behind this host that it offers to the others. The tailnet's policy has to approve them.
+    description: Networks behind this host to advertise. The policy of the tailnet must approve them.
     type: list
     elements: str
   accept_routes:
-    description: Use the networks that others offer.
+    description: Whether to use the networks that others advertise.
     type: bool
   accept_dns:
-    description: Use the tailnet's name servers.
+    description: Whether to use the name servers of the tailnet.
     type: bool
   ssh:
-    description: Let the daemon answer SSH from the tailnet, as its policy says.
+    description: Whether the daemon accepts SSH connections from the tailnet, according to its policy.
     type: bool
   ephemeral:
     description:
-      - With the secret of an OAuth client, let the control server forget the host once it is gone for a while. Other keys
-        are made ephemeral, or not, where they are created.
+      - With the secret of an OAuth client, whether to register an ephemeral device, which the control server removes after
+        it has been offline for a while. For other keys this is set when they are created.
     type: bool
     default: false
   timeout:
-    description: Seconds that the login may take.
+    description: The timeout of the login in seconds.
     type: int
     default: 60
   peers:
-    description: Addresses in the tailnet of which to report how they are reached.
+    description: Addresses in the tailnet whose paths are reported.
     type: list
     elements: str
     default: []
   probe:
-    description: Prove how O(peers) are reached by packets. Without it, what the daemon remembers is reported.
+    description: Whether to probe the paths to O(peers) with packets. Otherwise the state of the daemon is reported.
     type: bool
     default: false
   forget:
     description:
-      - With O(state=absent), drop the host's identity, so that it comes back as a new device. To be done once its device is
-        deleted and C(tailscaled) has ended; beside the old device the new one would be called C(name-1).
+      - With O(state=absent), delete the host's identity, so that it comes back as a new device. Do this once its device is
+        deleted and C(tailscaled) has stopped; otherwise the new device would be called C(name-1).
     type: bool
     default: false
   supervisor_programs:
     description:
-      - Folder of the programs of supervisord, where the module M(gpumesh.cluster.daemon) has put tailscaled
-        on a host without systemd.
+      - The directory of the programs of supervisord, in which the module M(gpumesh.cluster.daemon) has configured
+        tailscaled on a host without systemd.
     type: path
     default: /etc/supervisor/conf.d
 seealso:
@@ -133,17 +133,17 @@ ready:
   type: bool
   returned: with O(record)
 registration:
-  description: What the cluster record has to learn of the host, for O(gpumesh.cluster.cluster_member#module:registered).
+  description: The values to register in the cluster record, for O(gpumesh.cluster.cluster_member#module:registered).
   type: dict
   returned: with O(record), when its address is not the one in the record
 flags:
-  description: The options with which C(tailscaled) is to run on this host, beside its port.
+  description: The options for C(tailscaled) on this host, in addition to its port.
   type: list
   elements: str
   returned: with O(record)
   sample: [--tun=tailscale0]
 installed:
-  description: Whether C(tailscale) and C(tailscaled) are there.
+  description: Whether C(tailscale) and C(tailscaled) are installed.
   type: bool
   returned: success
 running:
@@ -155,7 +155,7 @@ boot:
   type: bool
   returned: success
 tun_device:
-  description: Whether the host can have an interface. Without, the tailnet is reached through a SOCKS proxy only.
+  description: Whether the host can have an interface. If not, the tailnet is reached only through a SOCKS proxy.
   type: bool
   returned: success
 tun:
@@ -163,7 +163,7 @@ tun:
   type: bool
   returned: success
 backend_state:
-  description: What the daemon says of itself, empty where it does not answer.
+  description: The state that the daemon reports, empty if it does not answer.
   type: str
   returned: success
   sample: Running
@@ -178,29 +178,29 @@ id:
   returned: success
   sample: nQXAf5AKe621CNTRL
 name:
-  description: The host's name in the tailnet. It differs from O(hostname) where another device has that one.
+  description: The host's name in the tailnet. It differs from O(hostname) if another device has that name.
   type: str
   returned: success
   sample: gpu1
 addresses:
   description:
-    - The host's addresses in the tailnet; none where it is not logged in. With O(state=absent), those that it had, so that
-      its device can be deleted, now or later.
+    - The host's addresses in the tailnet; none if it is not logged in. With O(state=absent), its former addresses, so that
+      its device can be deleted.
   type: list
   elements: str
   returned: success
   sample: [100.64.0.1, "fd7a:115c:a1e0::1"]
 tags:
-  description: The tags that the control server has given the host.
+  description: The tags that the control server has assigned to the host.
   type: list
   elements: str
   returned: success
 login_needed:
-  description: Whether the host has to log in, or to do so again for its tags. After a login it need not.
+  description: Whether the host has to log in, or to log in again for its tags. False after a login.
   type: bool
   returned: success
 tags_differ:
-  description: Whether these are others than O(tags).
+  description: Whether the tags differ from O(tags).
   type: bool
   returned: success
 managed:
@@ -213,7 +213,7 @@ key_expiry:
   returned: success
   sample: "2027-05-01T08:00:00Z"
 health:
-  description: What the daemon complains of.
+  description: The health warnings of the daemon.
   type: list
   elements: str
   returned: success

@@ -12,11 +12,10 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Deletes a device, or sets its tags, by the API of Tailscale or Headscale. It runs where that is reached, such as on the
-    machine that runs Ansible, so that the API key is never on the device itself.
-  - A host that has left comes back under its own name once its old device is deleted; beside it, the new one would be
-    called C(name-1).
-  - With O(record), the device is that of O(machine), and what is not given is taken from the options of the role
+  - Deletes a device, or sets its tags, through the API of Tailscale or Headscale. Run it on a machine that can reach the
+    API, such as the machine that runs Ansible, so that the API key is never on the device itself.
+  - A host that comes back gets its own name if its old device was deleted; otherwise the new one is called C(name-1).
+  - With O(record), the device is that of O(machine), and options that are not set come from the role
     P(gpumesh.cluster.mesh#role). A machine that never had an address in the tailnet is skipped.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -24,41 +23,41 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
 options:
   machine:
-    description: With O(record), the name of the machine. By default the host of the task.
+    description: With O(record), the name of the machine. Defaults to the host of the task.
     type: str
   left:
-    description: With O(record), members that it does not have any more, as they were in it.
+    description: With O(record), former members that are no longer in it, as they were in it.
     type: list
     elements: dict
     default: []
   address:
-    description: The device's address in the tailnet. Required without O(record), whose address for the machine wins.
+    description: The address of the device in the tailnet. Required without O(record), whose address takes precedence.
     type: str
   name:
     description:
-      - The first label of the device's name in the tailnet. A device of another name is left as it is, and that is an error,
-        since an address is what a host says of itself. Required without O(record).
+      - The first label of the device's name in the tailnet. The module fails if the device has another name, because the
+        address is reported by the host itself. Required without O(record).
     type: str
   id:
-    description: The device's ID at the control server, which then has to be the same too.
+    description: The ID of the device at the control server. If set, it must match as well.
     type: str
   api_key:
-    description: A key of the control server's API, sent in a header. Required without O(record).
+    description: A key for the API of the control server. Required without O(record).
     type: str
   login_server:
-    description: URL of a Headscale. Without it, Tailscale's own API is meant.
+    description: The URL of a Headscale server. Defaults to Tailscale's own API.
     type: str
   state:
-    description: V(absent) deletes the device. V(present) sets the tags of one that is there.
+    description: V(absent) deletes the device. V(present) sets the tags of an existing one.
     type: str
     choices: [present, absent]
     default: present
   tags:
-    description: What the device is to the tailnet's policy. Required with O(state=present).
+    description: The tags of the device. Required with O(state=present).
     type: list
     elements: str
   ca_path:
-    description: File of certificates to trust. Without it, those that the system trusts.
+    description: A file with trusted certificates. Defaults to those of the system.
     type: path
 """
 

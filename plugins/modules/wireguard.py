@@ -12,14 +12,14 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Makes the key pair on the host itself. The private key is in C(/etc/wireguard/<interface>.key), readable by root
-    alone; it is in no configuration, command line, result or diff.
-  - With O(peers), or with O(record), from which they follow, writes the configuration for C(wg-quick) and brings the running
-    interface to the same state. Only what differs is touched; the sessions of other peers go on. What somebody changed by
-    hand comes back.
-  - With O(record), installs WireGuard where it is missing.
-  - An interface that is not up is not started. Start the service C(wg-quick@<interface>) after this module; where the
-    kernel has no WireGuard, it falls back to C(wireguard-go) by itself.
+  - Generates the key pair on the host. The private key is in C(/etc/wireguard/<interface>.key), readable only by root; it
+    does not appear in any configuration, command line, result or diff.
+  - With O(peers), or with O(record), from which they are derived, writes the configuration for C(wg-quick) and applies it
+    to the running interface. Only differences are changed; the sessions of other peers continue. Manual changes are
+    reverted.
+  - With O(record), installs WireGuard if it is missing.
+  - Does not start an interface that is down. Start the service C(wg-quick@<interface>) after this module; it falls back to
+    C(wireguard-go) if the kernel does not support WireGuard.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -33,54 +33,54 @@ options:
     choices: [present, absent]
     default: present
   mtu:
-    description: Largest packet through the tunnel, in bytes.
+    description: The MTU of the tunnel in bytes.
     type: int
     default: 1420
   probe_mtu:
     description:
-      - Lower O(mtu) to what the paths to the endpoints carry, found out by echo requests that may not be fragmented.
-      - Each endpoint is measured at its first run; later runs confirm that with one packet, or two where the path is
-        narrow, and measure again where it has shrunk or grown. One that does not answer to echo requests at its first run
-        is taken to carry O(mtu).
+      - Lower O(mtu) to the MTU of the paths to the endpoints, measured with echo requests that must not be fragmented.
+      - Each endpoint is measured in its first run; later runs confirm the result with one packet, or two if the path is
+        narrow, and measure again if it has changed. For an endpoint that does not answer echo requests in its first run,
+        O(mtu) is used.
     type: bool
     default: false
   public_key:
     description:
-      - The public key that the peers know this host by. Where the host has another one, or none yet, only its key is
-        seen to and returned, so that it can be made known first; the empty text is nobody's key.
-      - Without it, the interface is set up with whatever key the host has.
+      - The public key of this host that its peers know. If the host has a different one, or none yet, only its key is
+        set up and returned, so that it can be registered first; an empty string matches no key.
+      - If not set, the interface is set up with the key of the host.
     type: str
   forward:
     description:
-      - Let the kernel forward between the peers, as a relay does. For IPv4 this concerns O(interface) alone.
-      - V(false) leaves the setting of a running interface as it is.
+      - Whether the kernel forwards packets between the peers, as on a relay. For IPv4 this affects only O(interface).
+      - V(false) does not change the setting of a running interface.
     type: bool
     default: false
   preshared:
     description:
-      - With O(record), V(false) removes the keys that this host shares with the members of the play. V(true) leaves them.
-      - Without it, they are left too.
+      - With O(record), V(false) removes the preshared keys of this host with the members of the play. V(true) keeps them.
+      - If not set, they are kept.
     type: bool
   preshared_results:
     description:
-      - With O(record), the variable in which each host of the play has registered what
-        M(gpumesh.cluster.wireguard_preshared) returned. Of these results O(preshared_keys) is made.
+      - With O(record), the variable in which each host of the play has registered
+        M(gpumesh.cluster.wireguard_preshared). O(preshared_keys) is derived from these results.
     type: str
   preshared_keys:
     description:
-      - Keys to share with peers from now on, by the peer's machine; each is to be given to both ends. They are kept in files of
-        root, and in no configuration, command line, result or diff. A peer that is not named keeps the key that it has.
+      - The preshared keys of peers, by machine; set each at both ends. They are stored in files of root, and do not appear in
+        any configuration, command line, result or diff. Peers that are not listed keep their keys.
     type: dict
   preshared_without:
     description:
-      - Peers, by machine, with whom no key is shared any more; to be given to both ends. Sessions go on.
+      - Machines of peers whose preshared keys are removed; set it at both ends. Sessions continue.
     type: list
     elements: str
     default: []
   supervisor_programs:
     description:
-      - Folder of the programs of supervisord, where the module M(gpumesh.cluster.daemon) has put the tunnel
-        on a host without systemd.
+      - The directory of the programs of supervisord, in which the module M(gpumesh.cluster.daemon) has configured the
+        tunnel on a host without systemd.
     type: path
     default: /etc/supervisor/conf.d
 seealso:
@@ -118,15 +118,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ready:
-  description: Whether the interface is up, and comes up at boot.
+  description: Whether the interface is up, and is started at boot.
   type: bool
   returned: with O(record)
 registration:
-  description: What the cluster record has to learn of the host, for O(gpumesh.cluster.cluster_member#module:registered).
+  description: The values to register in the cluster record, for O(gpumesh.cluster.cluster_member#module:registered).
   type: dict
   returned: with O(record), when its key is not the one in the record
 public_key:
-  description: The public half of the key. Null where there is none yet, as in check mode on a fresh host.
+  description: The public key. Null if there is none yet, as in check mode on a fresh host.
   type: str
   returned: success
 interface_up:
@@ -134,11 +134,11 @@ interface_up:
   type: bool
   returned: success
 tools:
-  description: Whether C(wg) is installed. Where it is not, and only the key is wanted, nothing is done.
+  description: Whether C(wg) is installed. If it is not, and only the key is requested, nothing is done.
   type: bool
   returned: success
 implementation:
-  description: What runs the interface, or would. V(missing) means that wireguard-go has to be installed.
+  description: The implementation that runs the interface, or would. V(missing) means that wireguard-go has to be installed.
   type: str
   sample: kernel
   returned: success
@@ -151,7 +151,7 @@ boot:
   type: bool
   returned: success
 mtu:
-  description: Largest packet through the tunnel, in bytes. 0 where only the key was seen to.
+  description: The MTU of the tunnel in bytes. 0 if only the key was set up.
   type: int
   returned: success
   sample: 1420
@@ -165,17 +165,17 @@ peers:
       type: list
       elements: str
     removed:
-      description: Peers that are gone.
+      description: Removed peers.
       type: list
       elements: str
     updated:
-      description: Peers of which something changed.
+      description: Changed peers.
       type: list
       elements: str
 handshakes:
   description:
     - For each public key of a running peer its C(machine), C(latest_handshake) in seconds since 1970 (0 for never),
-      C(endpoint) as it is now, and C(received) and C(sent) in bytes.
+      current C(endpoint), and C(received) and C(sent) in bytes.
   type: dict
   returned: success
   sample:

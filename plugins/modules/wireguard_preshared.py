@@ -12,11 +12,11 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Returns a key for each pair of hosts, beside their own keys. Of the two ends, the one whose name sorts first makes it. A
-    key that is in use is returned as it is.
-  - Nothing is changed. M(gpumesh.cluster.wireguard) takes the keys, with O(gpumesh.cluster.wireguard#module:preshared_keys)
-    or O(gpumesh.cluster.wireguard#module:preshared_results), at both ends.
-  - The keys are secret. The task needs C(no_log=true).
+  - Returns a preshared key for each pair of hosts. The host whose name sorts first generates it. A key that is in use is
+    returned unchanged.
+  - Nothing is changed on the host. Pass the keys to M(gpumesh.cluster.wireguard) at both ends, with
+    O(gpumesh.cluster.wireguard#module:preshared_keys) or O(gpumesh.cluster.wireguard#module:preshared_results).
+  - The keys are secret. Set C(no_log=true) on the task.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -31,13 +31,12 @@ options:
     type: str
   peers:
     description:
-      - The names of those with whom the host is to share a key. With O(record), they are the members of the play with which it
-        has a tunnel.
+      - The names of the peers. With O(record), these are the members of the play to which the host has a tunnel.
     type: list
     elements: str
     default: []
   renew:
-    description: Return new keys and not those in use.
+    description: Whether to return new keys instead of those in use.
     type: bool
     default: false
 seealso:

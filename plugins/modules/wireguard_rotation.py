@@ -12,10 +12,10 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Gives a host another key while its sessions go on. All members take each step before any takes the next.
-  - After the last step the new public keys have to be registered in the cluster record, and M(gpumesh.cluster.wireguard) has
-    to run on all members.
-  - With O(record), refuses a play in which members are missing, and skips a host that has no tunnel yet.
+  - Replaces the key of a host while its sessions continue. All members must complete each step before the next one.
+  - After the last step, register the new public keys in the cluster record and run M(gpumesh.cluster.wireguard) on all
+    members.
+  - With O(record), fails if members are missing from the play, and skips a host that has no tunnel yet.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -28,22 +28,21 @@ attributes:
   idempotent:
     support: none
     details:
-      - Its purpose is a new key.
+      - Each run generates a new key.
 options:
   step:
     description:
-      - V(prepare) makes the host's next key and returns its public half.
-      - V(arm) needs O(peers) with their next keys. A process in the background waits, for an hour at most, for each peer's
-        announcement to replace its key; it listens inside the tunnel on the UDP port after O(listen_port).
-      - V(switch) changes the key, in step with the peers. One host after the other, as with C(throttle=1). Refused, with
-        nothing changed, when a peer that has a session does not answer.
+      - V(prepare) generates the host's next key and returns the public key.
+      - V(arm) requires O(peers) with their next keys. A background process waits for at most an hour for the announcement
+        of each peer to replace its key; it listens inside the tunnel on the UDP port after O(listen_port).
+      - V(switch) switches to the next key in step with the peers. Run it on one host at a time, with C(throttle=1). It fails
+        without changing anything if a peer with a session does not answer.
     type: str
     choices: [prepare, arm, switch]
     required: true
   prepared:
     description:
-      - With O(record) and O(step=arm), the variable in which each host of the play has registered what O(step=prepare)
-        returned.
+      - With O(record) and O(step=arm), the variable in which each host of the play has registered O(step=prepare).
     type: str
 seealso:
   - module: gpumesh.cluster.wireguard
