@@ -64,7 +64,7 @@ class ActionModule(HostAction):
         return {"changed": changed, "scheduler": scheduler, "nodes": nodes, "jobs": [str(job["id"]) for job in jobs]}
 
     def _has_controller(self) -> bool:
-        """By what it is run. These files come after its configuration and go before it ends: a run that was cut off may
+        """By what it is run. These files come after its configuration and go before it ends: an interrupted run may
         leave a cluster that has a configuration, and nobody to ask about jobs."""
         programs = str(self.variable("daemon_supervisor_programs", Places().supervisor_programs))
         places = Places(supervisor_programs=programs)

@@ -26,7 +26,7 @@ class ActionModule(HostAction):
         return self.module("gpumesh.cluster.cluster_member", {**given, "members": members})
 
     def _returned(self, name: str) -> list[Any]:
-        """What ``registration`` is in the variable of this name, for each host that is still in the play."""
+        """The ``registration`` in the variable of this name, for each host that is still in the play."""
         return [
             result["registration"]
             for result in self.registered(name, self.present).values()

@@ -59,7 +59,7 @@ class ActionModule(ControllerAction):
         return {"changed": False, "text": text, "clusters": clusters, **stats({"gpumesh_clusters": clusters})}
 
     def _verdict(self, name: str) -> str:
-        """Where the role check has left it, on the machine that runs Ansible."""
+        """The report of the role check, on the machine that runs Ansible."""
         folder = self.variable("check_report_dir") or f"{os.environ.get('PWD', '')}/gpumesh-report"
         path = Path(str(folder), name, "verdict.json")
         return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -37,7 +37,7 @@ class ActionModule(HostAction):
         return {**result, "drift": {**refused, **result["drift"]}}
 
     def _layers(self, record: model.Record) -> dict[str, Callable[[], dict[str, Any]]]:
-        """What derives the parameters of the modules of the layers, for this host."""
+        """Derives the parameters of the modules of the layers, for this host."""
         jobs = job_environment.OPTIONS
         return {
             "names": lambda: names.desired(record, self.machine),

@@ -89,7 +89,7 @@ class ActionModule(HostAction):
         return _decided(found, decided)
 
     def _former(self, record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the manager does, now that the machine which managed before is asked."""
+        """The action of the manager, after querying the former manager."""
         found: dict[str, Any] = {"changed": False}
         look, silence = None, "it does not answer"
         try:
@@ -104,7 +104,7 @@ class ActionModule(HostAction):
         return _decided(found, succession.decide(record, own, look, given["handing"], given["lost"], said))
 
     def _leftover(self, record: model.Record, member_queue: object) -> dict[str, Any]:
-        """What becomes of the queue of a machine that does not manage the cluster."""
+        """What happens to the queue of a machine that is not the manager."""
         found = self._inspect()
         own = succession.read_look(member_queue)
         becomes = succession.leftover(record, self.machine, own, succession.read_look(found)) if own else ""
@@ -112,7 +112,7 @@ class ActionModule(HostAction):
 
 
 def _own(record: model.Record, found: object) -> succession.Look:
-    """What the manager has. Raises HostStateError."""
+    """The state of the manager. Raises HostStateError."""
     look = succession.read_look(found)
     if look is None:
         raise HostStateError(f"{record['manager']} did not return the state of its controller.", "Run this again.")

@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECO
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.storage import desired
 
 _MODULE = "gpumesh.cluster.storage"
-#: What the module finds missing.
+#: The packages for what the module finds missing.
 _DEBIAN = {
     "kernel": ["nfs-kernel-server"],
     "ganesha": ["nfs-ganesha", "nfs-ganesha-vfs"],

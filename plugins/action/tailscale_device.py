@@ -23,7 +23,7 @@ class ActionModule(HostAction):
         if record is None:
             return self.module(_MODULE, given)
         machine = options["machine"] or self.machine
-        # What a host says of itself could be another's device: it counts only while the record says nothing.
+        # A host could report the device of another one, so this is used only if the record has no address.
         own = given.pop("address", None) or ""
         address = mesh.device_address([*record["members"], *left], machine) or own
         if not address:

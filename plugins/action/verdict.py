@@ -81,7 +81,7 @@ class ActionModule(ControllerAction):
         return {"changed": False, "verdict": verdict, "text": text, **stats(artifacts(verdict))}
 
     def _evidence(self, record: Record, names: Mapping[str, Any]) -> dict[str, Any]:
-        """What was found, as ``judge`` takes it."""
+        """The evidence in the form that ``judge`` takes."""
         asked, answered = self.variables["ansible_play_hosts_all"], self.variables["ansible_play_hosts"]
         groups = self.variables.get("groups", {})
         machines = {member["machine"] for member in record["members"]}
@@ -122,7 +122,7 @@ class ActionModule(ControllerAction):
 
 
 def artifacts(verdict: Verdict) -> dict[str, Any]:
-    """What the next job of a workflow learns."""
+    """The artifacts for the next job of a workflow."""
     bad = [check for check in verdict["checks"] if check["status"] in ("fail", "error")]
     return {
         "gpumesh_cluster": verdict["cluster"]["name"],

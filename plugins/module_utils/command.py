@@ -23,11 +23,11 @@ else:
 
 
 class Process(_Popen):
-    """A program that was started. AnsibleModule.run_command can neither limit its time nor let it go on by itself."""
+    """A program that was started. AnsibleModule.run_command supports neither a timeout nor background processes."""
 
 
 class Completed(NamedTuple):
-    """What a command left behind."""
+    """The result of a command."""
 
     rc: int
     stdout: str

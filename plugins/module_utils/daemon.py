@@ -47,7 +47,7 @@ class Daemon(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the settings are."""
+    """The paths of the settings."""
 
     units: str = "/etc/systemd/system"
     supervisor_config: str = "/etc/supervisor/supervisord.conf"
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
 
 
 def service_manager(tree: Tree) -> str:
-    """What runs as PID 1, as far as it matters here."""
+    """The service manager that runs as PID 1."""
     return SYSTEMD if tree.read("proc/1/comm") == "systemd" else SUPERVISORD
 
 
@@ -176,7 +176,7 @@ def program_text(daemon: Daemon) -> str:
         "autostart=true",
         "autorestart=true",
         "startsecs=2",
-        # What waits for the mesh, the controller or the database has to go on trying, each time a second later.
+        # A daemon that waits for the mesh, the controller or the database must keep trying, each time a second later.
         "startretries=60",
         "stopwaitsecs=30",
         "redirect_stderr=true",
@@ -229,7 +229,7 @@ def plan_supervisord(
     if after != before or not status:
         # `restart` would start it with its old settings.
         return Plan(path, before, after, [[*control, "reread"], [*control, "update", daemon.name]], running)
-    # A run that was cut off may have left new settings that supervisord has not read: it would start the program with
+    # An interrupted run may have left new settings that supervisord has not read: it would start the program with
     # the old ones.
     unread_settings = [[*control, "reread"], [*control, "update", daemon.name]] if late or not running else []
     if not running:
@@ -264,7 +264,7 @@ def make_plan(run: Runner, manager: str, daemon: Daemon, places: Places) -> Plan
 def apply(run: Runner, manager: str, daemon: Daemon, places: Places, plan: Plan) -> None:
     """Bring it about. Raises HostStateError, with the daemon's last words, when it does not start."""
     if plan.commands and daemon.state != "absent":
-        # A check that was cut off may still listen where the daemon has to.
+        # An interrupted check may still be listening on the daemon's port.
         detach.stop_all()
     if daemon.reload and plan.restarts and plan.before == plan.after:
         # Before the restart, since nothing would say afterwards that it is due. Some daemons begin anew by it, and some
@@ -318,7 +318,7 @@ def _log(manager: str, name: str) -> str:
 
 
 class Ready(NamedTuple):
-    """What is there once the daemon can be used; what is None is not waited for."""
+    """What exists once the daemon is ready. Values that are None are not waited for."""
 
     path: Optional[str]
     address: Optional[str]

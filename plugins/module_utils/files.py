@@ -53,7 +53,7 @@ def read_open(path: str, descriptor: int) -> bytes:
         if not stat.S_ISREG(about.st_mode):
             raise unusual(path, about.st_mode)
         raw = bytearray()
-        # Part by part: below /proc/sys the kernel makes room for all that is asked for, and has not that much.
+        # In parts: below /proc/sys the kernel allocates as much memory as is requested, which may fail.
         for part in iter(lambda: os.read(descriptor, _PART), b""):
             raw += part
             if len(raw) > _LARGEST:

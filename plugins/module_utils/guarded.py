@@ -198,7 +198,7 @@ def opened(place: Place, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def refuse_others(place: Place) -> None:
-    """Where root acts as an account: it can give that account nothing of another one's."""
+    """Where root acts as an account, which must not get files of another account."""
     own = os.geteuid()
     if place.found is not None and own not in (0, place.found.st_uid):
         raise HostStateError(
@@ -229,7 +229,7 @@ def refuse_swappable(paths: Iterable[str]) -> None:
     for path in paths:
         try:
             with reach(path) as place:
-                # Who owns a folder on the way could rename what is in it.
+                # The owner of a directory in the path could rename its content.
                 swappable = place.outside or (place.shared and (place.found is None or place.found.st_uid != 0))
         except OSError as failure:
             raise HostStateError(f"{path} cannot be read: {failure.strerror}.", path=path) from failure

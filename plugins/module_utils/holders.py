@@ -25,7 +25,7 @@ _LINKS = ("cwd", "root", "exe")
 _ESTABLISHED = "01"
 #: An address in such a table: 32 bits, or four times as many.
 _DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
-#: What sshd calls the process of a login: ``sshd: alice@pts/0`` until OpenSSH 9.7, ``sshd-session: …`` since.
+#: The name that sshd gives the process of a login: ``sshd: alice@pts/0`` until OpenSSH 9.7, ``sshd-session: …`` since.
 _LOGIN = re.compile(r"^sshd(?:-session)?: (?P<user>\S+)@(?P<terminal>\S+)$")
 _NATIVE_WORD = "=I"
 

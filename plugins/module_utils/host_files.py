@@ -27,10 +27,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import (
 
 FILE, DIRECTORY, BLOCK, ABSENT = "file", "directory", "block", "absent"
 
-#: What a line that contradicts a block begins with while the block is there.
+#: The prefix of a line that contradicts a block, while the block exists.
 HIDDEN = "# gpumesh: "
 
-#: What others have written in another encoding stays as it is.
+#: Text of others in another encoding is kept unchanged.
 _ERRORS = "surrogateescape"
 
 _FRESH_MODES = {FILE: 0o644, BLOCK: 0o644, DIRECTORY: 0o755}
@@ -56,7 +56,7 @@ class Wanted(NamedTuple):
 
 
 class Current(NamedTuple):
-    """What is at a path. ``kind`` is one of the states; ``text`` is empty for a directory."""
+    """The current entry at a path. ``kind`` is one of the states; ``text`` is empty for a directory."""
 
     kind: str
     text: str = ""
@@ -359,7 +359,7 @@ def _write(place: Place, step: Step) -> None:
 
 
 def as_diff(steps: Sequence[Step]) -> Tuple[str, str]:
-    """What the files were and will be, one after the other, for people."""
+    """The files before and after, one after the other, for the diff."""
     before = "".join(_shown_file(step.path, step.before.kind, step.before.text, step.before.mode) for step in steps)
     after = "".join(
         _shown_file(step.path, step.kind, step.before.text if step.text is None else step.text, step.mode)

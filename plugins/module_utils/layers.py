@@ -31,7 +31,7 @@ LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Difference
 
 
 def difference(expected: Mapping[str, Any], text: Optional[str]) -> str:
-    """What is wrong with one file, in words; nothing where it is right. ``text`` is None where there is none."""
+    """The problems of one file, in words; empty if it is right. ``text`` is None if there is no file."""
     path = expected["path"]
     missing = f"{path} is missing"
     if text is None:
@@ -50,7 +50,7 @@ def parse_units(shown: str) -> Dict[str, Dict[str, str]]:
 
 
 def service_differences(unit: str, properties: Mapping[str, str], reads: Sequence[str] = ()) -> List[str]:
-    """What is wrong with one unit, in words. ``reads``: files that it reads when it starts."""
+    """The problems of one unit, in words. ``reads``: files that it reads when it starts."""
     if properties.get("LoadState") != "loaded":
         return [f"{unit} is missing"]
     words = []

@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_pr
 
 
 class Outcome(NamedTuple):
-    """What a module's work came to.
+    """The result of a module.
 
     ``values`` are the return keys. ``before`` and ``after`` are text for the diff, without secrets;
     leave both empty where there is nothing to show.
@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
 class Part(NamedTuple):
     """One of the things that a layer has on a host: whether it differs, how it is and will be, and what brings it about.
 
-    ``apply`` may have something to do where nothing differs: an earlier run may have been cut off.
+    ``apply`` may have something to do even if nothing differs: an earlier run may have been interrupted.
     """
 
     changed: bool
@@ -59,7 +59,7 @@ def exit_with(
     try:
         outcome = work()
     except GpumeshError as error:
-        # What users of the host have named, and what its programs have said, may be part of it.
+        # It may contain names from users of the host and output of its programs.
         message = printable(f"{host}: {error}" if host else str(error))
         module.fail_json(msg=message, error=all_printable(error.as_result()))
     result: Dict[str, Any] = {"changed": outcome.changed, **outcome.values}

@@ -118,7 +118,7 @@ def release(owners: Owners, owner: Owner) -> Dict[str, Owner]:
 
 
 def of_others(owners: Owners, owner: Owner) -> List[str]:
-    """What belongs to other clusters."""
+    """The things that belong to other clusters."""
     return sorted(thing for thing, one in owners.items() if one != owner)
 
 

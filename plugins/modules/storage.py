@@ -223,7 +223,7 @@ def serve(params: Mapping[str, Any]) -> Part:
 
     def apply() -> None:
         if plan.server:
-            # It needs its port from the first moment on; a check that was cut off may still listen there.
+            # It needs its port from the first moment on; an interrupted check may still be listening there.
             detach.replace_others("")
         serving.apply(command.run, plan)
 

@@ -169,7 +169,7 @@ def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
 
 
 def _known_keys(record: Record) -> list[str]:
-    """Machines that are not trusted, and whose keys are still in use, as after a removal that was cut off."""
+    """Machines that are not trusted, and whose keys are still in use, as after an interrupted removal."""
     return [
         f"{removed['machine']} is not trusted, but the keys that it had are still in use: run the playbook remove with "
         f"cluster_machine={removed['machine']} and cluster_untrusted=true again."

@@ -26,7 +26,7 @@ def decide_removal(
     """``authority``: the host on which the record is changed, the manager or, where it is lost, its successor.
     ``former_manager``: who hands the cluster over, empty for nobody; in a run that finishes another, by the history.
 
-    ``known``: every machine of the inventory. A machine that was a member passes, so that a removal that was cut off can
+    ``known``: every machine of the inventory. A machine that was a member passes, so that an interrupted removal can
     be finished, and that of a lost manager too when its successor has the record. One that never was is not cleaned up:
     what it has is its own, or another cluster's. Raises InputError.
     """

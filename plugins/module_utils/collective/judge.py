@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.thresho
     Threshold,
 )
 
-#: What nccl-tests exits with.
+#: The exit status of nccl-tests.
 _EXIT_CODES = {
     1: "it was called incorrectly, or failed before the test",
     2: "a CUDA call failed",
@@ -25,7 +25,7 @@ _EXIT_CODES = {
 
 
 class Expected(NamedTuple):
-    """What the run was meant to be."""
+    """The expected run."""
 
     ranks: int
     nodes: int

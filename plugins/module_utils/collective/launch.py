@@ -123,7 +123,7 @@ def check(request: Request) -> None:
 
 
 def program(request: Request) -> List[str]:
-    """What each rank runs: a binary of nccl-tests, or our own program, as text."""
+    """The command of each rank: a binary of nccl-tests, or the built-in program, as text."""
     sizes = [str(request.min_bytes), str(request.max_bytes)]
     if request.path:
         binary = os.path.join(request.path, f"{request.collective}_perf")
@@ -224,7 +224,7 @@ def _measure(request: Request, run: Runner) -> Measurement:
 
 
 def _environment(request: Request) -> Dict[str, str]:
-    """What the launcher hands on to the ranks."""
+    """The environment that the launcher passes to the ranks."""
     ring = _RING if request.ring else {}
     port = {} if request.path else {"MASTER_PORT": str(random.SystemRandom().randint(*_MEETING_PORTS))}
     return {**ring, **port}

@@ -337,7 +337,7 @@ def _dicts(value: Any) -> List[Dict[str, Any]]:
 
 
 def _document_head(document: Dict[str, Any], seen: Output) -> None:
-    """What was run, with which versions, and on which devices."""
+    """The program that was run, its versions and its devices."""
     arguments = document.get("args")
     if isinstance(arguments, list) and arguments and isinstance(arguments[0], str):
         seen["collective"] = _name(arguments[0])
@@ -387,7 +387,7 @@ def _document_rows(result: Dict[str, Any]) -> List[Row]:
 
 
 def parse_json(text: str) -> Output:
-    """Read a ``-J`` file. Never raises: a file that was cut off is one without a footer."""
+    """Read a ``-J`` file. Never raises: a truncated file is one without a footer."""
     seen = empty()
     try:
         document = from_json(text)

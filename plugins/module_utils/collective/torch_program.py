@@ -30,7 +30,7 @@ else:
     _Popen = subprocess.Popen
 
 
-#: What a rank says of itself: its numbers, its host and its device's name.
+#: What a rank reports: its numbers, its host and the name of its device.
 DOCUMENT_BYTES = 1024
 
 
@@ -99,12 +99,12 @@ def packed(document: Dict[str, Any]) -> List[int]:
 
 
 def unpacked(numbers: List[int]) -> Any:
-    """What another rank has packed. Raises ValueError for anything else."""
+    """Unpack the message of another rank. Raises ValueError for anything else."""
     return json.loads(bytes(numbers))
 
 
 def gather(torch: Any, dist: Any, own: Dict[str, Any], ranks: int, device: Any) -> List[Any]:
-    """What every rank says of itself."""
+    """The reports of all ranks."""
     mine = torch.tensor(packed(own), dtype=torch.uint8, device=device)
     others = [torch.empty_like(mine) for _rank in range(ranks)]
     dist.all_gather(others, mine)

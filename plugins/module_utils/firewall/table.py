@@ -22,7 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
 
 
 class Host(NamedTuple):
-    """Where the work is done. ``units``: '' where systemd does not run."""
+    """The host to work on. ``units``: '' if systemd is not running."""
 
     run: Runner
     check_mode: bool

@@ -264,7 +264,7 @@ def judge_dcgm(text: str) -> Judgement:
 
 
 def _warning(result: Dict[str, Any]) -> str:
-    """What DCGM says about a failed test: a text, or a list of texts or mappings, by version."""
+    """The warning of DCGM about a failed test: a string, or a list of strings or mappings, depending on the version."""
     said = result.get("warnings") or result.get("warning") or result.get("info")
     if isinstance(said, list) and said:
         said = said[0]

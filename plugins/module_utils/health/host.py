@@ -142,7 +142,7 @@ def judge_swap(text: Optional[str], limit_mib: float) -> Judgement:
 # Disks
 
 
-#: Where ordinary users can write on any machine, be it by a log or a mail.
+#: File systems to which ordinary users can write on any machine, such as by logs or mail.
 _USERS_FOLDERS = (
     "/home",
     "/var",
@@ -223,7 +223,7 @@ def _folders(path: str, points: Container[str]) -> List[Tuple[str, os.stat_resul
 
 
 def _space(path: str, mounts: Sequence[Mounted]) -> Hashable:
-    """What the file system at ``path`` takes its room from: its device, or what it shares with others of its kind."""
+    """The storage of the file system at ``path``: its device, or the pool that it shares with others."""
     above = os.path.realpath(path)
     points = {mount.point: mount for mount in mounts}
     while above not in points and above != "/":

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the kernel itself has logged, as the records of /dev/kmsg.
+"""The messages of the kernel itself, from the records of /dev/kmsg.
 
 Not by dmesg or the journal: a user's program has its name, and the name of its file, in what the kernel says of its crash,
 and there a name with a line break in it looks like a message of its own. A record has its facility, which only the kernel
@@ -41,7 +41,7 @@ def read(path: str) -> Optional[str]:
                 break
             except OSError as failure:
                 if failure.errno == errno.EPIPE:
-                    # Overwritten by newer ones while we read: the next read goes on with the oldest that is left.
+                    # Overwritten by newer records while reading: the next read continues with the oldest remaining one.
                     continue
                 return None
             if not record:

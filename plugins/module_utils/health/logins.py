@@ -29,7 +29,7 @@ _LOGIN_SECONDS = 60.0
 _WAITS = (1.0, 2.0, 4.0, 8.0)
 #: After so many without a single success the others are not tried: they would fail for the same cause, each in its time.
 _GIVE_UP = 8
-#: What ssh says when the connection ended before anybody was asked who he is. It exits with 255 then.
+#: What ssh prints if the connection ended before authentication. It exits with 255 then.
 _DROPPED = (
     "kex_exchange_identification",
     "ssh_exchange_identification",

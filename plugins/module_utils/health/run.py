@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class Context:
-    """What checks read from. Each source is read once, whoever asks first."""
+    """The sources of the checks. Each is read only once, on first use."""
 
     def __init__(
         self, expected: Expected, tree: Tree, run: Runner, look: Callable[[str], Optional[str]] = find
@@ -72,7 +72,7 @@ class Context:
         return self.tree.exists("proc/driver/nvidia/version") and self.find("nvidia-smi") is not None
 
     def stdout(self, argv: Sequence[str], timeout: float, check: bool = True) -> str:
-        """What a command prints."""
+        """The output of a command."""
         completed: Completed = self.run(argv, timeout=timeout, check=check)
         return completed.stdout
 

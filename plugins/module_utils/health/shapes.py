@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a check is given and what it says."""
+"""The input and the results of a check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Result(TypedDict):
 
 
 class Judgement(NamedTuple):
-    """What a judging function says; its check adds the id and the purpose."""
+    """The result of a judging function; its check adds the id and the purpose."""
 
     status: str
     actual: Value = None
@@ -69,12 +69,12 @@ class Expected(NamedTuple):
 
 
 def passed(actual: Value, required: Value, unit: str = "") -> Judgement:
-    """What is, is what is required."""
+    """The actual value meets the requirement."""
     return Judgement("pass", actual, required, unit)
 
 
 def failed(actual: Value, required: Value, reason: str, remedy: str, unit: str = "") -> Judgement:
-    """What is, is not what is required."""
+    """The actual value does not meet the requirement."""
     return Judgement("fail", actual, required, unit, reason, remedy)
 
 

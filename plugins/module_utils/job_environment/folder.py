@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A small file system of its own for what every job may write to, so that no job can fill the one that it is in.
+"""A small separate file system for the directory that every job may write to, so that no job can fill the host's.
 
 Jobs that run keep their files: these are taken along, by descriptor and only those that are a job's, since everybody can
 write to the folder.
@@ -154,7 +154,7 @@ def _mount(run: Runner, path: str) -> str:
     """Mount it over the folder, with the files of the jobs that run now."""
     with _opened(path) as old:
         stage = f"{path}.new"
-        # Of a run that was cut off.
+        # From an interrupted run.
         run(["umount", "--lazy", stage], check=False)
         os.makedirs(stage, mode=0o700, exist_ok=True)
         try:
@@ -167,7 +167,7 @@ def _mount(run: Runner, path: str) -> str:
                 taken = _take_along(old, new, set())
                 # A mount cannot be moved from where others see it, and bound it can be.
                 run(["mount", "--bind", stage, path], timeout=_SECONDS)
-                # What was written meanwhile.
+                # Written meanwhile.
                 _take_along(old, new, taken)
                 _empty(old)
         finally:

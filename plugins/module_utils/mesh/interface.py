@@ -258,7 +258,7 @@ def _addresses_of(endpoint: str) -> Tuple[str, ...]:
         return ()
     dialled = []
     for answer in answers:
-        # What a name server says is checked as what a user says.
+        # An answer of a name server is checked like input of a user.
         with contextlib.suppress(ValueError):
             dialled.append(join_endpoint(values.address(str(answer[4][0])), port))
     return tuple(dialled)
@@ -290,7 +290,7 @@ def _configure(
         if steps.needed:
             _apply(host, desired, steps)
             runtime = read_runtime(host, interface)
-        # Last: where this is cut off, the next run sees what was to change, as an endpoint that has moved.
+        # Last: if this is interrupted, the next run still sees the change, such as a moved endpoint.
         if new_conf != old_conf:
             write_atomic(host.conf_path(interface), new_conf)
     old_names = {public_key: peer.machine for public_key, peer in written.items()}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a path really carries: echo requests that may not be fragmented, to all endpoints at once.
+"""The MTU of a path, measured by echo requests that must not be fragmented, to all endpoints at once.
 
 An interface's own MTU says nothing about the path behind it, and the message that says so (ICMP "fragmentation
 needed") is dropped by many firewalls: small packets pass and transfers die. So packets of the size are sent, each with
@@ -21,7 +21,7 @@ from typing import Callable, Dict, Mapping, Optional, Set
 
 #: Bytes that WireGuard (32), UDP (8) and the outer header (20 or 40) add to a packet.
 _OVERHEAD = {4: 60, 6: 80}
-#: Every path of ours carries this. What does not even answer to it does not answer to echo requests at all.
+#: Every supported path carries this. An endpoint that does not even answer this does not answer echo requests at all.
 _SMALLEST = 576
 #: Bytes: the search ends when it knows the MTU this exactly. WireGuard pads to 16 anyway.
 _STEP = 8

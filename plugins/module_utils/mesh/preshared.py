@@ -26,7 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
 
 
 def folder_of(directory: str, interface: str) -> str:
-    """Where the keys of an interface are."""
+    """The directory of the keys of an interface."""
     return os.path.join(directory, f"{interface}.preshared")
 
 

@@ -85,7 +85,7 @@ def parse_message(data: bytes) -> Tuple[str, str]:
 
 
 def next_key_path(host: Host, interface: str) -> str:
-    """Where the next private key waits."""
+    """The path of the next private key."""
     return f"{host.key_path(interface)}.next"
 
 
@@ -96,7 +96,7 @@ def prepare(host: Host, interface: str) -> Tuple[bool, Optional[str]]:
 
 
 class Watch:
-    """What an armed host does about the announcements that it receives. Holds no socket and no clock of its own."""
+    """How an armed host handles the announcements that it receives. Has neither a socket nor a clock."""
 
     def __init__(self, armed: Sequence[Peer]) -> None:
         self._armed = {peer.public_key: peer for peer in armed}

@@ -32,7 +32,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale imp
 )
 
 _TUN = "/dev/net/tun"
-#: Where the daemon keeps the host's identity.
+#: The directory in which the daemon keeps the host's identity.
 _STATE_DIRECTORY = "/var/lib/tailscale"
 #: Says that this collection logged the host in; without it, a login was there before and is not ours to end. Its lines
 #: are the login server and the addresses that it gave.
@@ -125,7 +125,7 @@ def absent(host: Host, forget: bool) -> Result:
     changed = ours and status.state not in ("NoState", "NeedsLogin")
     prefs = read_prefs(host)
     if changed and not host.check_mode:
-        # Whoever deletes the device, now or in another run, knows it by its address.
+        # The device is later deleted by its address, possibly in another run.
         _note(host, prefs.login_server, addresses)
         host.run(["tailscale", "logout"], timeout=host.timeout)
     after = status._replace(state="NeedsLogin") if changed else status
@@ -133,7 +133,7 @@ def absent(host: Host, forget: bool) -> Result:
 
 
 def read_status(host: Host) -> Optional[Status]:
-    """What the daemon says, once it knows; None where none answers."""
+    """The status of the daemon, once it is known; None if it does not answer."""
     if find("tailscale") is None:
         return None
     return _settled(host)
@@ -208,7 +208,7 @@ def _log_in(host: Host, desired: Desired, prefs: Prefs, key: Optional[str], why:
         # mkstemp makes it readable by root alone.
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(key)
-        # Before the login: cut off in between, it would be taken for somebody else's.
+        # Before the login: if interrupted in between, it would be taken for somebody else's.
         server = desired.login_server or prefs.login_server
         if _noted(host)[:1] != [server]:
             _note(host, server, ())
@@ -234,5 +234,5 @@ def _up(host: Host, options: List[str], secrets: List[str]) -> None:
 
 
 def _risk(options: Sequence[str]) -> List[str]:
-    """Where the host is reached through the tailnet, tailscale(1) asks a person before it touches SSH."""
+    """If the host is reached through the tailnet, tailscale(1) asks for confirmation before it changes SSH."""
     return ["--accept-risk=lose-ssh"] if any(option.startswith("--ssh") for option in options) else []

@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: Where a host logs in by default.
+#: The default login server.
 DEFAULT_LOGIN_SERVER = "https://controlplane.tailscale.com"
-#: What an OAuth client's secret begins with; it makes a key for one login.
+#: The prefix of an OAuth client's secret, with which a key for one login is created.
 OAUTH_PREFIX = "tskey-client-"
 #: What all keys of Tailscale's own control server begin with. Headscale gives tags with the key, and refuses a host that
 #: asks for some itself.
@@ -35,7 +35,7 @@ _FLAGS: Tuple[Tuple[str, str, Any], ...] = (
     ("shields-up", "shields_up", False),
     ("operator", "operator", ""),
 )
-#: What ``tailscale set`` changes without a new login.
+#: The settings that ``tailscale set`` changes without a new login.
 _SETTABLE = ("hostname", "routes", "accept_routes", "accept_dns", "ssh")
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -44,7 +44,7 @@ _SERVER = re.compile(r"https?://[^\s/?#]+\Z")
 
 
 class Desired(NamedTuple):
-    """What was asked for; None leaves it as it is."""
+    """The requested settings; None keeps the current value."""
 
     login_server: Optional[str] = None
     hostname: Optional[str] = None
@@ -99,7 +99,7 @@ class Status(NamedTuple):
     peers: Tuple[Peer, ...]
 
 
-#: Where there is no daemon to ask.
+#: The status without a daemon.
 NOBODY = Status("", False, "", "", "", (), (), "", "", (), ())
 
 
@@ -238,7 +238,7 @@ def _addresses(content: Mapping[str, Any]) -> Tuple[str, ...]:
     return tuple(str(ipaddress.ip_address(one)) for one in content.get("TailscaleIPs") or ())
 
 
-#: What ``tailscale ping`` prints of each answer.
+#: The line that ``tailscale ping`` prints for each answer.
 _PONG = re.compile(
     r"^pong from .* via (?P<way>DERP\((?P<relay>[^)]*)\)|peer-relay\((?P<peer>[^)]*)\)|\S+) in ", re.MULTILINE
 )

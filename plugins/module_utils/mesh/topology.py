@@ -26,10 +26,10 @@ _Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
 
 class Node(NamedTuple):
-    """What the plan needs to know of a member."""
+    """The data of a member that the plan needs."""
 
     machine: str
-    #: Where members of the same site dial it; '' where it has no address outside of the mesh there.
+    #: The address to which members of the same site connect; '' if it has none outside of the mesh there.
     lan_address: str
     site: str
     #: ``host:port`` to which other sites connect; None if they cannot connect to it.

@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: The first line of every configuration of ours. A file without it belongs to somebody else.
+#: The first line of every managed configuration. A file without it is not changed.
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 
 #: WireGuard gives a session up after this time without a new handshake (REJECT_AFTER_TIME of the protocol).
@@ -35,7 +35,7 @@ class Preshared(NamedTuple):
     digest: str
 
 
-#: What wg(8) takes for no preshared key.
+#: The value that means no preshared key to wg(8).
 UNSHARED = Preshared("/dev/null", "")
 
 
@@ -84,7 +84,7 @@ class RuntimePeer(NamedTuple):
 
 
 class Dump(NamedTuple):
-    """What ``wg show <interface> dump`` says, less its secrets."""
+    """The output of ``wg show <interface> dump`` without its secrets."""
 
     public_key: Optional[str]
     listen_port: int
@@ -92,7 +92,7 @@ class Dump(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What ``ip -j -d address show`` says about the interface."""
+    """The output of ``ip -j -d address show`` for the interface."""
 
     mtu: int
     up: bool
@@ -272,7 +272,7 @@ def _host_number(network: str) -> Optional[int]:
 
 
 def digest(secret: str) -> str:
-    """What tells a preshared key from another without showing it."""
+    """A fingerprint of a preshared key."""
     return hashlib.sha256(secret.strip().encode("ascii")).hexdigest()
 
 
@@ -460,7 +460,7 @@ def is_ours(conf: str) -> bool:
 
 
 class Written(NamedTuple):
-    """What a configuration on disk says about a peer."""
+    """A peer in a configuration on disk."""
 
     machine: str
     endpoint: Optional[str]
@@ -469,7 +469,7 @@ class Written(NamedTuple):
 
 
 def parse_conf(conf: str) -> Dict[str, Written]:
-    """The peers of a configuration of ours by public key. Lines that are not ours are passed over."""
+    """The peers of a managed configuration by public key. Other lines are ignored."""
     peers: Dict[str, Written] = {}
     key, machine, endpoint, path_mtu = "", "", None, None
     for line in [*conf.splitlines(), "[Peer]"]:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host's own name means to it: Debian maps it to 127.0.1.1, and then daemons and NCCL listen on loopback."""
+"""What a host's own name resolves to: Debian maps it to 127.0.1.1, and then daemons and NCCL listen on loopback."""
 
 from __future__ import annotations
 

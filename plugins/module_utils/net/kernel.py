@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the kernel keeps for itself or refuses, and distributed training has to know."""
+"""Kernel settings and limits that affect distributed training."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Address(TypedDict):
 
 
 class Link(TypedDict):
-    """What ``ip`` alone says about an interface."""
+    """The output of ``ip`` for an interface."""
 
     name: str
     alternative_names: List[str]
@@ -93,7 +93,7 @@ class Route(TypedDict):
 
 
 class HostnameResolution(TypedDict):
-    """What the host's own name resolves to on it."""
+    """The addresses to which the host's own name resolves on it."""
 
     name: str
     addresses: List[str]
@@ -140,7 +140,7 @@ class LocalPorts(TypedDict):
 
 
 class Host(TypedDict):
-    """What belongs to the host and to no interface."""
+    """The facts of the host that do not belong to an interface."""
 
     default_routes: List[Route]
     hostname: HostnameResolution
@@ -152,7 +152,7 @@ class Host(TypedDict):
 
 
 class HostFacts(TypedDict):
-    """What interface_info returns."""
+    """The result of interface_info."""
 
     interfaces: List[Interface]
     host: Host

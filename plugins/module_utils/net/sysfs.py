@@ -43,7 +43,7 @@ class Tree:
             return None
 
     def names(self, *parts: str) -> List[str]:
-        """What is in a folder, sorted; nothing where there is no folder."""
+        """The entries of a directory, sorted; empty if it does not exist."""
         try:
             return sorted(os.listdir(self.path(*parts)))
         except OSError:
@@ -89,7 +89,7 @@ class Tree:
 
 
 class Nic(NamedTuple):
-    """What sysfs says about one interface."""
+    """The data of sysfs for one interface."""
 
     physical: bool
     speed: Optional[str]  # as it stands there: kinds.speed_of judges it

@@ -27,17 +27,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import lease
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 _CREDENTIALS = struct.Struct("3i")
-#: What ``ps -o comm`` shows; 15 characters at most.
+#: The name that ``ps -o comm`` shows; 15 characters at most.
 PROCESS_NAME = "gpumesh-reach"
 _PREFIX = "gpumesh/reach/"
-#: What a run of probes leaves on a host, by the purpose in its name.
+#: The processes that a run of probes starts on a host, by the purpose in their names.
 _OF_A_RUN = ("listener", "runner")
-#: Seconds for all that earlier runs have left to end. What does not is ended by its alarm.
+#: Seconds for the processes of earlier runs to end. Others are ended by their alarm.
 _REPLACE_SECONDS = 5.0
 
 
 class Question(NamedTuple):
-    """What a detached process is asked, and by which connection."""
+    """A request to a detached process, and its connection."""
 
     what: str
     connection: Optional[lease.Process]
@@ -50,7 +50,7 @@ def new_lease(lifetime: int) -> lease.Lease:
 
 
 def detach(work: Callable[[], None], term: lease.Lease, keep: Collection[int]) -> None:
-    """Run ``work`` in a process of its own session; return at once.
+    """Run ``work`` in a process with its own session; return immediately.
 
     It ends when ``term`` is over. After its lifetime the kernel ends it: the alarm needs no code of ours to run. Of the
     open files only the standard ones, on /dev/null, and the descriptors in ``keep`` stay.
@@ -170,7 +170,7 @@ def _ask_all(names: List[str], what: str) -> int:
 
 
 def _names() -> List[str]:
-    """What of all runs is bound in this network namespace."""
+    """The sockets of all runs that are bound in this network namespace."""
     lines = (Tree().read("proc/self/net/unix") or "").splitlines()[1:]
     found = [line.split()[-1] for line in lines if len(line.split()) == 8]
     # The kernel shows the zero at the start of an abstract name as @. A connection to it has its name, too.

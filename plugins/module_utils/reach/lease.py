@@ -16,7 +16,7 @@ from typing import Callable, NamedTuple, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
-#: What serves a connection: OpenSSH, since 9.8 by a program of its own, and Dropbear.
+#: The programs that serve a connection: OpenSSH, since 9.8 with a separate program, and Dropbear.
 _SERVERS = ("sshd", "sshd-session", "dropbear")
 #: The part of the lifetime that is left when the connection is gone.
 _PART = 4
@@ -41,7 +41,7 @@ def _parse_stat(text: Optional[str]) -> Optional[_Stat]:
     """The text of /proc/NUMBER/stat. The name in brackets may have any character in it."""
     opened, closed = (text or "").find("("), (text or "").rfind(")")
     fields = (text or "")[closed + 1 :].split()
-    # What is a zombie holds nothing any more.
+    # A zombie no longer holds anything.
     if opened < 0 or closed < opened or len(fields) < 20 or fields[0] in ("Z", "X"):
         return None
     parent, started = whole_number(fields[1]), whole_number(fields[19])

@@ -73,7 +73,7 @@ def listen(
 ) -> Listening:
     """Start the listener; it serves when this returns. Raises HostStateError.
 
-    What a run that was cut off has left is ended before: its listener has the ports. Those of ``spared`` runs stay.
+    Listeners of interrupted runs are ended first, because they occupy the ports. Those of ``spared`` runs stay.
     """
     detach.replace_others(run, spared)
     end = _rdma_end(own)
@@ -98,7 +98,7 @@ def _rdma_end(own: Self) -> RdmaEnd:
 
 
 def stop(run: Optional[str]) -> bool:
-    """End what this run has left on this host, or without a name runs that were cut off; False when there was nothing."""
+    """End the processes of this run on this host, or without a name of interrupted runs; False if there were none."""
     if run is None:
         return detach.replace_others("") > 0
     answers = [detach.ask(purpose, run, "stop", _CONTROL_SECONDS) for purpose in ("listener", "runner")]

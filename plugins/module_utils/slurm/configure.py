@@ -54,7 +54,7 @@ def plan(
 ) -> Plan:
     """What to write and to remove; with no ``wanted`` all of ours goes. ``leave``: files that stay as they are.
 
-    ``runs``: the options with which slurmd runs, which after a run that was cut off may be older than the file's.
+    ``runs``: the options with which slurmd runs, which may be older than the file's after an interrupted run.
     A configuration that somebody else has written is refused: it may be another cluster's.
     """
     texts: Dict[str, Optional[str]] = dict.fromkeys(present)

@@ -93,7 +93,7 @@ def mark(folder: str, marker: Marker, user: str) -> None:
 def retire(folder: str, keep: bool, user: str) -> str:
     """Empty the folder: delete what is there, or with ``keep`` move it into one beside it, whose path is returned.
 
-    What says that there is a state goes last, so that it can be gone on with after having been cut off.
+    The marker of the state is removed last, so that an interrupted run can be continued.
     """
     if not os.path.isdir(folder):
         return ""

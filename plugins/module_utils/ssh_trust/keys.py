@@ -42,7 +42,7 @@ def certify(run: Runner, folder: str, users: Sequence[str], identifier: str) -> 
 def _work_in(folder: str) -> Iterator[str]:
     """A private directory for unfinished files, on the same file system."""
     for left in glob.glob(os.path.join(folder, f"{_WORK}*")):
-        # Of a run that was cut off.
+        # From an interrupted run.
         shutil.rmtree(left)
     work = tempfile.mkdtemp(prefix=_WORK, dir=folder)
     try:

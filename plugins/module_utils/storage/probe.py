@@ -37,7 +37,7 @@ _LOCK_SECONDS = 15.0
 #: What it needs to give a file back that its server has delegated to it.
 _DELEGATED_SECONDS = 15.0
 _PAUSE = 0.2
-#: A folder that an earlier run has left, having been cut off, goes after this many seconds.
+#: The directory of an interrupted run is removed after this many seconds.
 _LEFT_BEHIND = 3600
 
 #: Accounts of people begin here. From 60000 on to 65535 are those that systemd and the kernel make up.

@@ -160,7 +160,7 @@ def make_plan(cluster: str, volumes: Sequence[Volume], files: Files) -> Plan:
     steps = []
     for volume in volumes:
         _refuse_unfit(volume)
-        # Where the limit is missing, a run was cut off before all files were given the number.
+        # If the limit is missing, a run was interrupted before all files were given the number.
         mark = volume.owner != volume.number or not volume.limit or volume.name in left
         if mark or volume.limit != volume.quota:
             move = (0, volume.number) if mark else None

@@ -43,7 +43,7 @@ def apply(run: Runner, plan: Plan) -> None:
     """Carry it out. At once: who has left the cluster is refused from here on."""
     for step in plan.files:
         host_files.apply(step)
-    # Also where nothing was written: an earlier run may have been cut off before this.
+    # Even if nothing was written: an earlier run may have been interrupted before this.
     if plan.server == KERNEL or KERNEL in plan.forgotten:
         run(["exportfs", "-ra"], timeout=_SECONDS)
     if plan.start and plan.server:
