@@ -110,7 +110,7 @@ try:
 except ImportError:
     # Before ansible-core 2.19 nothing has to be trusted.
     def trust_as_template(value: Any) -> Any:
-        """The configured groups."""
+        """The value itself."""
         return value
 
 

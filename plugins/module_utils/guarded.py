@@ -198,7 +198,7 @@ def opened(place: Place, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def refuse_others(place: Place) -> None:
-    """Where root acts as an account, which must not get files of another account."""
+    """Refuse a file of another account when acting as an account other than root."""
     own = os.geteuid()
     if place.found is not None and own not in (0, place.found.st_uid):
         raise HostStateError(

@@ -162,7 +162,7 @@ options:
     type: path
     default: /var/log/slurm
   settings:
-    description: Settings of C(slurm.conf), which win over ours. Null takes one of ours out.
+    description: Settings for C(slurm.conf). They override those of this module, and null removes one.
     type: dict
     default: {}
   partitions:

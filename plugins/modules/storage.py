@@ -192,7 +192,7 @@ def close_ports(params: Mapping[str, Any]) -> Part:
 
 
 def have_folders(params: Mapping[str, Any]) -> Part:
-    """What this host serves."""
+    """The volumes that this host serves."""
     steps = host_files.plan_all(params["folders"])
 
     def apply() -> None:

@@ -230,7 +230,7 @@ def work(params: Dict[str, Any]) -> Outcome:
 
 
 def people() -> Dict[str, int]:
-    """Empty if the directory service does not respond."""
+    """The users with their UIDs; empty if the directory service does not respond."""
     try:
         return bounded(probe.users, _LOOK_SECONDS)
     except HostStateError:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the action plugins of this collection share: they decide on the controller, and run modules on the task's host.
+"""The base of the action plugins of this collection: they decide on the controller, and run modules on the task's host.
 
 The one place where our errors meet Ansible's actions, as module.py is for modules and filtering.py for filters.
 """
@@ -49,7 +49,7 @@ def specification(role: str) -> Mapping[str, Any]:
 
 
 def stats(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task returns to hand values to the next job of a workflow, as ``ansible.builtin.set_stats`` does."""
+    """The result that passes values to the next job of a workflow, as ``ansible.builtin.set_stats`` does."""
     return {"ansible_stats": {"data": dict(data), "per_host": False, "aggregate": True}}
 
 
@@ -143,7 +143,7 @@ class HostAction(ActionBase):
 
     @cached_property
     def _without_extra_vars(self) -> Mapping[str, Any]:
-        """What the inventory says of the host. No other way leads past extra variables."""
+        """The host's variables in the inventory. This is the only way to exclude extra variables."""
         given = dict(self._extra_vars)
         self._extra_vars.clear()
         try:

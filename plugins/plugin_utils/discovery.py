@@ -193,7 +193,7 @@ def _members(members: Mapping[str, Any]) -> str:
 
 
 def _rejected_rows(rejected: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Whether it is loopback or link-local, which are always rejected and not worth listing."""
+    """The rejected subnets, without loopback and link-local ones, which are not worth listing."""
     return [
         {"subnet": entry["subnet"], "hosts": entry["hosts"], "why": _rejection_words(entry)}
         for entry in rejected

@@ -133,7 +133,7 @@ def may_ask(connection: socket.socket) -> bool:
 
 
 def parse_question(line: bytes) -> Question:
-    """What came in. What is not known is a question for how things are."""
+    """The received command. An unknown one counts as a query of the state."""
     what, _blank, rest = line.decode("ascii", "replace").strip().partition(" ")
     return Question(what, lease.from_text(rest))
 

@@ -76,7 +76,7 @@ def from_text(text: str) -> Optional[Process]:
 
 
 class Lease:
-    """What keeps a detached process alive. Without a known connection it is the lifetime alone, which the kernel ends."""
+    """What keeps a detached process alive. Without a known connection, only the lifetime, which the kernel enforces."""
 
     def __init__(
         self,

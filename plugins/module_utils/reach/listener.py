@@ -93,7 +93,7 @@ class Listener:
                 self._transports.append(transport)
         await asyncio.start_unix_server(self._asked, sock=control)
         await self._end.wait()
-        # What was written last, the answers to `done` and `stop`, is still on its way.
+        # The last answers, to `done` and `stop`, may still be in transit.
         await asyncio.sleep(0.2)
 
     async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

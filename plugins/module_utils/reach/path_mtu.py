@@ -24,7 +24,7 @@ class Search:
         self._high = largest
 
     def sizes(self) -> List[int]:
-        """What to try next; nothing when all is known."""
+        """The sizes to try next; empty when the result is known."""
         if self._first:
             return sorted({self._smallest, self._high})
         if self._low is None or self._low == self._high:

@@ -11,11 +11,11 @@ from typing import Callable, List, Optional, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import Gid, RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
 
-#: What is measured, and by which program.
+#: The measurements and their programs.
 PROGRAMS = {"bandwidth": "ib_write_bw", "latency": "ib_write_lat"}
 #: Round trips that a latency is the median of: a second where one takes a millisecond.
 _ROUND_TRIPS = 1000
-#: What frames the settings, and the table.
+#: The lines around the settings and the table.
 _RULE = re.compile(r"^-{20,}$", re.MULTILINE)
 _IPV4 = "0000:0000:0000:0000:0000:ffff:"
 
@@ -46,7 +46,7 @@ def choose(ports: Sequence[RdmaPort], interface: str, find: Callable[[str], Opti
         "device": best["device"],
         "port": best["port"],
         "gid_index": _gid_index(best, interface),
-        # What the kernel does by itself says any rate that it likes.
+        # Software RDMA devices report arbitrary rates.
         "rate_gbps": best["rate_gbps"] if best["pci_address"] else None,
         "reason": "",
     }

@@ -62,7 +62,7 @@ class Wanted(NamedTuple):
 
 
 class Listening(NamedTuple):
-    """What the others need to know of a listener."""
+    """The data of a listener that the others need."""
 
     ports: List[Port]
     rdma: RdmaEnd
@@ -153,7 +153,7 @@ def start_throughput(own: Self, run: str, token: str, peers: Sequence[Peer], sec
 
 
 def collect_throughput(run: str, timeout: float) -> List[Bandwidth]:
-    """What has been measured, when it is through. Raises HostStateError."""
+    """The measurements, once they are complete. Raises HostStateError."""
     answer = detach.ask("runner", run, "collect", timeout)
     if answer is None:
         raise HostStateError(

@@ -75,7 +75,7 @@ class Session:
 
 
 class _Port:
-    """What became of a port, and the session where there is one."""
+    """The outcome of a port, and its session if there is one."""
 
     def __init__(self, port: Port, outcome: str, detail: str = "", session: Optional[Session] = None) -> None:
         self.result: PortResult = {
@@ -137,7 +137,7 @@ class Prober:
             async with self._sessions:
                 await self._converse(session, peer["address"], udp, result)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, protocol.ProtocolError):
-            # What was found so far stands, and `finished` says that it is not all.
+            # The results so far are kept, and `finished` shows that they are incomplete.
             pass
         finally:
             _hang_up(session.writer)
@@ -407,7 +407,7 @@ class _Line(asyncio.DatagramProtocol):
         It ends when all have come, when _TRIES more have been sent since the first one came, or after ``seconds``.
         """
         wanted = set(exchanges)
-        # What has passed before may be a loss now, and the reverse: each round is judged by itself.
+        # A size that passed before may be lost now, and vice versa: each round is judged separately.
         self._waiting.clear()
         self._passed.clear()
         loop = asyncio.get_running_loop()
@@ -433,7 +433,7 @@ class _Line(asyncio.DatagramProtocol):
             self._waiting[number] = (there, back)
             request = protocol.Datagram(protocol.REQUEST, self._session.identity, number, back)
             if self._transport is not None:
-                # What does not fit the interface is lost, like what does not fit the path.
+                # A packet that does not fit the interface is lost, like one that does not fit the path.
                 self._transport.sendto(protocol.pack_datagram(self._token, request, there - self._overhead))
 
 

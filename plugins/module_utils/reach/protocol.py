@@ -58,7 +58,7 @@ REQUEST, ANSWER = 1, 2
 
 #: Bytes of the headers of IP and UDP, by the version of IP.
 UDP_OVERHEAD = {4: 28, 6: 48}
-#: The smallest packet that a datagram of ours makes.
+#: The smallest packet of a datagram of this protocol.
 SMALLEST = _HEAD.size + _TAG + 48
 
 
@@ -127,7 +127,7 @@ def time_of(message: Mapping[str, Any], key: str) -> float:
 
 
 def nonce() -> str:
-    """What makes each proof good for one connection only."""
+    """A nonce, so that each proof is valid for only one connection."""
     return os.urandom(16).hex()
 
 

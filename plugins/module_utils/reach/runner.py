@@ -50,7 +50,7 @@ class Channel:
             ours = protocol.nonce()
             theirs = protocol.text_of(self.ask({"gpumesh": protocol.VERSION, "nonce": ours}), "nonce")
             proof = protocol.proof(token, "client", ours, theirs)
-            #: What the listener said of this session.
+            #: What the listener reported about this session.
             self.welcome = self.ask({"proof": proof, "machine": machine, "echo": ""})
             protocol.check_proof(token, "server", ours, theirs, protocol.text_of(self.welcome, "proof"))
         except BaseException:
@@ -165,7 +165,7 @@ class Runner:
             begin = time.monotonic()
             reason = f"{starter} did not start the measurement: {failure}"
             self._measured = [_failed(slot.peer, reason) for slot in self._timetable]
-        # Whoever collects stops the listener next, to which others may still be sending.
+        # The collecting task stops the listener next, to which others may still be sending.
         time.sleep(max(0.0, begin + length(self._timetable, half) - time.monotonic()))
         self._through.set()
 
@@ -264,7 +264,7 @@ class Runner:
 
 
 def parse_iperf3(text: str) -> Optional[float]:
-    """What the receiver got, in 10^9 bits a second, from ``iperf3 -J``; None where it did not measure."""
+    """The received throughput in 10^9 bits per second, from ``iperf3 -J``; None if it was not measured."""
     try:
         bits = from_json(text)["end"]["sum_received"]["bits_per_second"]
         return None if isinstance(bits, bool) else round(float(bits) / 1e9, 3)

@@ -15,7 +15,7 @@ class Port(TypedDict):
 
     ``role`` is ``named`` or ``ephemeral``, ``protocol`` is ``tcp`` or ``udp``. ``state`` is ``listening`` (ours),
     ``service`` (something else listens there already, so it can only be connected to), ``forbidden`` (only root may
-    open it) or ``unknown`` (the member has no listener of ours).
+    open it) or ``unknown`` (the member has no listener).
     """
 
     port: int
@@ -50,7 +50,7 @@ class Peer(TypedDict):
 
 
 class PortResult(TypedDict):
-    """What became of one port.
+    """The outcome of one port.
 
     ``outcome``: ``ok`` (our listener proved itself and echoed), ``connected`` (somebody accepts), ``refused``,
     ``filtered`` (no answer in time), ``no_route`` (the network says that there is no way), ``closed`` (accepted and
@@ -65,7 +65,7 @@ class PortResult(TypedDict):
 
 
 class Route(TypedDict):
-    """Where the kernel sends packets for a peer. All None but ``error`` where it knows no way."""
+    """The kernel's route to a peer. All None except ``error`` if there is none."""
 
     dev: Optional[str]
     prefsrc: Optional[str]
@@ -141,7 +141,7 @@ class Nic(TypedDict):
 
 
 class Probe(TypedDict):
-    """What one member found out."""
+    """The results of one member."""
 
     machine: str
     address: str

@@ -25,7 +25,7 @@ class Applied(NamedTuple):
 
 
 class ClusterRequest(NamedTuple):
-    """What a cluster shall be. None leaves it as it is; at the creation, as it is by default."""
+    """The requested cluster. None keeps the current value or, at the creation, uses the default."""
 
     subnet: Optional[str] = None
     manager: Optional[str] = None
@@ -33,7 +33,7 @@ class ClusterRequest(NamedTuple):
     volumes: Optional[Sequence[Mapping[str, Any]]] = None
     keys_changed: bool = False
     members: Sequence[Mapping[str, Any]] = ()
-    #: Who of the members may be new; None: anybody.
+    #: The members that may be new; None: all.
     joining: Optional[Sequence[str]] = None
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the layers read out of a record: pure functions, the same on a host, on the controller and in a filter."""
+"""The data that the layers derive from a record: pure functions, for hosts, the controller and filters."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Tenure(NamedTuple):
     machine: str
 
 
-#: What plan.hand_over writes into the history; other changes of the same generation may follow.
+#: The entry of plan.hand_over in the history; other changes of the same generation may follow.
 _HANDED_OVER = re.compile(r"the manager is ([^\s;]+), it was ([^\s;]+)(?:;|$)")
 
 
 def cluster_address(record: Record, member: Member) -> str:
-    """Where the other members talk to this one: its mesh address where there is a mesh, else its own."""
+    """The address to which other members connect: the mesh address if there is a mesh, else the member's own."""
     if record["mesh"]["backend"] != "none" and member["mesh"] is not None:
         return member["mesh"]["address"]
     return member["address"]
@@ -83,7 +83,7 @@ def member_of(record: Record, machine: str) -> Member:
 
 
 def digest(record: Record) -> str:
-    """What stands for a record where the whole of it need not be sent: equal records have equal ones, and no others."""
+    """A digest to send instead of the record: equal records have equal digests, and different ones do not."""
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 

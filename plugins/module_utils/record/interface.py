@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the record's modules have in common at their edge: options, and the result that Ansible gets."""
+"""The common interface of the record's modules: options, and the result for Ansible."""
 
 from __future__ import annotations
 

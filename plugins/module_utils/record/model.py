@@ -46,7 +46,7 @@ class Member(TypedDict):
     address: str
     interface: str
     site: str
-    #: Where members of its site dial it when the members of the cluster share only the mesh.
+    #: The address to which members of its site connect if the members of the cluster share only the mesh.
     lan_address: Optional[str]
     endpoint: Optional[str]
     joined_at: str

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a change makes of a record: pure functions, which refuse with InputError before anything is done.
+"""Changes of a record: pure functions, which raise InputError before anything is changed.
 
 Each step takes a record and returns ``Draft(record, changes)``: a new record of the same generation, and what differs
 in words. Steps that belong to one request are chained, and ``commit`` makes one generation of all of them, or hands
@@ -306,7 +306,7 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
     for volume in volumes:
         if not isinstance(volume, Mapping):
             raise InputError(f"{volume!r} is not a storage volume.", "Give each volume a name and a mount_point.")
-        # Whoever fills in a form leaves fields empty.
+        # Fields of a form may be empty.
         normal = {key: copy.deepcopy(value) for key, value in volume.items() if value is not None}
         served = {"server", "path"} & set(normal)
         keys = ("name", *(("server", "path") if served else ()), "mount_point")
@@ -446,7 +446,7 @@ def _new_member(record: Record, machine: str, keys: Mapping[str, Any], stamp: St
 
 
 def _check_shape(wanted: object) -> None:
-    """What no single value can tell: whether it is an entry at all."""
+    """Refuse a value that is not an entry at all."""
     if not isinstance(wanted, Mapping):
         raise InputError(f"{wanted!r} is not a member.", "Give each a machine, an address and an interface.")
     mesh, keys = wanted.get("mesh"), wanted.get("ssh_host_keys")
@@ -544,7 +544,7 @@ def _free_addresses(record: Record) -> Iterator[str]:
 
 
 def mesh_base(present: model.Mesh, backend: Optional[str]) -> model.Mesh:
-    """What a mesh is before its settings: ``present``, or the defaults of the backend when a tailnet comes or goes."""
+    """The base of the settings of a mesh: ``present``, or the backend's defaults when a tailnet comes or goes."""
     if backend in (None, present["backend"]) or "tailscale" not in (backend, present["backend"]):
         return present
     return DEFAULT_TAILNET if backend == "tailscale" else DEFAULT_MESH
@@ -595,7 +595,7 @@ def _refuse_unusable_mesh(record: Record) -> None:
 
 
 def _refuse_clashes(record: Record) -> None:
-    """What two members must not have in common."""
+    """Refuse values that two members must not share."""
     members = record["members"]
     shared: Sequence[tuple[str, Callable[[Member], Optional[str]], str]] = (
         ("name", lambda member: member["machine"].lower(), "Give the machines names that differ in more than case."),

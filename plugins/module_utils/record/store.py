@@ -207,7 +207,7 @@ class Store:
 
 
 class Found(NamedTuple):
-    """What a folder holds."""
+    """The content of a directory."""
 
     records: List[StoredRecord]
     damaged: List[Damage]

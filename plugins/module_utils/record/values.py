@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a value of the record may look like: each check returns the value in its one normal form.
+"""The valid values of a record: each check returns the value in its normal form.
 
 The values end up in file names, slurm.conf, /etc/hosts, shell environments and firewall rules of every member, so
 what is allowed here is what is harmless in all of them. A check raises ValueError with the reason alone; the caller

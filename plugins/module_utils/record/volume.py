@@ -62,7 +62,7 @@ def check(volume: Mapping[str, Any]) -> None:
 
 
 def check_together(volumes: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a volume of ours that would be mounted within another one. Raises ValueError.
+    """Refuse a served volume that would be mounted within another one. Raises ValueError.
 
     systemd would mount the outer one for the automount of the inner one, which is before the network at a boot: a circle,
     which it breaks by leaving out a part of the boot.

@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
 
 
 class Present(NamedTuple):
-    """What is there, with those settings that are asked for."""
+    """The current state, with the requested settings."""
 
     qos: Settings
     accounts: Settings

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 
-#: What a value may be: a list is joined by commas, a boolean is YES or NO.
+#: The types of a value: a list is joined by commas, a boolean is YES or NO.
 Scalar = Union[str, int, float, bool]
 Setting = Union[Scalar, Sequence[Scalar]]
 
@@ -101,7 +101,7 @@ def _line(text: str) -> str:
 
 
 def text_of(lines: Sequence[str]) -> str:
-    """A file of ours: its head and the lines."""
+    """A managed file: its header and the lines."""
     return "\n".join(["# Written by the Ansible collection gpumesh.cluster; changes here are lost.", *lines]) + "\n"
 
 

@@ -27,7 +27,7 @@ SERVED = ("slurm.conf", "cgroup.conf", "gres.conf")
 NODE = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf")
 OPTIONS = "node/slurmd.env"
 
-#: What a running slurmctld of 22.05 does not take over by `scontrol reconfigure`, in lower case.
+#: Settings that a running slurmctld 22.05 does not apply by `scontrol reconfigure`, in lower case.
 RESTART_KEYS = frozenset(
     (
         "accountingstoragetype",
@@ -152,7 +152,7 @@ def _slurm_conf(request: Request, host: SlurmHost, folder: str) -> List[str]:
 
 
 def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
-    """What holds for the whole cluster, before the user's own settings."""
+    """The settings of the whole cluster, before the user's own."""
     settings: Dict[str, Any] = {
         "ClusterName": request.cluster,
         # slurmctld refuses to start on a host of another name, and the inventory's name may be another.
@@ -295,7 +295,7 @@ def _declared(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def node_definition(request: Request, host: SlurmHost, gres: Gres, former: str = "") -> str:
-    """What the node declares of itself beyond what slurmd finds."""
+    """The definition of the node in addition to what slurmd detects."""
     ours: Dict[str, Any] = {"NodeAddr": request.address}
     known = dict(conf.parse_pairs(former))
     if host.memory:
@@ -366,7 +366,7 @@ def definition_in(options: Optional[str]) -> Optional[str]:
 
 
 def reload_needed(old: Optional[str], new: str) -> str:
-    """What a running controller needs to take the new slurm.conf over: none, reconfigure or restart."""
+    """What a running controller needs to apply the new slurm.conf: none, reconfigure or restart."""
     if old is None:
         return "restart"
     changed = conf.changed_keys(old, new)

@@ -29,7 +29,7 @@ _OURS = conf.text_of([]).strip()
 
 
 class Plan(NamedTuple):
-    """What differs. A text of None is a file to remove. ``reload`` is for the controller, the rest for slurmd."""
+    """The differences. A text of None is a file to remove. ``reload`` is for the controller, the rest for slurmd."""
 
     write: Dict[str, Optional[str]]
     reload: str
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
 
 def read_files(folder: str) -> Dict[str, Optional[str]]:
-    """Every file of ours as it is."""
+    """The current managed files."""
     return {name: read_text(os.path.join(folder, name)) for name in (*SERVED, *NODE, OPTIONS)}
 
 
@@ -52,7 +52,7 @@ def plan(
     runs: Optional[Mapping[str, str]] = None,
     leave: Sequence[str] = (),
 ) -> Plan:
-    """What to write and to remove; with no ``wanted`` all of ours goes. ``leave``: files that stay as they are.
+    """The files to write and to remove; without ``wanted`` all of them. ``leave``: files that are not changed.
 
     ``runs``: the options with which slurmd runs, which may be older than the file's after an interrupted run.
     A configuration that somebody else has written is refused: it may be another cluster's.

@@ -25,7 +25,7 @@ _PATIENCE = 3600.0
 
 
 class Database(NamedTuple):
-    """Where it is. ``user`` is the account of the system and of MariaDB, which lets it in by the socket."""
+    """The database. ``user`` is the account of the system and of MariaDB, which logs in through the socket."""
 
     name: str
     socket: str

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Slurm needs to know of this host: control groups, GPUs, memory, its own version and plugins."""
+"""The facts of this host that Slurm needs: control groups, GPUs, memory, its own version and plugins."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Gpu(NamedTuple):
 
 
 class SlurmHost(NamedTuple):
-    """What was found. ``memory`` is in MB; ``version`` is None where Slurm is not installed."""
+    """The detected facts. ``memory`` is in MB; ``version`` is None if Slurm is not installed."""
 
     version: Optional[Tuple[int, int, int]]
     cgroups: Cgroups
@@ -103,7 +103,7 @@ def plugins() -> List[str]:
 
 
 def choose_autodetect(vendor: Optional[str], driver: bool, installed: List[str]) -> str:
-    """What gres.conf's AutoDetect may name: only what is installed and has a driver to ask."""
+    """The values for AutoDetect in gres.conf: only installed plugins with a driver."""
     if not driver:
         return ""
     wanted = {"nvidia": ("nvml", "nvidia"), "amd": ("rsmi",)}.get(vendor or "", ())

@@ -26,7 +26,7 @@ class Plan(NamedTuple):
 
 
 def plan(present: Mapping[str, Node], names: Sequence[str], state: str, reason: str) -> Plan:
-    """What changes ``names`` to ``state``. Raises InputError for a node that the controller does not know."""
+    """The commands that change ``names`` to ``state``. Raises InputError if the controller does not know a node."""
     unknown = [name for name in names if name not in present]
     if unknown and state != "absent":
         known = ", ".join(present) or "none"
@@ -69,7 +69,7 @@ def _is(node: Node, state: str) -> bool:
 
 
 def waiting_for(present: Mapping[str, Node], names: Sequence[str], state: str) -> List[str]:
-    """What is not there yet, in words. A drained node has no jobs any more; an idle one takes new ones."""
+    """What is still missing, in words. A drained node has no more jobs; an idle one accepts new ones."""
     found = []
     for name in names:
         node: Optional[Node] = present.get(name)

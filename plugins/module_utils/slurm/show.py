@@ -43,7 +43,7 @@ _BARRED = {
 }
 #: Flags that stay until somebody takes them away.
 _HELD = {"drain", "fail", "maintenance"}
-#: What sinfo says in one word, by state and flag. "drained" has no jobs any more, "draining" has.
+#: The one-word state of sinfo, by state and flag. "drained" has no more jobs, "draining" does.
 _WORDS = {
     "drained": ("idle", "drain"),
     "draining": ("mixed", "drain"),
@@ -60,7 +60,7 @@ _WORDS = {
         )
     },
 }
-#: What a mark behind the state stands for.
+#: The meaning of a mark behind the state.
 _MARKS = {
     "*": "not_responding",
     "~": "powered_down",

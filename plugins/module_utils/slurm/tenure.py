@@ -39,7 +39,7 @@ class Marker(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a host has of a controller. ``used``: one has written there. ``accounting``: an accounting is to be loaded."""
+    """The state of a controller on a host. ``used``: one has written there. ``accounting``: one has to be loaded."""
 
     used: bool
     marker: Optional[Marker]
@@ -64,7 +64,7 @@ def render(marker: Marker) -> str:
 
 
 def read(folder: str) -> Kept:
-    """What is there. Raises HostStateError for a marker that cannot be read."""
+    """The state that is there. Raises HostStateError if the marker cannot be read."""
     path = os.path.join(folder, state.MARKER)
     raw = read_bytes(path, follow=False)
     marker = None

@@ -12,12 +12,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host as ssh_host
 
-#: What a user has in the folder of the trust.
+#: The files of a user in the directory of the trust.
 KEY_SUFFIXES = ("", ".pub", "-cert.pub")
 
 
 def folders(cluster: str) -> List[Dict[str, Any]]:
-    """Where the keys are made, before there are any."""
+    """The directory in which keys are generated."""
     places = [{"path": path, "state": "directory"} for path in ("/etc/gpumesh", "/etc/gpumesh/ssh")]
     return [*places, {"path": ssh_host.folder_of(cluster), "state": "directory", "mode": "0755"}]
 
@@ -48,7 +48,7 @@ def entries(params: Mapping[str, Any], found: ssh_host.Host) -> List[Dict[str, A
                 },
             ]
     for user, account in found.trusted.items():
-        # An account that is gone has no lines of ours either.
+        # A deleted account has no managed lines either.
         if user not in users and account is not None:
             wanted.append({"path": f"{account.home}/.ssh/authorized_keys", **block, "state": "absent"})
     if not users:

@@ -91,7 +91,7 @@ def fingerprint(public_key: Optional[str]) -> Optional[str]:
 
 
 class Host(NamedTuple):
-    """What there is."""
+    """The current state."""
 
     #: Those whom the trust is for; None where there is no such account.
     accounts: Mapping[str, Optional[Account]]
@@ -107,7 +107,7 @@ class Host(NamedTuple):
 
 
 def folder_of(cluster: str) -> str:
-    """Where a host keeps its keys and known hosts of a cluster."""
+    """The directory with a host's keys and known hosts of a cluster."""
     return f"/etc/gpumesh/ssh/{cluster}"
 
 

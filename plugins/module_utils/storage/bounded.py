@@ -23,7 +23,7 @@ class VolumeError(HostStateError):
 
 
 def bounded(work: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
-    """What ``work`` returns, which is JSON. Raises VolumeError when it fails or is not done in time."""
+    """The JSON result of ``work``. Raises VolumeError if it fails or exceeds the time limit."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -52,7 +52,7 @@ def _without(options: str) -> str:
 
 
 def remounts(wanted: Mapping[str, Sequence[str]], present: Mapping[str, Sequence[str]]) -> Tuple[Remount, ...]:
-    """What to remount. ``wanted`` are the options by mount point, ``present`` those of what is mounted."""
+    """The mounts to remount. ``wanted`` are the options by mount point, ``present`` those of what is mounted."""
     found = []
     for point, options in wanted.items():
         if point not in present:

@@ -29,7 +29,7 @@ _CAP_SYS_ADMIN = 21
 _MOUNT_SECONDS = 100
 #: Between the attempts to mount what a server refuses.
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
-#: What systemd makes of a unit's options and mount(8) does not know.
+#: Options for systemd in units that mount(8) does not know.
 _OF_SYSTEMD = ("nofail", "noauto")
 
 
@@ -67,7 +67,7 @@ def line_of(unit: str) -> Tuple[str, str]:
 
 
 def marker(cluster: str) -> str:
-    """What is around our lines."""
+    """The marker of the managed lines."""
     return f"# {{mark}} volumes of gpumesh cluster {cluster}"
 
 

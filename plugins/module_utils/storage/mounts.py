@@ -80,13 +80,13 @@ def automounts() -> bool:
 
 
 def parse_ours(texts: Mapping[str, str], cluster: str) -> Dict[str, str]:
-    """Those of the units, by file name, that belong to the cluster: the description says so."""
+    """The units of the cluster, by file name, according to their description."""
     title = re.compile(rf"^Description=Volume .* of gpumesh cluster {re.escape(cluster)}(,.*)?$", re.MULTILINE)
     return {name: text for name, text in texts.items() if title.search(text)}
 
 
 def mount_point_of(text: str) -> str:
-    """Where a unit mounts."""
+    """The mount point of a unit."""
     match = re.search(r"^Where=(.*)$", text, re.MULTILINE)
     return match.group(1).strip() if match else ""
 

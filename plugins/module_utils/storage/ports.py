@@ -27,7 +27,7 @@ class Plan(NamedTuple):
 
 
 def file_of(cluster: str, folder: str = _FOLDER) -> str:
-    """Where it is set for the next boot."""
+    """The file that sets it for the next boot."""
     return os.path.join(folder, f"60-gpumesh-{cluster}-storage.conf")
 
 

@@ -72,7 +72,7 @@ _ELSEWHERE = (
 
 
 class Files(NamedTuple):
-    """What the two files are now."""
+    """The current two files."""
 
     projid: host_files.Current
     projects: host_files.Current
@@ -231,7 +231,7 @@ def _lines(current: host_files.Current) -> List[Tuple[str, str]]:
 
 
 def read_files() -> Files:
-    """What they are now."""
+    """The current files."""
     return Files(host_files.read(PROJID), host_files.read(PROJECTS))
 
 
@@ -364,7 +364,7 @@ def _opened(path: str, flags: int = os.O_RDONLY, folder: Optional[int] = None) -
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
-    """An error of the file system as one of ours."""
+    """An error of the file system as a HostStateError."""
     try:
         yield
     except OSError as failure:

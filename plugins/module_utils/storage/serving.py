@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What this host serves its volumes with: whom it exports them to, and the program that does it."""
+"""The exports of this host, and the program that serves them."""
 
 from __future__ import annotations
 

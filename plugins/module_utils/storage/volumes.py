@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is mounted at a path, and whether a file system that others look after is there and is the right one."""
+"""The mount at a path, and whether an external file system is mounted there and is the right one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mount_of(mounted: Sequence[Mounted], path: str) -> Mounted:
 
 
 def locate(path: str) -> Dict[str, Any]:
-    """What is mounted at ``path``. May wait for a dead server: see ``bounded``."""
+    """The mount at ``path``. May wait for a dead server: see ``bounded``."""
     # To look into it mounts what an automount has still to mount.
     with os.scandir(path) as entries:
         next(entries, None)
