@@ -21,6 +21,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology impo
 
 #: What one host has registered, by host.
 Results = Mapping[str, Mapping[str, Any]]
+#: Of the proxy in userspace mode. The daemon hands what other members send on to 127.0.0.1: there, all of them could use
+#: it to reach the network of the provider.
+_PROXY_ADDRESS = "127.0.0.2"
 
 
 # --- the settings ------------------------------------------------------------------------------------------------
@@ -163,10 +166,10 @@ def tailnet_peers(record: Mapping[str, Any], machine: str) -> list[str]:
 
 
 def daemon_flags(settings: Mapping[str, Any], userspace: bool, proxy_port: int) -> list[str]:
-    """The options with which tailscaled has the interface of the mesh, or else a proxy on localhost."""
+    """The options with which tailscaled has the interface of the mesh, or else a proxy for the host's programs."""
     if not userspace:
         return [f"--tun={settings['interface']}"]
-    proxy = f"localhost:{proxy_port}"
+    proxy = f"{_PROXY_ADDRESS}:{proxy_port}"
     return ["--tun=userspace-networking", f"--socks5-server={proxy}", f"--outbound-http-proxy-listen={proxy}"]
 
 

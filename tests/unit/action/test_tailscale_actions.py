@@ -79,7 +79,7 @@ def test_the_options_of_the_role_are_those_of_the_module() -> None:
 def test_a_host_without_tun_has_a_proxy() -> None:
     assert login(IN).result["flags"] == ["--tun=tailscale0"]
     for played in (login({**IN, "tun_device": False}), login(IN, variables=on("t2", mesh_userspace="always"))):
-        assert "--socks5-server=localhost:1055" in played.result["flags"]
+        assert "--socks5-server=127.0.0.2:1055" in played.result["flags"]
 
 
 def test_what_leaves_is_asked_once_and_without_a_key() -> None:

@@ -166,8 +166,8 @@ def test_a_host_without_an_interface_has_a_proxy() -> None:
     assert mesh.daemon_flags(TAILNET["mesh"], False, 1055) == ["--tun=tailscale0"]
     assert mesh.daemon_flags(TAILNET["mesh"], True, 1056) == [
         "--tun=userspace-networking",
-        "--socks5-server=localhost:1056",
-        "--outbound-http-proxy-listen=localhost:1056",
+        "--socks5-server=127.0.0.2:1056",
+        "--outbound-http-proxy-listen=127.0.0.2:1056",
     ]
 
 

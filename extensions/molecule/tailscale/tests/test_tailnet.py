@@ -25,7 +25,7 @@ ALL = ("-e", "cluster_hosts=cluster:rented")
 DIAL = """
 import socket, sys
 address, port, proxy = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-peer = socket.create_connection(("127.0.0.1", proxy) if proxy else (address, port), 20)
+peer = socket.create_connection(("127.0.0.2", proxy) if proxy else (address, port), 20)
 if proxy:
     peer.sendall(bytes([5, 1, 0]))
     assert peer.recv(2) == bytes([5, 0])
@@ -200,6 +200,16 @@ def test_a_member_without_tun_is_dialled_and_dials_by_its_proxy(lab: Lab) -> Non
     assert dial(lab, "t3", address(lab, "t1"), 22, proxy=1055).startswith("SSH-2.0")
     # The limit that is documented: what knows no proxy gets nowhere.
     assert dial(lab, "t3", address(lab, "t1"), 22) == ""
+
+
+def test_other_members_cannot_use_the_proxy(lab: Lab) -> None:
+    """It would lead them into the network of the provider."""
+    ask = (
+        "import socket, sys; peer = socket.create_connection((sys.argv[1], 1055), 20); "
+        "peer.sendall(bytes([5, 1, 0])); print(peer.recv(2))"
+    )
+    assert lab.run("t3", "python3", "-c", ask, "127.0.0.2").strip() == str(bytes([5, 0]))
+    assert str(bytes([5, 0])) not in lab.run("t1", "python3", "-c", ask, address(lab, "t3"), check=False, timeout=60)
 
 
 def test_settings_change_alone_and_once(lab: Lab) -> None:
