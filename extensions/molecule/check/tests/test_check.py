@@ -509,7 +509,7 @@ def test_a_volume_that_is_not_there_is_refused_by_name(lab: Lab) -> None:
     run = store(lab, faulty)
     assert run.code != 0
     assert "volume absent at /srv: nothing is mounted there" in run.words
-    assert "and lustre is required" in run.words
+    assert "lustre is required" in run.words
     run = store(lab, [{"name": "data", "server": "k1", "path": "/srv/data", "mount_point": "/data"}])
     assert run.code != 0
     assert "storage_backend is external, and volume data has a server" in run.words
