@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
@@ -43,7 +45,10 @@ def asked(
     play = {
         "hosts": hosts,
         "vars": {"cluster_name": "lab", "cluster_manager": "n1"},
-        "module_defaults": {"gpumesh.cluster.cluster_info": {"path": FOLDER}},
+        "module_defaults": {
+            "gpumesh.cluster.cluster_info": {"path": FOLDER},
+            "gpumesh.cluster.cluster": {"path": "{{ playbook_dir }}/{{ inventory_hostname }}"},
+        },
         "tasks": [
             *(role(entry) for entry in entries),
             {"ansible.builtin.debug": {"msg": "{{ " + TELL + " }}"}, "run_once": True},
@@ -82,3 +87,11 @@ def test_a_limited_run_has_the_newer_one_of_those_whom_it_asks_besides(tmp_path:
 def test_what_was_sent_in_this_run_is_not_sent_again(tmp_path: Path) -> None:
     held = {"n1": [NEW], "n2": [NEW], "n3": [OLD]}
     assert asked(tmp_path, held, "find", "find") == ("found 2 of n1, told n1 n2 n3", [], ["n3"])
+
+
+@pytest.mark.parametrize("entry", ["load", "find"])
+def test_a_copy_that_a_run_did_not_get_to_is_updated_when_the_record_is_loaded(tmp_path: Path, entry: str) -> None:
+    """As after a run that was cut off when the manager had the new volumes, and the others had not."""
+    asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW], "n4": [OLD]}, entry)
+    copies = [Store(str(tmp_path / name), "lab").read() for name in ("n1", "n2", "n3", "n4")]
+    assert copies == ([NEW] * 4 if entry == "load" else [NEW, OLD, NEW, OLD])
