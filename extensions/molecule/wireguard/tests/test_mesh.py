@@ -120,8 +120,11 @@ def transfers(hosts: dict[str, Host], patience: int = 60) -> dict[str, str]:
 
 
 def wait_for_every_pair(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = PAIRS) -> None:
-    """A member that has just started cannot dial those behind NAT: they find it when their next keepalive fails."""
-    deadline = time.monotonic() + 90
+    """A member that has just started cannot dial those behind NAT: they find it when their next keepalive fails.
+
+    WireGuard tries a handshake for 90 s, and begins anew with the next packet: twice that is the longest.
+    """
+    deadline = time.monotonic() + 180
     results: dict[str, str] = {}
     while time.monotonic() < deadline:
         results = together(lambda pair: str(hosts[pair[0]].run(f"ping -c 1 -W 2 {mesh_address(pair[1])}").rc), pairs)
