@@ -72,12 +72,8 @@ class ActionModule(HostAction):
 
     def _refuse_half_a_succession(self, record: model.Record) -> None:
         """Refuse to hand over what the manager itself has not taken over yet. Raises HostStateError."""
-        look = succession.read_look(self.module("gpumesh.cluster.slurm_state", {"state": "inspected"}))
-        if look is None:
-            raise HostStateError(f"{record['manager']} did not return the state of its controller.", "Run this again.")
-        decided = succession.decide(record, look)
-        if decided.former:
-            decided = succession.decide(record, look, silence="it is not in the inventory")
+        own = succession.read_own(record, self.module("gpumesh.cluster.slurm_state", {"state": "inspected"}))
+        decided = succession.decide_first(record, own, known=())
         if decided.refusal:
             raise HostStateError(decided.refusal)
 

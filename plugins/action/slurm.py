@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm_run import run_slurm
 
 _MODULE = "gpumesh.cluster.slurm"
 _STATES = ["present", "configured", "served", "absent"]
@@ -38,10 +39,4 @@ class ActionModule(HostAction):
             parameters = slurm.configured(record, self.machine, options)
         else:
             parameters = slurm.served(record, options, given["restart"])
-        result = self.equipped_module(
-            _MODULE,
-            {"state": state, **parameters, **self.supervisor()},
-            lambda found: slurm.packages(found["missing"], self.package_manager) if found["missing"] else [],
-        )
-        self.refuse_missing(result["missing"])
-        return result
+        return run_slurm(self, {"state": state, **parameters})

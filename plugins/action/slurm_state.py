@@ -36,7 +36,6 @@ class ActionModule(HostAction):
             state={"type": "str", "choices": ["inspected"], "required": True},
             manager_queue=_QUEUE,
             member_queue=_QUEUE,
-            known={"type": "list", "elements": "str"},
             handing={"type": "str", "default": ""},
             lost={"type": "bool", "default": False},
         )
@@ -81,12 +80,9 @@ class ActionModule(HostAction):
     def _manager(self, record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
         """The action on the manager, unless another machine has to be queried first."""
         found = self._inspect()
-        known = self.variables["groups"]["all"] if given["known"] is None else given["known"]
-        decided = succession.decide(record, _own(record, found), handing=given["handing"], lost=given["lost"])
-        if decided.former and decided.former not in known:
-            away = "it is not in the inventory"
-            decided = succession.decide(record, _own(record, found), None, given["handing"], given["lost"], away)
-        return _decided(found, decided)
+        own = succession.read_own(record, found)
+        known = self.variables["groups"]["all"]
+        return _decided(found, succession.decide_first(record, own, known, given["handing"], given["lost"]))
 
     def _former(self, record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
         """The action of the manager, after querying the former manager."""
@@ -99,7 +95,7 @@ class ActionModule(HostAction):
             silence = str(failure) or silence
         except AnsibleConnectionFailure as failure:
             silence = str(failure)
-        own = _own(record, given["manager_queue"])
+        own = succession.read_own(record, given["manager_queue"])
         said = "" if look else printable(silence)
         return _decided(found, succession.decide(record, own, look, given["handing"], given["lost"], said))
 
@@ -109,14 +105,6 @@ class ActionModule(HostAction):
         own = succession.read_look(member_queue)
         becomes = succession.leftover(record, self.machine, own, succession.read_look(found)) if own else ""
         return {**found, "leftover": becomes}
-
-
-def _own(record: model.Record, found: object) -> succession.Look:
-    """The state of the manager. Raises HostStateError."""
-    look = succession.read_look(found)
-    if look is None:
-        raise HostStateError(f"{record['manager']} did not return the state of its controller.", "Run this again.")
-    return look
 
 
 def _decided(found: Mapping[str, Any], decided: succession.Succession) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import shlex
 import socket
 import time
 from contextlib import suppress
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -52,6 +52,11 @@ class Places(NamedTuple):
     units: str = "/etc/systemd/system"
     supervisor_config: str = "/etc/supervisor/supervisord.conf"
     supervisor_programs: str = "/etc/supervisor/conf.d"
+
+    @classmethod
+    def given(cls, params: Mapping[str, Any]) -> Places:
+        """Those of supervisord from a module's options."""
+        return cls(supervisor_config=params["supervisor_config"], supervisor_programs=params["supervisor_programs"])
 
     def drop_in(self, name: str) -> str:
         """Our lines on top of a packaged unit."""

@@ -261,7 +261,7 @@ def _run_daemon(given: Mapping[str, Any], manager: str, rewritten: bool, look_on
         renewed = not munge.verify(run, credential)[0]
     wanted = _daemon(given["user"], "restarted" if renewed else "started")
     ready = daemon.Ready(given["socket"], None, None)
-    planned = daemon.bring_about(run, manager, wanted, _places(given), ready, _PATIENCE, look_only)
+    planned = daemon.bring_about(run, manager, wanted, daemon.Places.given(given), ready, _PATIENCE, look_only)
     # munged accepts a credential only once, so it is not asked again unless it was restarted.
     if credential and renewed and not look_only:
         trusted, reason = munge.verify(run, credential)
@@ -282,16 +282,14 @@ def _leave(module: AnsibleModule) -> Outcome:
     if not daemon.supervisord_missing(manager):
         wanted = _daemon(given["user"], "absent")
         ready = daemon.Ready(None, None, None)
-        planned = daemon.bring_about(run, manager, wanted, _places(given), ready, _PATIENCE, module.check_mode)
+        planned = daemon.bring_about(
+            run, manager, wanted, daemon.Places.given(given), ready, _PATIENCE, module.check_mode
+        )
         commands, before = planned.commands, planned.before
     there = munge.read_state(given["path"]).key is not None
     if there and not module.check_mode:
         remove_file(given["path"])
     return Outcome(there or bool(commands or before), {"fingerprint": ""}, before)
-
-
-def _places(given: Mapping[str, Any]) -> daemon.Places:
-    return daemon.Places(_PLACES.units, given["supervisor_config"], given["supervisor_programs"])
 
 
 def _daemon(user: str, state: str) -> daemon.Daemon:

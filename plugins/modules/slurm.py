@@ -479,7 +479,7 @@ def _run_daemons(
 ) -> List[daemon.Plan]:
     """Run them one after the other, each until it can be used."""
     given = module.params
-    places = daemon.Places(_PLACES.units, given["supervisor_config"], given["supervisor_programs"])
+    places = daemon.Places.given(given)
     plans = []
     for one in daemons:
         wanted = daemon.Daemon(

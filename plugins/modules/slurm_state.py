@@ -50,10 +50,6 @@ options:
   member_queue:
     description: The result of V(inspected) on a machine that is not the manager, when the manager is queried.
     type: dict
-  known:
-    description: The machines that can be queried. Defaults to those of the inventory.
-    type: list
-    elements: str
   handing:
     description: The machine that has just stopped its controller for a hand-over. Empty for none.
     type: str
@@ -270,7 +266,6 @@ def main() -> None:
             "record": {"type": "raw"},
             "manager_queue": {"type": "dict"},
             "member_queue": {"type": "dict"},
-            "known": {"type": "list", "elements": "str"},
             "handing": {"type": "str", "default": ""},
             "lost": {"type": "bool", "default": False},
             "part": {"type": "int", "default": 0},

@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm_run import run_slurm
 
 _MODULE = "gpumesh.cluster.slurm_database"
 _ACCOUNT: dict[str, Any] = {"name": "slurm", "host": "localhost", "column_case_sensitive": True}
@@ -22,13 +23,7 @@ class Accounting:
     def __init__(self, action: HostAction) -> None:
         """Raises ModuleFailedError where MariaDB cannot be run."""
         self._action = action
-        arguments = {"state": "stored", "programs": ["mariadbd"], **action.supervisor()}
-        self._run = action.equipped_module(
-            "gpumesh.cluster.slurm",
-            arguments,
-            lambda found: slurm.packages(found["missing"], action.package_manager) if found["missing"] else [],
-        )
-        action.refuse_missing(self._run["missing"])
+        self._run = run_slurm(action, {"state": "stored", "programs": ["mariadbd"]})
         self.socket = str(self._run["socket"])
         self._login = {"login_unix_socket": self.socket}
         self.changed = bool(self._run["changed"])
@@ -37,10 +32,16 @@ class Accounting:
         """Make the database where there is none, and load what the former manager has saved."""
         if not self._run["database"]:
             return
-        self._do("community.mysql.mysql_user", **_ACCOUNT, plugin="unix_socket", priv=f"{slurm.DATABASE}.*:ALL")
+        self._do(
+            "community.mysql.mysql_user",
+            **self._login,
+            **_ACCOUNT,
+            plugin="unix_socket",
+            priv=f"{slurm.DATABASE}.*:ALL",
+        )
         # Last, and then the accounting: where the database is there, all of this has been done, and the file goes once
         # it is loaded.
-        self._do("community.mysql.mysql_db", name=slurm.DATABASE)
+        self._do("community.mysql.mysql_db", **self._login, name=slurm.DATABASE)
         self._carry("loaded")
 
     def save(self) -> None:
@@ -49,8 +50,8 @@ class Accounting:
 
     def delete(self) -> None:
         """Delete the database and its account, and stop MariaDB unless it has something else to keep."""
-        self._do("community.mysql.mysql_db", name=slurm.DATABASE, state="absent")
-        self._do("community.mysql.mysql_user", **_ACCOUNT, state="absent")
+        self._do("community.mysql.mysql_db", **self._login, name=slurm.DATABASE, state="absent")
+        self._do("community.mysql.mysql_user", **self._login, **_ACCOUNT, state="absent")
         self.stop()
 
     def stop(self) -> None:
@@ -58,13 +59,13 @@ class Accounting:
         asked = {"filter": ["databases"], "exclude_fields": ["db_size"], "return_empty_dbs": True, **self._login}
         found = self._action.module("community.mysql.mysql_info", asked)["databases"]
         if set(found) <= {*_SYSTEM, slurm.DATABASE}:
-            self._do("gpumesh.cluster.daemon", login={}, name="mariadb", state="absent", **self._action.supervisor())
+            self._do("gpumesh.cluster.daemon", name="mariadb", state="absent", **self._action.supervisor())
 
     def _carry(self, state: str) -> None:
         # In check mode the database may not be there yet.
         if not self._action.check_mode:
-            self._do(_MODULE, login={"socket": self.socket}, state=state)
+            self._do(_MODULE, socket=self.socket, state=state)
 
-    def _do(self, module: str, login: dict[str, Any] | None = None, **arguments: Any) -> None:
-        done = self._action.module(module, {**arguments, **(self._login if login is None else login)})
+    def _do(self, module: str, **arguments: Any) -> None:
+        done = self._action.module(module, arguments)
         self.changed = self.changed or bool(done.get("changed"))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import tenure
@@ -84,6 +85,24 @@ def decide(
     if not own.used and not stale and (not (former.used or former.marker) if former else not own.node):
         return alone
     return Succession(refusal=_missing(record, present, asked, silence))
+
+
+def read_own(record: Record, result: object) -> Look:
+    """What the module slurm_state has found on the manager. Raises HostStateError."""
+    look = read_look(result)
+    if look is None:
+        raise HostStateError(f"{record['manager']} did not return the state of its controller.", "Run this again.")
+    return look
+
+
+def decide_first(
+    record: Record, own: Look, known: Collection[str], handing: str = "", lost: bool = False
+) -> Succession:
+    """``decide`` before anybody else is asked. ``known``: the machines that can be asked."""
+    decided = decide(record, own, None, handing, lost)
+    if decided.former and decided.former not in known:
+        return decide(record, own, None, handing, lost, "it is not in the inventory")
+    return decided
 
 
 def _take(record: Record, own: Look, former: Look, machine: str) -> Succession:

@@ -43,10 +43,12 @@ SILENT = {"unreachable": True, "msg": "no route to host"}
 SKIPPED: dict[str, Any] = {"skipped": True}
 
 
-def asked(record: Record, answer: dict[str, Any], machine: str = "n1", **options: Any) -> dict[str, Any]:
+def asked(
+    record: Record, answer: dict[str, Any], machine: str = "n1", inventory: Sequence[str] = HOSTS, **options: Any
+) -> dict[str, Any]:
     """The result of the task, where the host that it asks gives this answer."""
     arguments = {"record": record, "state": "inspected", **options}
-    here = {"inventory_hostname": machine, "groups": {"all": HOSTS}}
+    here = {"inventory_hostname": machine, "groups": {"all": inventory}}
     return play(ActionModule, arguments, {"gpumesh.cluster.slurm_state": [answer]}, here).result
 
 
@@ -141,7 +143,7 @@ def test_a_manager_that_cannot_be_asked_is_waited_for() -> None:
     record = cluster("n2")
     refused(record, NONE, SILENT, "Bring n1 back", "no route to host", "cluster_manager_lost=true")
     refused(record, NONE, SILENT, "Bring n1 back", handing="n1")
-    assert "it is not in the inventory" in asked(record, NONE, known=["n2"])["msg"]
+    assert "it is not in the inventory" in asked(record, NONE, inventory=["n2"])["msg"]
     assert decided(record, NONE, SILENT, lost=True) == decided(record, NONE, lost=True) == mark(2)
     assert decided(cluster("n2", "n1"), queue(1), SILENT, lost=True) == mark(3, retire="keep")
 
