@@ -29,12 +29,12 @@ TELL = (
 )
 
 
-def role(entry: str) -> dict[str, Any]:
-    return {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": entry}}
+def role(entry: str, **variables: Any) -> dict[str, Any]:
+    return {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": entry}, "vars": variables}
 
 
 def asked(
-    folder: Path, held: dict[str, list[model.Record]], *entries: str, hosts: str = "all"
+    folder: Path, held: dict[str, list[model.Record]], *entries: str, hosts: str = "all", **variables: Any
 ) -> tuple[str, list[str], list[str]]:
     """What the role found, who sent the whole of which record when asked first, and who was asked for it later."""
     for name, records in held.items():
@@ -50,7 +50,7 @@ def asked(
             "gpumesh.cluster.cluster": {"path": "{{ playbook_dir }}/{{ inventory_hostname }}"},
         },
         "tasks": [
-            *(role(entry) for entry in entries),
+            *(role(entry, **variables) for entry in entries),
             {"ansible.builtin.debug": {"msg": "{{ " + TELL + " }}"}, "run_once": True},
             {"ansible.builtin.debug": {"msg": show}},
         ],
@@ -95,3 +95,9 @@ def test_a_copy_that_a_run_did_not_get_to_is_updated_when_the_record_is_loaded(t
     asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW], "n4": [OLD]}, entry)
     copies = [Store(str(tmp_path / name), "lab").read() for name in ("n1", "n2", "n3", "n4")]
     assert copies == ([NEW] * 4 if entry == "load" else [NEW, OLD, NEW, OLD])
+
+
+def test_a_check_leaves_old_copies_as_they_are(tmp_path: Path) -> None:
+    """As the role check loads the record."""
+    asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW]}, "load", __cluster_read_only=True)
+    assert [Store(str(tmp_path / name), "lab").read() for name in ("n1", "n2", "n3")] == [NEW, OLD, NEW]
