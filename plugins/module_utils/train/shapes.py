@@ -1,0 +1,134 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a training run is: what was asked for, and what has happened so far.
+
+A *run* has a name and a folder. It consists of *attempts*, one after the other: in each, the same ranks start together on
+some nodes, and go on from the last complete checkpoint. An attempt ends as a whole, for one *cause*, which has a *culprit*.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+
+class Request(NamedTuple):
+    """What was asked for. ``ranks_per_node``: processes that a node starts; one a GPU, or one where there are none.
+
+    ``min_nodes``: with fewer than this many nodes the run is queued again; ``spare``: nodes that it holds besides.
+    ``hang_timeout`` and ``grace`` in seconds: without progress of any rank, and to save a checkpoint after a warning.
+    """
+
+    name: str
+    command: Sequence[str]
+    folder: str
+    nodes: int = 1
+    min_nodes: int = 1
+    spare: int = 0
+    gpus_per_node: int = 0
+    time: str = ""
+    partition: str = ""
+    sbatch: Sequence[str] = ()
+    max_restarts: int = 10
+    hang_timeout: float = 600.0
+    grace: float = 60.0
+    directory: str = "."
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes that a node starts."""
+        return self.gpus_per_node or 1
+
+
+class Progress(NamedTuple):
+    """What a rank has told last. ``checkpoint``: the step of the last one that is complete."""
+
+    step: Optional[int] = None
+    steps: Optional[int] = None
+    loss: Optional[float] = None
+    checkpoint: Optional[int] = None
+
+
+class RankEnd(NamedTuple):
+    """How a rank has ended. ``status``: its exit status, or the number of the signal that killed it, below zero.
+
+    ``at``: seconds since 1970 by the clock of its node. ``tail``: the last lines that it wrote.
+    """
+
+    rank: int
+    node: str
+    status: int
+    at: float
+    tail: str = ""
+
+
+class Cause(NamedTuple):
+    """Why an attempt has ended.
+
+    ``kind``: finished, crash, node (lost, rebooted, drained), hang, warned (time limit or preemption), cancelled, start (it
+    could not begin). ``rank`` and ``node`` are the culprit, as far as there is one; ``detail`` says it in one line.
+    """
+
+    kind: str
+    detail: str = ""
+    rank: Optional[int] = None
+    node: str = ""
+
+
+class Attempt(NamedTuple):
+    """One of them. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed."""
+
+    number: int
+    job: int
+    nodes: Tuple[str, ...]
+    world_size: int
+    begin: float
+    end: Optional[float] = None
+    first: Optional[int] = None
+    last: Optional[int] = None
+    checkpoint: Optional[int] = None
+    cause: Optional[Cause] = None
+    action: str = ""
+
+
+class Run(NamedTuple):
+    """What run.json has. ``state``: queued, running, finished, failed, cancelled."""
+
+    name: str
+    state: str
+    job: int = 0
+    attempts: Tuple[Attempt, ...] = ()
+    steps: Optional[int] = None
+    step: Optional[int] = None
+    loss: Optional[float] = None
+    steps_per_second: Optional[float] = None
+    checkpoint_at: Optional[float] = None
+    detail: str = ""
+
+
+def as_values(run: Run) -> Dict[str, Any]:
+    """The content of run.json."""
+    values = run._asdict()
+    values["attempts"] = [
+        {**attempt._asdict(), "nodes": list(attempt.nodes), "cause": attempt.cause and dict(attempt.cause._asdict())}
+        for attempt in run.attempts
+    ]
+    return dict(values)
+
+
+def from_values(values: Any) -> Run:
+    """The reverse of ``as_values``. Raises ValueError for what is none."""
+    try:
+        attempts: List[Attempt] = [
+            Attempt(
+                **{
+                    **attempt,
+                    "nodes": tuple(attempt["nodes"]),
+                    "cause": Cause(**attempt["cause"]) if attempt["cause"] else None,
+                }
+            )
+            for attempt in values["attempts"]
+        ]
+        return Run(**{**values, "attempts": tuple(attempts)})
+    except (KeyError, TypeError) as failure:
+        raise ValueError(f"it is not the state of a run: {failure}") from failure
