@@ -100,7 +100,7 @@ import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import package
+from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import DRAIN_ON, settings_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
@@ -109,7 +109,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store impor
 def work(module: AnsibleModule) -> Outcome:
     """Write or remove the file."""
     given = module.params
-    content = None if given["state"] == "absent" else package.build(sys.executable, settings_of(given))
+    content = (
+        None if given["state"] == "absent" else package.build(sys.executable, package.NODE_HEALTH, settings_of(given))
+    )
     return bring_about([package.part(given["path"], content)], {"path": given["path"]}, module.check_mode)
 
 

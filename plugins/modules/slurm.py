@@ -281,11 +281,10 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files, package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import DRAIN_ON, settings_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -386,7 +385,7 @@ def _checks(given: Mapping[str, Any]) -> Part:
                 "max_drained_percent": given["health_max_drained_percent"],
             }
         )
-        return package.part(path, package.build(sys.executable, settings))
+        return package.part(path, package.build(sys.executable, package.NODE_HEALTH, settings))
     if given["keep_checks"]:
         return Part(False, "", "", lambda: None)
     return package.part(_CHECKS, None)

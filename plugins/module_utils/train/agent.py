@@ -3,14 +3,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The ranks of one node: start them, keep what they write, tell the supervisor what happens, and end them.
 
-It runs as the one task of a node in a job step. What it tells goes to its standard output, one JSON object a line, and
-what the supervisor orders comes by its standard input, one word a line: srun carries both. A supervisor that falls silent
-has died or is cut off; then another attempt may begin elsewhere, so the ranks end.
+It is the one task of its node in a job step. What it tells goes to its standard output, and what the supervisor orders comes
+by its standard input, a word a line; srun carries both. A supervisor that falls silent has died, or its node is cut off.
+Then the ranks end, and one of the agents becomes the supervisor, in the same job: Slurm leaves a job its other nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import select
@@ -18,36 +19,46 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import IO, Any, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import contract
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    cause,
+    contract,
+    gpumesh_run,
+    lines,
+    processes,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Progress
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
-#: Begins each line that is meant for the supervisor.
-MARK = "@gpumesh "
-#: Seconds between two looks at the ranks, and two signs of life.
-_SPACING = 1.0
+#: Seconds between two looks at the ranks, and between two signs of life.
+_SPACING = 0.5
+_BEAT = 1.0
 #: Seconds without a word from the supervisor after which it is taken for dead. It says something every second.
-_SILENCE = 30.0
+_SILENCE = 10.0
 #: Seconds that a rank has to end after SIGTERM.
 _PATIENCE = 5.0
 #: Bytes of a rank's last output that are kept for the supervisor.
-_TAIL = 8192
-#: States of a process in /proc in which it does not run and will not by itself.
-_STOPPED = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a file server"}
+_TAIL = 4096
+#: Seconds for the stacks of the ranks to arrive in their output.
+_DUMP = 0.5
+#: Seconds for an heir to begin another attempt, before another agent tries; and how often that is done.
+_HEIR = 60.0
+_TURNS = 5
 
 
 class Task(NamedTuple):
-    """What the agents of all nodes get, on their command line."""
+    """What the agents of all nodes get, on their command line. ``token``: of the submission that is in charge."""
 
     run: str
     folder: str
+    token: str
     attempt: int
     nodes: Sequence[str]
     ranks_per_node: int
@@ -69,26 +80,28 @@ class Rank:
         self._progress_file = variables["GPUMESH_PROGRESS_FILE"]
         self._stamp = 0
         self._tail = b""
-        self.process = Process(
+        self._process = Process(
             list(argv),
             cwd=directory,
-            env={**os.environ, **variables},
+            env=dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._copying = threading.Thread(target=self._copy, args=(self.process.stdout, log), daemon=True)
+        self._copying = threading.Thread(target=self._copy, args=(self._process.stdout, log), daemon=True)
         self._copying.start()
 
     def _copy(self, source: Any, log: Path) -> None:
-        """Keep what the rank writes, and its last lines also where the volume does not take them."""
-        descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        """Keep what the rank writes. A volume that does not take it must not stop the rank."""
+        descriptor = -1
+        with contextlib.suppress(OSError):
+            log.parent.mkdir(exist_ok=True)
+            descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         for part in iter(lambda: os.read(source.fileno(), 1 << 16), b""):
             self._tail = (self._tail + part)[-_TAIL:]
             with contextlib.suppress(OSError):
                 os.write(descriptor, part)
-        os.close(descriptor)
 
     def look(self) -> bool:
         """Whether it has told of new progress."""
@@ -106,142 +119,158 @@ class Rank:
         self.progress = told
         return True
 
-    def tail(self) -> str:
-        """Its last output, once it has ended. A descendant that lives on may hold the pipe open: that is not awaited."""
+    def ended(self) -> bool:
+        """Whether it has ended by now. What it has started and left behind would go on using the GPU."""
+        self.status = self._process.poll()
+        if self.status is None:
+            return False
+        self.signal(signal.SIGKILL)
         self._copying.join(1.0)
+        return True
+
+    def tail(self) -> str:
+        """What it has written last."""
         return self._tail.decode("utf-8", "replace")
 
     def signal(self, number: int) -> None:
-        """To the rank and all that it has started in its session's first process group."""
+        """To the rank and all of its process group."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+            os.killpg(self._process.pid, number)
 
-    def state(self) -> str:
-        """Why it does not run, by what the kernel says; empty while it may."""
-        try:
-            text = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return ""
-        return _STOPPED.get(text[text.rfind(")") + 2 :][:1], "")
+    def warn(self) -> None:
+        """Ask for a checkpoint, those that listen."""
+        processes.send(self._process.pid, signal.SIGUSR1)
+
+    def dump(self) -> None:
+        """Have it write its stacks, if it has a handler for that."""
+        processes.send(self._process.pid, signal.SIGUSR2)
+
+    def stopped(self) -> str:
+        """Why it does not run; empty while it may."""
+        return processes.stopped(self._process.pid)
 
 
 class Agent:
-    """All ranks of this node."""
+    """All ranks of this node. ``end`` may be called by a handler of a signal."""
 
     def __init__(self, task: Task, node: str, output: IO[str]) -> None:
         self._task = task
         self._node = node
         self._output = output
+        self._listened_to = True
         self._ranks: List[Rank] = []
-        self._local = tempfile.mkdtemp(prefix=f"gpumesh-train-{task.run}-")
-        self._ending: Optional[float] = None
+        self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
+        self._deadline: Optional[float] = None
+        self._beat_at = 0.0
 
     def say(self, event: str, **values: Any) -> None:
-        """One line to the supervisor. Where nobody reads any more, what follows from that is decided elsewhere."""
-        line = MARK + json.dumps({"event": event, "node": self._node, **values}) + "\n"
-        with contextlib.suppress(BrokenPipeError):
-            self._output.write(line)
-            self._output.flush()
+        """Tell the supervisor. Where nobody reads any more, what follows from that is decided elsewhere."""
+        if self._listened_to:
+            with contextlib.suppress(OSError):
+                self._output.writelines(lines.encode(lines.Said(event, self._node, values)))
+                self._output.flush()
 
     def start(self) -> None:
         """Raises OSError."""
         task = self._task
-        logs = Path(task.folder) / "attempts" / f"{task.attempt:03}"
+        processes.kill_marked("GPUMESH_RUN_DIR", task.folder)
+        Path(self._local, "gpumesh_run.py").write_text(inspect.getsource(gpumesh_run), encoding="utf-8")
+        master = {"MASTER_ADDR": _address(task.nodes[0]), "MASTER_PORT": str(task.port)}
         for local_rank in range(task.ranks_per_node):
+            place = contract.Place(task.nodes, self._node, local_rank, task.ranks_per_node)
             variables = contract.environment(
-                task.run,
-                task.folder,
-                task.attempt,
-                task.nodes,
-                self._node,
-                local_rank,
-                task.ranks_per_node,
-                {"MASTER_ADDR": _address(task.nodes[0]), "MASTER_PORT": str(task.port)},
-                self._local,
+                os.environ, place, task.run, task.folder, task.attempt, master, self._local
             )
-            number = int(variables["RANK"])
-            log = logs / f"rank-{number}.log"
-            self._ranks.append(Rank(number, task.command, task.directory, variables, log))
+            log = Folder(task.folder).attempt(task.attempt) / f"rank-{place.rank}.log"
+            self._ranks.append(Rank(place.rank, task.command, task.directory, variables, log))
         self.say("started", ranks=[rank.number for rank in self._ranks])
 
-    def run(self, orders: int) -> int:
-        """Until all ranks have ended. ``orders``: the descriptor that the supervisor's words come by."""
+    def run(self, orders: int) -> bool:
+        """Until all ranks have ended; whether the supervisor was there all the time. ``orders``: its words come there."""
         heard = time.monotonic()
         pending = b""
-        while any(rank.status is None for rank in self._ranks):
-            ready, _write, _other = select.select([orders], [], [], _SPACING)
+        present = True
+        while self._living():
+            ready, _write, _other = select.select([orders] if present else [], [], [], _SPACING)
             if ready:
+                heard = time.monotonic()
                 part = os.read(orders, 4096)
-                if part:
-                    heard = time.monotonic()
-                    *words, pending = (pending + part).split(b"\n")
-                    for word in words:
-                        self._obey(word.decode("ascii", "replace"))
-                else:
-                    # srun has gone, and with it the supervisor's end of the pipe.
-                    self.end()
-                    orders = os.open(os.devnull, os.O_RDWR)
-                    time.sleep(_SPACING)
+                *words, pending = (pending + part).split(b"\n")
+                for word in words:
+                    self._obey(word.decode("ascii", "replace"))
+                # The end of the file: srun has gone.
+                present = bool(part)
             if time.monotonic() - heard > _SILENCE:
+                present = False
+            if not present and self._deadline is None:
                 self.end()
+                self._listened_to = False
+                return self._see_out()
             self._watch()
-        return 0 if all(rank.status == 0 for rank in self._ranks) else 1
+        return True
+
+    def _see_out(self) -> bool:
+        while self._living():
+            time.sleep(_SPACING)
+            self._watch()
+        return False
 
     def _obey(self, word: str) -> None:
-        if word == "stop":
+        if word == "warn":
             Path(self._local, "stop").touch()
             for rank in self._living():
-                with contextlib.suppress(ProcessLookupError):
-                    rank.process.send_signal(signal.SIGUSR1)
+                rank.warn()
         elif word == "end":
             self.end()
         elif word == "look":
-            for rank in self._living():
-                self.say("state", rank=rank.number, stopped=rank.state())
+            self._look()
+
+    def _look(self) -> None:
+        """Tell what the ranks do."""
+        for rank in self._living():
+            rank.dump()
+        time.sleep(_DUMP)
+        for rank in self._living():
+            self.say("state", rank=rank.number, stopped=rank.stopped(), place=cause.place(rank.tail()))
 
     def end(self) -> None:
-        """Ask the ranks to end, and kill them a little later."""
-        if self._ending is None:
-            self._ending = time.monotonic() + _PATIENCE
+        """Ask the ranks to end; they are killed a little later."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _PATIENCE
             for rank in self._living():
                 rank.signal(signal.SIGTERM)
                 # One that is stopped would not hear it.
                 rank.signal(signal.SIGCONT)
-        elif time.monotonic() > self._ending:
-            for rank in self._living():
-                rank.signal(signal.SIGKILL)
 
     def _living(self) -> List[Rank]:
         return [rank for rank in self._ranks if rank.status is None]
 
     def _watch(self) -> None:
-        moved: Dict[int, Progress] = {}
+        moved = {}
         for rank in self._living():
             if rank.look():
-                moved[rank.number] = rank.progress
-            status = rank.process.poll()
-            if status is not None:
+                moved[str(rank.number)] = rank.progress._asdict()
+            if rank.ended():
                 rank.look()
-                rank.status = status
-                # What it has started and left behind would go on using the GPU.
-                rank.signal(signal.SIGKILL)
                 self.say(
                     "ended",
                     rank=rank.number,
-                    status=status,
+                    status=rank.status,
                     at=time.time(),
                     tail=rank.tail(),
                     **rank.progress._asdict(),
                 )
-        self.say("beat", ranks={str(number): progress._asdict() for number, progress in moved.items()})
-        if self._ending is not None:
-            self.end()
+            elif self._deadline is not None and time.monotonic() > self._deadline:
+                rank.signal(signal.SIGKILL)
+        if moved or time.monotonic() - self._beat_at > _BEAT:
+            self._beat_at = time.monotonic()
+            self.say("beat", ranks=moved)
 
     def close(self) -> None:
-        """Leave nothing behind."""
-        for rank in self._living():
-            rank.signal(signal.SIGKILL)
+        """Leave nothing behind, and say so."""
+        processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
         shutil.rmtree(self._local, ignore_errors=True)
+        self.say("gone")
 
 
 def _address(node: str) -> str:
@@ -252,17 +281,26 @@ def _address(node: str) -> str:
         return node
 
 
-def main(text: str) -> int:
-    """The program of a node. ``text``: the task, as JSON."""
-    task = Task(**json.loads(text))
-    agent = Agent(task, os.environ["SLURMD_NODENAME"], sys.stdout)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: agent.end())
-    try:
-        agent.start()
-        return agent.run(sys.stdin.fileno())
-    except OSError as failure:
-        agent.say("failed", reason=str(failure))
-        return 1
-    finally:
-        agent.close()
+def inherits(task: Task, node: str, sleep: Any = time.sleep) -> bool:
+    """Whether this node is to go on with the run, whose supervisor is lost. False once somebody has."""
+    folder = Folder(task.folder)
+    for turn in range(_TURNS):
+        if folder.claim(task.attempt, turn, node):
+            return True
+        for _second in range(int(_HEIR)):
+            sleep(1.0)
+            with contextlib.suppress(GpumeshError):
+                run = folder.read()
+                if run.state in ENDED or len(run.attempts) > task.attempt or folder.submission().token != task.token:
+                    return False
+    return False
+
+
+def parse_task(text: str) -> Task:
+    """The reverse of ``task_text``."""
+    return Task(**json.loads(text))
+
+
+def task_text(task: Task) -> str:
+    """A word of a command line."""
+    return json.dumps(task._asdict())

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which rank is to blame when many have ended: its error, not those that follow from it.
 
-When one rank of a collective dies, the others fail a moment later, since their peer has gone. The clocks of the nodes may be
-apart by more than that moment, so time alone does not tell. What a rank wrote last does: an error that names a peer is a
+When one rank of a collective dies, the others fail a moment later, since their peer has gone. The clocks of the nodes may
+differ by more than that, so time alone does not tell. What a rank wrote last does: an error that names a peer is a
 consequence.
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Dict, Optional, Sequence
+from collections import Counter
+from typing import Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, RankEnd
 
@@ -70,25 +71,63 @@ def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
     return Cause("crash", detail, culprit.rank, culprit.node)
 
 
-def hang(stopped: Dict[int, str], nodes: Dict[int, str], steps: Dict[int, Optional[int]], seconds: float) -> Cause:
+class Seen(NamedTuple):
+    """What is known of the ranks when nothing moves any more, by rank.
+
+    ``stopped``: why a process does not run, by what the kernel says; ``places``: where a program that can say so is.
+    """
+
+    nodes: Mapping[int, str]
+    steps: Mapping[int, Optional[int]]
+    stopped: Mapping[int, str]
+    places: Mapping[int, str]
+
+
+def hang(seen: Seen, seconds: float) -> Cause:
     """The cause where nothing moves any more.
 
-    ``stopped``: ranks whose processes do not run, with what the kernel says of them; ``nodes`` and ``steps`` by rank. One
-    that is stopped is to blame before one that is behind; where all are alike nobody is.
+    A rank that is stopped is to blame before the one that is behind, and that before the one that is somewhere else in the
+    program. Where all are alike nobody is.
     """
-    if stopped:
-        rank = min(stopped)
-        return Cause(
-            "hang", f"rank {rank} on {nodes[rank]} is {stopped[rank]}; the others wait for it", rank, nodes[rank]
-        )
-    told = {rank: step for rank, step in steps.items() if step is not None}
-    behind = [rank for rank, step in told.items() if step == min(told.values())] if told else []
-    if told and len(behind) == 1 and min(told.values()) < max(told.values()):
-        rank = behind[0]
-        return Cause(
-            "hang",
-            f"rank {rank} on {nodes[rank]} is at step {told[rank]}, the others at {max(told.values())}",
-            rank,
-            nodes[rank],
-        )
-    return Cause("hang", f"no rank has made progress for {seconds:.0f} s")
+    if seen.stopped:
+        rank = min(seen.stopped)
+        return _blamed(rank, seen, seen.stopped[rank])
+    told = {rank: step for rank, step in seen.steps.items() if step is not None}
+    behind = [rank for rank, step in told.items() if step == min(told.values())]
+    if len(behind) == 1 and len(told) > 1:
+        return _blamed(behind[0], seen, f"at step {told[behind[0]]}, the others at {max(told.values())}")
+    common = Counter(seen.places.values()).most_common(2)
+    if len(common) == 2 and common[0][1] > common[1][1] == 1 and len(seen.places) == len(seen.nodes):
+        rank = next(rank for rank, place in seen.places.items() if place == common[1][0])
+        if sum(1 for place in seen.places.values() if place != common[0][0]) == 1:
+            return _blamed(rank, seen, f"in {seen.places[rank]}")
+    everywhere = f"; all are in {common[0][0]}" if len(common) == 1 else ""
+    return Cause("hang", f"no progress for {seconds:.0f} s{everywhere}")
+
+
+def _blamed(rank: int, seen: Seen, what: str) -> Cause:
+    node = seen.nodes.get(rank, "")
+    waiting = Counter(place for other, place in seen.places.items() if other != rank).most_common(1)
+    where = f" in {waiting[0][0]}" if waiting else ""
+    return Cause("hang", f"rank {rank} on {node} is {what}; the others wait for it{where}", rank, node)
+
+
+#: Where ranks wait for each other, in PyTorch, JAX and mpi4py, and in the wrappers that people write around them.
+_COLLECTIVE = re.compile(
+    r"all_?reduce|all_?gather|reduce_scatter|all_?to_?all|broadcast|barrier|gather|scatter|backward|synchronize|recv|wait"
+)
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)$', re.MULTILINE)
+
+
+def place(tail: str) -> str:
+    """Where a program is by the last stack that faulthandler has written; empty where there is none.
+
+    The collective that it waits in, else its innermost function.
+    """
+    _before, found, stack = tail.rpartition("(most recent call first):")
+    frames = _FRAME.findall(stack.split("\n\n", 1)[0]) if found else []
+    if not frames:
+        return ""
+    waiting = [frame for frame in frames if _COLLECTIVE.search(frame[2])]
+    path, line, function = (waiting or frames)[0]
+    return f"{function} ({path.rpartition('/')[2]}:{line})"

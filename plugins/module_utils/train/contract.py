@@ -11,7 +11,8 @@ The program finds, in each rank:
     GPUMESH_CHECKPOINT_DIR   where its checkpoints go, below that folder
     GPUMESH_ATTEMPT          1, 2, ...: how often the run has been started
     GPUMESH_PROGRESS_FILE    the rank writes it, on a local disk
-    GPUMESH_STOP_FILE        is there as soon as the rank should save a checkpoint and end; SIGUSR1 says the same
+    GPUMESH_STOP_FILE        is there as soon as the rank should save a checkpoint and end; SIGUSR1 says the same to a
+                             program that has a handler for it
 
 A progress file has one JSON object, {"step": 1200, "steps": 20000, "loss": 2.31, "checkpoint": 1150}, all of them
 optional, written to another name and renamed. `checkpoint` is the step of the last checkpoint that is complete. A rank
@@ -21,7 +22,7 @@ that never writes one is not watched for hangs.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress
@@ -58,32 +59,66 @@ def _real(value: Any) -> Optional[float]:
     return float(value) if math.isfinite(value) else None
 
 
+class Place(NamedTuple):
+    """Where a rank is: its node among those of the attempt, and its number there."""
+
+    nodes: Sequence[str]
+    node: str
+    local_rank: int
+    ranks_per_node: int
+
+    @property
+    def node_rank(self) -> int:
+        """The number of the node."""
+        return list(self.nodes).index(self.node)
+
+    @property
+    def rank(self) -> int:
+        """The number among all ranks."""
+        return self.node_rank * self.ranks_per_node + self.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return len(self.nodes) * self.ranks_per_node
+
+
 def environment(
+    inherited: Mapping[str, str],
+    place: Place,
     run: str,
     folder: str,
     attempt: int,
-    nodes: Sequence[str],
-    node: str,
-    local_rank: int,
-    ranks_per_node: int,
     master: Mapping[str, str],
-    local_folder: str,
+    local: str,
 ) -> Dict[str, str]:
-    """The variables of one rank. ``master``: MASTER_ADDR and MASTER_PORT; ``local_folder``: on the node's own disk."""
-    node_rank = nodes.index(node)
-    rank = node_rank * ranks_per_node + local_rank
-    return {
-        **master,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(len(nodes) * ranks_per_node),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(ranks_per_node),
-        "NODE_RANK": str(node_rank),
-        "NNODES": str(len(nodes)),
+    """The variables of one rank. ``master``: MASTER_ADDR and MASTER_PORT; ``local``: a folder on the node's own disk.
+
+    Slurm and the job environment describe the agent, which is one task of its node: what differs for a rank is replaced, since
+    Lightning, JAX and others read it too.
+    """
+    world = {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.ranks_per_node),
+        "NODE_RANK": str(place.node_rank),
+        "NNODES": str(len(place.nodes)),
+        "SLURM_PROCID": str(place.rank),
+        "SLURM_LOCALID": str(place.local_rank),
+        "SLURM_NODEID": str(place.node_rank),
+        "SLURM_NTASKS": str(place.world_size),
+    }
+    own = {
         "GPUMESH_RUN": run,
         "GPUMESH_RUN_DIR": folder,
         "GPUMESH_CHECKPOINT_DIR": f"{folder}/checkpoints",
         "GPUMESH_ATTEMPT": str(attempt),
-        "GPUMESH_PROGRESS_FILE": f"{local_folder}/progress-{rank}.json",
-        "GPUMESH_STOP_FILE": f"{local_folder}/stop",
+        "GPUMESH_PROGRESS_FILE": f"{local}/progress-{place.rank}.json",
+        "GPUMESH_STOP_FILE": f"{local}/stop",
+        # Last words must not be lost in a buffer when a rank is killed.
+        "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
+        "PYTHONPATH": ":".join(part for part in (inherited.get("PYTHONPATH", ""), local) if part),
     }
+    kept = {name: value for name, value in inherited.items() if name != "TF_CONFIG" or place.ranks_per_node == 1}
+    return {**kept, **master, **world, **own}

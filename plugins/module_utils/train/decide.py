@@ -1,24 +1,26 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows when an attempt has ended: start again here, queue the job again, or stop."""
+"""What follows when an attempt has ended: start again in this allocation, in another job, or not at all."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request
 
 #: The same failure at the same step so many times is the program's, and so many failures of one node are the node's.
 _REPEATED = 3
+#: Ends of attempts that are nobody's failure.
+_BLAMELESS = ("finished", "warned", "cancelled")
 
 
 class Decision(NamedTuple):
-    """``action``: finish, stop, restart (on ``nodes``, in this allocation), requeue (without ``excluded``)."""
+    """``action``: finish, cancel, fail, restart (on ``nodes``, in this allocation) or resubmit (not on ``excluded``)."""
 
     action: str
-    reason: str
+    reason: str = ""
     nodes: Tuple[str, ...] = ()
     excluded: Tuple[str, ...] = ()
 
@@ -32,63 +34,58 @@ def unreliable(attempts: Sequence[Attempt]) -> List[str]:
 def repeats(attempts: Sequence[Attempt]) -> bool:
     """Whether the last attempts have all failed in the same way at the same step."""
     last = attempts[-_REPEATED:]
-    ends = {(attempt.cause.kind, _signature(attempt), attempt.last) for attempt in last if attempt.cause}
-    return (
-        len(last) == _REPEATED
-        and len(ends) == 1
-        and all(one.cause and one.cause.kind in ("crash", "hang") for one in last)
-    )
+    causes = [attempt.cause for attempt in last if attempt.cause and attempt.cause.kind in ("crash", "hang", "start")]
+    ends = {(attempt.cause.kind, _error(attempt.cause.detail), attempt.last) for attempt in last if attempt.cause}
+    return len(causes) == _REPEATED and len(ends) == 1
 
 
-def _signature(attempt: Attempt) -> str:
+def _error(detail: str) -> str:
     """The error without what differs from attempt to attempt: which rank, which node, how many others."""
-    detail = attempt.cause.detail if attempt.cause else ""
     return detail.partition(": ")[2].partition(" (")[0]
 
 
 def restarts(attempts: Sequence[Attempt]) -> int:
-    """How often the run has been started again for a failure. A time limit is none."""
-    return sum(
-        1 for attempt in attempts if attempt.cause and attempt.cause.kind not in ("finished", "warned", "cancelled")
-    )
+    """How many attempts have failed. One that a time limit has ended has not."""
+    return sum(1 for attempt in attempts if attempt.cause and attempt.cause.kind not in _BLAMELESS)
 
 
-def usable(allocated: Sequence[str], healthy: Sequence[str], attempts: Sequence[Attempt]) -> List[str]:
-    """Nodes of the allocation that the next attempt may have, those of the last one first, so that caches stay warm."""
-    barred = {*unreliable(attempts)}
-    last = attempts[-1].nodes if attempts else ()
-    able = [node for node in allocated if node in healthy and node not in barred]
-    return sorted(able, key=lambda node: (node not in last, allocated.index(node)))
-
-
-def decide(request: Request, attempts: Sequence[Attempt], allocated: Sequence[str], healthy: Sequence[str]) -> Decision:
-    """What follows the last attempt, or precedes the first one. ``healthy``: nodes of the allocation that answer."""
+def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]:
+    """Whether the run ends, or leaves its job, after the last of these attempts; None where it is to be started again."""
     cause = attempts[-1].cause if attempts else None
-    if cause is not None:
-        if cause.kind == "finished":
-            return Decision("finish", "the program has ended well")
-        if cause.kind == "cancelled":
-            return Decision("stop", "it was cancelled")
-        if cause.kind == "warned":
-            return Decision("requeue", f"{cause.detail}, so it is queued again")
-        if repeats(attempts):
-            return Decision(
-                "stop",
-                f"the program has failed {_REPEATED} times at the same step in the same way: {cause.detail}. Mend it, then "
-                f"run 'gpumesh-train resume {request.name}'.",
-            )
-        if restarts(attempts) > request.max_restarts:
-            return Decision(
-                "stop", f"it has been restarted {request.max_restarts} times (--max-restarts): {cause.detail}"
-            )
-    able = usable(allocated, healthy, attempts)
-    if len(able) >= request.nodes:
-        return Decision("restart", "", tuple(able[: request.nodes]))
-    if len(able) >= request.min_nodes:
-        return Decision("restart", f"with {len(able)} of {request.nodes} nodes", tuple(able))
-    gone = sorted(set(allocated) - set(able))
+    if cause is None:
+        return None
+    if cause.kind == "finished":
+        return Decision("finish")
+    if cause.kind == "cancelled":
+        return Decision("cancel")
+    if cause.kind == "warned" and not cause.node:
+        return Decision("resubmit", cause.detail)
+    if repeats(attempts):
+        return Decision(
+            "fail",
+            f"the program has failed {_REPEATED} times at the same step in the same way: {cause.detail}. Correct it, then "
+            f"run 'gpumesh-train resume {request.name}'.",
+        )
+    if restarts(attempts) > request.max_restarts:
+        return Decision("fail", f"{request.max_restarts} restarts were not enough (--max-restarts): {cause.detail}")
+    return None
+
+
+def placement(request: Request, attempts: Sequence[Attempt], allocated: Sequence[str], fit: Sequence[str]) -> Decision:
+    """Where the next attempt runs. ``fit``: nodes of the allocation that may be used and answer.
+
+    Nodes of the last attempt come first, so that what they have read stays in memory.
+    """
+    barred = unreliable(attempts)
+    last = attempts[-1].nodes if attempts else ()
+    able = [node for node in allocated if node in fit and node not in barred]
+    chosen = sorted(able, key=lambda node: (node not in last, allocated.index(node)))[: request.nodes]
+    if len(chosen) >= request.min_nodes:
+        fewer = f"with {len(chosen)} of {request.nodes} nodes" if len(chosen) < request.nodes else ""
+        return Decision("restart", fewer, tuple(chosen))
+    gone = [node for node in allocated if node not in able]
     return Decision(
-        "requeue",
-        f"{len(able)} of the {request.min_nodes} nodes that it needs are left ({', '.join(gone)} cannot be used)",
-        excluded=tuple(unreliable(attempts)),
+        "resubmit",
+        f"{len(able)} of the {request.min_nodes} nodes that it needs are left: {', '.join(gone)} cannot be used",
+        excluded=tuple(gone),
     )

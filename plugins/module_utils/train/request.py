@@ -1,26 +1,27 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a command line to a request, and from a request to the batch script that Slurm gets."""
+"""What can be asked for, and what Slurm is asked for then."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
-#: A name is a folder, a name of a job and a word in a command line.
+#: A name is a folder, the name of a job and a word of a command line.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 #: As Slurm's --time has it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
 _TIME = re.compile(r"\d+(?:-\d{1,2}(?::\d{1,2}){0,2}|(?::\d{1,2}){0,2})|UNLIMITED|INFINITE", re.IGNORECASE)
 #: Options of sbatch that would take from `gpumesh-train` what it decides itself.
 _RESERVED = (
     "--array",
+    "--error",
     "--job-name",
     "--no-requeue",
     "--nodes",
@@ -28,12 +29,16 @@ _RESERVED = (
     "--ntasks-per-node",
     "--open-mode",
     "--output",
-    "--error",
+    "--parsable",
     "--requeue",
     "--signal",
     "--time",
     "--wrap",
 )
+#: Who says how many processors a rank gets wants to share the nodes.
+_SHARING = ("--cpus-per-gpu", "--cpus-per-task", "--exclusive", "--oversubscribe")
+#: Seconds between the warning of Slurm and the end of the time that a run has to save a checkpoint.
+_RESERVE = 30
 
 
 def checked(request: Request) -> Request:
@@ -45,81 +50,79 @@ def checked(request: Request) -> Request:
         )
     if not request.command or not request.command[0]:
         raise InputError("There is no command to run.", "Give it after '--', for example: -- python3 train.py")
-    if request.nodes < 1:
-        raise InputError(f"Invalid number of nodes: {request.nodes}.", "Give --nodes 1 or more.")
-    if not 1 <= request.min_nodes <= request.nodes:
-        raise InputError(
-            f"--min-nodes {request.min_nodes} does not fit --nodes {request.nodes}.",
-            "Give a number from 1 to the number of nodes.",
-        )
-    for option, value in (
-        ("spare", request.spare),
-        ("gpus-per-node", request.gpus_per_node),
-        ("max-restarts", request.max_restarts),
-    ):
-        if value < 0:
-            raise InputError(f"Invalid --{option}: {value}.", "Give 0 or more.")
-    if request.hang_timeout <= 0 or request.grace <= 0:
-        raise InputError("A limit of time is not above 0.", "Give --hang-timeout in seconds.")
+    _check_numbers(request)
     if request.time and not _TIME.fullmatch(request.time):
-        raise InputError(
-            f"Invalid --time '{request.time}'.", "Give it as Slurm does, for example 90, 12:00:00 or 2-00."
-        )
-    for option in request.sbatch:
-        name = option.partition("=")[0]
-        if name in _RESERVED or not option.startswith("-"):
-            raise InputError(
-                f"'{option}' cannot be handed to sbatch.",
-                "Give further options in the form --option=value; names, nodes, time and output have options here.",
-            )
+        raise InputError(f"Invalid --time '{request.time}'.", "Give it as for Slurm, for example 90, 12:00:00 or 2-00.")
+    _check_options(request.sbatch)
     return request
+
+
+def _check_numbers(request: Request) -> None:
+    lowest = {"nodes": 1, "min_nodes": 1, "spare": 0, "gpus_per_node": 0, "max_restarts": 0}
+    for name, least in lowest.items():
+        if getattr(request, name) < least:
+            option = name.replace("_", "-")
+            raise InputError(f"Invalid --{option} {getattr(request, name)}.", f"Give {least} or more.")
+    if request.min_nodes > request.nodes:
+        raise InputError(
+            f"--min-nodes {request.min_nodes} is more than --nodes {request.nodes}.", "Give at most that many."
+        )
+    if request.hang_timeout <= 0 or request.grace <= 0:
+        raise InputError("A time limit must be more than 0 seconds.", "Give --hang-timeout and --grace in seconds.")
+
+
+def _check_options(options: Sequence[str]) -> None:
+    for option in options:
+        if option.partition("=")[0] in _RESERVED or not re.match(r"--[a-z]", option):
+            raise InputError(
+                f"'{option}' cannot be passed to sbatch.",
+                "Give options as --option=value, and the name, the nodes and the time with the options of gpumesh-train.",
+            )
 
 
 def to_text(request: Request) -> str:
     """The content of request.json."""
-    return (
-        json.dumps(
-            {
-                name: list(value) if isinstance(value, (list, tuple)) else value
-                for name, value in request._asdict().items()
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in request._asdict().items()}
+    return json.dumps(values, indent=2) + "\n"
 
 
 def from_text(text: str) -> Request:
     """The reverse of ``to_text``. Raises InputError."""
     try:
         values: Dict[str, Any] = from_json(text)
-        return checked(Request(**values))
-    except (TypeError, ValueError) as failure:
+        lists = {name: tuple(values[name]) for name in ("command", "sbatch")}
+        return checked(Request(**{**values, **lists}))
+    except (KeyError, TypeError, ValueError) as failure:
         raise InputError(
-            f"The request of the run cannot be read: {failure}.", "Start the run anew under another name."
+            f"The request of the run cannot be read: {failure}.", "Start the run under another name."
         ) from failure
 
 
-def submission(request: Request, excluded: List[str]) -> List[str]:
+def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = False) -> List[str]:
     """The options of sbatch. The script comes by standard input.
 
-    ``--no-kill``: the job outlives its nodes. ``--signal``: the script is told ``grace`` seconds before the time is over,
-    and before a preemption where the partition grants time for it.
+    ``fewer``: the job may have as few nodes as the run can go on with. ``--no-kill``: it outlives its nodes, also that of
+    its script. ``--requeue``: where all of them die at the same time, Slurm starts it again. ``--signal`` is for a
+    preemption that gives time; the supervisor watches the time limit itself.
     """
+    most = request.nodes + request.spare
+    nodes = f"{request.min_nodes}-{most}" if fewer and request.min_nodes < most else str(most)
     options = [
         "--parsable",
         f"--job-name={request.name}",
-        f"--nodes={request.nodes + request.spare}",
+        f"--nodes={nodes}",
         "--ntasks-per-node=1",
-        "--exclusive" if not request.gpus_per_node else f"--gpus-per-node={request.gpus_per_node}",
         "--no-kill",
         "--requeue",
         "--open-mode=append",
         f"--output={request.folder}/supervisor.log",
-        f"--signal=B:USR1@{int(request.grace) + 30}",
+        f"--signal=B:USR1@{int(request.grace) + _RESERVE}",
         f"--chdir={request.directory}",
-        f"--comment=gpumesh-train:{request.folder}",
     ]
+    if not any(option.partition("=")[0] in _SHARING for option in request.sbatch):
+        options.append("--exclusive")
+    if request.gpus_per_node:
+        options.append(f"--gpus-per-node={request.gpus_per_node}")
     if request.time:
         options.append(f"--time={request.time}")
     if request.partition:
@@ -129,6 +132,13 @@ def submission(request: Request, excluded: List[str]) -> List[str]:
     return [*options, *request.sbatch]
 
 
-def batch_script(request: Request, program: str) -> str:
+def batch_script(request: Request, program: str, token: str) -> str:
     """It becomes the supervisor, so that Slurm's signals reach that."""
-    return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {shlex.quote(request.folder)}\n"
+    return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {shlex.quote(request.folder)} {token}\n"
+
+
+def shown(request: Request, program: str) -> str:
+    """The same with the options of sbatch in it: what ``--dry-run`` prints."""
+    first, rest = batch_script(request, program, "TOKEN").split("\n", 1)
+    options = "".join(f"#SBATCH {shlex.quote(option)}\n" for option in submission(request) if option != "--parsable")
+    return f"{first}\n{options}{rest}"

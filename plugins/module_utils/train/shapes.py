@@ -17,6 +17,7 @@ class Request(NamedTuple):
 
     ``min_nodes``: with fewer than this many nodes the run is queued again; ``spare``: nodes that it holds besides.
     ``hang_timeout`` and ``grace`` in seconds: without progress of any rank, and to save a checkpoint after a warning.
+    ``sbatch``: further options of sbatch; ``directory``: where the command starts.
     """
 
     name: str
@@ -76,12 +77,16 @@ class Cause(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One of them. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed."""
+    """One of them. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
+
+    ``supervisor``: the node of the process that has started it, and follows it.
+    """
 
     number: int
     job: int
     nodes: Tuple[str, ...]
     world_size: int
+    supervisor: str
     begin: float
     end: Optional[float] = None
     first: Optional[int] = None
@@ -91,12 +96,29 @@ class Attempt(NamedTuple):
     action: str = ""
 
 
+#: A run in one of these states goes on only when it is resumed.
+ENDED = ("finished", "failed", "cancelled")
+
+
+class Submission(NamedTuple):
+    """The job that a run was given last. Only the job whose script has this ``token`` is in charge of the run."""
+
+    token: str
+    job: int = 0
+
+
 class Run(NamedTuple):
-    """What run.json has. ``state``: queued, running, finished, failed, cancelled."""
+    """What run.json has. ``state``: queued, running, or one of ENDED, and ``detail`` says why.
+
+    ``token``: of the submission that it goes back to. ``counted``: the first attempt whose failures count, since those
+    before a resume do not.
+    """
 
     name: str
-    state: str
+    state: str = "queued"
+    token: str = ""
     job: int = 0
+    counted: int = 1
     attempts: Tuple[Attempt, ...] = ()
     steps: Optional[int] = None
     step: Optional[int] = None

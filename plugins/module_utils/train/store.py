@@ -1,21 +1,37 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The folder of a run on the shared volume: request.json, run.json, a folder an attempt with a log a rank, checkpoints/."""
+"""The folder of a run on the shared volume.
+
+request.json        what was asked for, written once
+job.json            the job that is in charge, written by whoever submits one
+run.json            what has happened, written by the supervisor
+supervisor.log      what the supervisor says
+attempts/001/       a log a rank; heir-N, made by whoever goes on with the run when the supervisor is lost
+checkpoints/        the program's
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Run, as_values, from_values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
+    Request,
+    Run,
+    Submission,
+    as_values,
+    from_values,
+)
 
 _REQUEST = "request.json"
+_SUBMISSION = "job.json"
 _STATE = "run.json"
 
 
@@ -26,58 +42,100 @@ class Folder:
         self.path = Path(path)
 
     def create(self, request: Request) -> None:
-        """Raises InputError where the name is taken: of two who ask at the same time, one gets it."""
+        """Raises InputError where the name is in use: of two who ask at the same time, one gets it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o755)
+            self.path.mkdir()
+            (self.path / "checkpoints").mkdir()
+            (self.path / "attempts").mkdir()
         except FileExistsError as failure:
-            raise InputError(
-                f"There is a run '{request.name}' already, in {self.path}.",
-                f"Choose another name, or go on with it: gpumesh-train resume {request.name}",
-                run=request.name,
-            ) from failure
+            raise in_use(request.name, str(self.path)) from failure
         except OSError as failure:
             raise HostStateError(
-                f"{self.path} cannot be created: {failure.strerror}.",
-                "Choose a folder on a shared volume that you may write to with --run-dir.",
+                f"The directory {self.path} cannot be created: {failure.strerror}.",
+                "Give a directory on a shared volume that you may write to with --run-dir.",
             ) from failure
-        (self.path / "checkpoints").mkdir()
-        (self.path / "attempts").mkdir()
         write_atomic(str(self.path / _REQUEST), requests.to_text(request), 0o644)
 
     def request(self) -> Request:
         """Raises InputError, also where there is no such run."""
         text = read_text(str(self.path / _REQUEST))
         if text is None:
-            raise InputError(f"There is no run in {self.path}.", "See 'gpumesh-train list'.")
+            raise InputError(f"There is no run in {self.path}.", "See 'gpumesh-train list', or give --run-dir.")
         return requests.from_text(text)
 
-    def read(self) -> Optional[Run]:
-        """What has happened so far; None before anything has. Raises HostStateError for a damaged file."""
-        text = read_text(str(self.path / _STATE))
-        if text is None:
-            return None
+    def read(self) -> Run:
+        """What has happened so far. Raises HostStateError for a damaged file."""
+        values = self._json(_STATE)
         try:
-            return from_values(from_json(text))
+            return Run(self.path.name) if values is None else from_values(values)
         except ValueError as failure:
-            raise HostStateError(
-                f"{self.path / _STATE} is damaged: {failure}.", "Restore it, or begin under another name."
-            ) from failure
+            raise self._damaged(_STATE, failure) from failure
 
     def write(self, run: Run) -> None:
-        """In one step, so that whoever reads it meanwhile sees the old or the new state."""
+        """In one step, so that whoever reads it meanwhile sees the old or the new state. Raises OSError."""
         write_atomic(str(self.path / _STATE), json.dumps(as_values(run), indent=1) + "\n", 0o644)
 
+    def submission(self) -> Submission:
+        """The job that is in charge. Raises HostStateError for a damaged file."""
+        values = self._json(_SUBMISSION)
+        try:
+            return Submission("") if values is None else Submission(**values)
+        except TypeError as failure:
+            raise self._damaged(_SUBMISSION, failure) from failure
+
+    def write_submission(self, submission: Submission) -> None:
+        """Raises OSError."""
+        write_atomic(str(self.path / _SUBMISSION), json.dumps(submission._asdict()) + "\n", 0o644)
+
+    def _json(self, name: str) -> Any:
+        text = read_text(str(self.path / name))
+        try:
+            return None if text is None else from_json(text)
+        except ValueError as failure:
+            raise self._damaged(name, failure) from failure
+
+    def _damaged(self, name: str, failure: Exception) -> HostStateError:
+        return HostStateError(f"{self.path / name} is damaged: {failure}.", "Start the run under another name.")
+
     def attempt(self, number: int) -> Path:
-        """The folder with the logs of an attempt."""
-        place = self.path / "attempts" / f"{number:03}"
-        place.mkdir(exist_ok=True)
-        return place
+        """The folder of an attempt, with a log a rank."""
+        return self.path / "attempts" / f"{number:03}"
+
+    def claim(self, attempt: int, turn: int, node: str) -> bool:
+        """Become the heir of an attempt's supervisor; False where another one has. Raises OSError."""
+        path = self.attempt(attempt) / f"heir-{turn}"
+        try:
+            descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(f"{node}\n")
+        return True
+
+    def inherited(self, attempt: int) -> bool:
+        """Whether another process has gone on with this attempt's run, so that its supervisor is one no more."""
+        return any(self.attempt(attempt).glob("heir-*"))
 
 
-def runs(base: str) -> List[str]:
-    """The names of all runs below a folder."""
+def in_use(name: str, path: str) -> InputError:
+    """What is said where a run has this name already."""
+    return InputError(
+        f"There is already a run '{name}', in {path}.",
+        f"Choose another name, or go on with it: gpumesh-train resume {name}",
+        run=name,
+    )
+
+
+def names(base: str) -> List[str]:
+    """The names of all runs in a folder."""
     place = Path(base)
     if not place.is_dir():
         return []
-    return sorted(path.name for path in place.iterdir() if (path / _REQUEST).is_file())
+    return sorted(path.parent.name for path in place.glob(f"*/{_REQUEST}"))
+
+
+def is_run(path: str) -> Optional[Folder]:
+    """The run in this folder, if there is one."""
+    folder = Folder(path)
+    return folder if (folder.path / _REQUEST).is_file() else None

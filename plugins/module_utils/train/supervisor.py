@@ -1,128 +1,82 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The batch script of a run: start attempts in its allocation, one after the other, until the run has ended.
+"""The process that a run's job is for: start attempts in its allocation, one after the other, until the run has ended.
 
 It is one process on one node, which may die like any other. All that another one needs to go on is in the run's folder.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import queue
-import shlex
 import signal
-import subprocess
 import sys
-import threading
 import time
-from typing import Any, List, Optional, Sequence, TextIO
+from collections import deque
+from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, decide
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Cause, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, decide, lines, scheduler
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Attempt, Cause, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch, parse_line
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
-#: Seconds between two words to the agents, and two looks at what they have said.
+#: Seconds between two looks at what the agents have said, two notes in run.json, and two questions to the controller.
 _SPACING = 1.0
-#: Seconds between two notes of the progress in run.json.
-_NOTE = 5.0
-#: Seconds for the agents to end their ranks, and for the step to be gone.
-_ENDING = 15.0
-#: Seconds for a node to say that it is there.
-_PROBE = 8.0
-#: Ports of MASTER_PORT: another one for each attempt, since the last one's may still be held.
+_NOTE = 3.0
+_ASK = 15.0
+#: Seconds for the agents to end their ranks. Those have 5 s for themselves.
+_ENDING = 12.0
+#: Seconds for what srun has carried to arrive after it has ended.
+_ARRIVAL = 3.0
+#: Seconds in which nodes that the run needs may come back, before it leaves its job.
+_RETURN = 10.0
+#: Seconds for the next job to wait, where it may get the same nodes.
+_HOLD = 60
+#: Seconds over which the speed is measured.
+_SPAN = 60.0
+#: Seconds besides the grace before a time limit at which the ranks are warned.
+_RESERVE = 30.0
+#: Of MASTER_PORT: another one for each attempt, since the last one's may still be held. Below the kernel's own.
 _PORTS = range(25000, 29000)
+#: Seconds between two looks of a supervisor that is one no more.
+_STAND_BY = 5.0
 
 
-class Step:
-    """The agents of one attempt, as a job step."""
+class Post(NamedTuple):
+    """Where a supervisor is. ``inherited``: the attempt whose supervisor was lost; 0 for that of the batch script."""
 
-    def __init__(self, program: str, task: agent.Task) -> None:
-        argv = [
-            "srun",
-            "--overlap",
-            "--no-kill",
-            "--kill-on-bad-exit=0",
-            "--wait=0",
-            "--unbuffered",
-            f"--nodes={len(task.nodes)}",
-            f"--ntasks={len(task.nodes)}",
-            "--ntasks-per-node=1",
-            f"--nodelist={','.join(task.nodes)}",
-            "--distribution=arbitrary" if len(task.nodes) > 1 else "--distribution=block",
-            program,
-            "agent",
-            json.dumps(task._asdict()),
-        ]
-        self._process = Process(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            bufsize=1,
-            start_new_session=True,
-        )
-        self.lines: "queue.Queue[str]" = queue.Queue()
-        self._orders: "queue.Queue[str]" = queue.Queue()
-        for work, stream in ((self._read, self._process.stdout), (self._write, self._process.stdin)):
-            threading.Thread(target=work, args=(stream,), daemon=True).start()
+    program: str
+    job: int
+    token: str
+    node: str
+    allocated: Sequence[str]
+    inherited: int = 0
 
-    def _read(self, stream: TextIO) -> None:
-        for line in stream:
-            self.lines.put(line.rstrip("\n"))
 
-    def _write(self, stream: TextIO) -> None:
-        """In a thread of its own: srun takes no more where one of its nodes takes none."""
-        with contextlib.suppress(OSError, ValueError):
-            while True:
-                stream.write(self._orders.get() + "\n")
-                stream.flush()
-
-    def order(self, word: str) -> None:
-        """Tell all agents."""
-        self._orders.put(word)
-
-    def over(self) -> bool:
-        """Whether srun has ended."""
-        return self._process.poll() is not None
-
-    def end(self) -> None:
-        """Have the ranks end, then be rid of the step, whether its nodes answer or not."""
-        self.order("end")
-        deadline = time.monotonic() + _ENDING
-        while not self.over() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        if not self.over():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+class DismissedError(GpumeshError):
+    """Another process is in charge of the run."""
 
 
 class Supervisor:
-    """One job of the run."""
+    """One job of the run, or what is left of it."""
 
-    def __init__(self, folder: Folder, program: str, job: int, allocated: Sequence[str], runner: Runner = run) -> None:
+    def __init__(self, folder: Folder, post: Post, runner: Runner = run) -> None:
         self._folder = folder
-        self._program = program
-        self._job = job
-        self._allocated = allocated
+        self._post = post
         self._runner = runner
-        self._request = checked(folder.request())
-        self._run = (folder.read() or Run(self._request.name, "queued"))._replace(job=job)
-        self._warning = ""
+        self._request: Request = folder.request()
+        self._run: Run = folder.read()
+        self._asking = Asking(runner, post.job)
+        self._lost: List[str] = []
+        self._preempted = False
         self._cancelled = False
 
-    def warn(self, number: int, _frame: Any) -> None:
-        """Slurm says that the time is nearly over, or that the job is preempted."""
-        self._warning = "the time limit is near" if number == signal.SIGUSR1 else "it was told to end"
+    def preempt(self, _number: int, _frame: Any) -> None:
+        """Slurm, or ``scancel --batch --signal=USR1``, says that the job is to end soon."""
+        self._preempted = True
 
     def cancel(self, _number: int, _frame: Any) -> None:
         """``scancel``, or the end of the job."""
@@ -130,129 +84,178 @@ class Supervisor:
 
     def supervise(self) -> int:
         """The exit status of the job."""
-        self._close_last()
-        while True:
-            decision = decide.decide(self._request, self._run.attempts, self._allocated, self._healthy())
-            if self._run.attempts:
-                self._note_action(decision.action + (f": {decision.reason}" if decision.reason else ""))
-            if decision.action == "restart":
-                self._attempt(decision.nodes)
-                continue
-            if decision.action == "requeue":
-                self._save(self._run._replace(state="queued", detail=decision.reason))
-                self._requeue(decision.excluded)
-                return 0
-            finished = decision.action == "finish"
-            cancelled = self._cancelled or (self._run.attempts and _kind(self._run.attempts[-1]) == "cancelled")
-            state = "finished" if finished else "cancelled" if cancelled else "failed"
-            self._save(self._run._replace(state=state, detail=decision.reason))
-            _say(f"{self._request.name}: {state}: {decision.reason}")
-            return 0 if finished else 1
+        try:
+            self._require_charge()
+            return self._work()
+        except DismissedError as why:
+            _say(f"{self._request.name}: {why}")
+            return self._stand_by()
 
-    def _close_last(self) -> None:
-        """An attempt that nobody has closed was cut off with its supervisor."""
+    def _work(self) -> int:
+        self._begin()
+        # What has ended the job before does not count against this one, unless it is the same job.
+        follows: Optional[decide.Decision] = None
+        if self._post.inherited:
+            follows = decide.verdict(self._request, self._counted())
+        while True:
+            follows = follows or self._placement()
+            self._note_action(follows)
+            if follows.action != "restart":
+                return self._leave(follows)
+            self._attempt(follows.nodes)
+            follows = decide.verdict(self._request, self._counted())
+
+    def _counted(self) -> List[Attempt]:
+        return [attempt for attempt in self._run.attempts if attempt.number >= self._run.counted]
+
+    def _require_charge(self) -> None:
+        """Raises DismissedError where another process is in charge."""
+        try:
+            submission = self._folder.submission()
+        except GpumeshError as failure:
+            # A volume that cannot be read now is waited for.
+            _say(str(failure))
+            return
+        if submission.token != self._post.token:
+            raise DismissedError(f"job {submission.job} is in charge of the run")
+        current = len(self._run.attempts)
+        if current > self._post.inherited and self._folder.inherited(current):
+            raise DismissedError("another node has taken this one for dead, and goes on with the run")
+
+    def _stand_by(self) -> int:
+        """End with the run, where it goes on in this job: Slurm ends a job with its batch script."""
+        while not self._post.inherited and not self._cancelled:
+            try:
+                state = self._folder.read().state
+                if state in ENDED or self._folder.submission().token != self._post.token:
+                    return 0 if state == "finished" else 1
+            except GpumeshError as failure:
+                _say(str(failure))
+            time.sleep(_STAND_BY)
+        return 1
+
+    def _begin(self) -> None:
+        """Close the last attempt, if nobody has: its supervisor was lost."""
+        self._run = self._run._replace(job=self._post.job, token=self._post.token, detail="")
         if self._run.attempts and self._run.attempts[-1].end is None:
             last = self._run.attempts[-1]
-            cause = Cause("node", "the node of the supervisor was lost, or the job was queued again")
+            cause = Cause("node", f"{last.supervisor}, the node of the supervisor, was lost", None, last.supervisor)
+            self._lost = [last.supervisor] if self._post.inherited else []
             self._replace_last(last._replace(end=time.time(), cause=cause))
 
+    def _placement(self) -> decide.Decision:
+        """Where the next attempt runs. Waits for a controller that does not answer."""
+        deadline = time.monotonic() + _RETURN
+        while not self._cancelled:
+            self._require_charge()
+            try:
+                fit = self._asking.fit(self._post.allocated, self._lost)
+            except CommandError as failure:
+                _say(f"waiting for the controller: {failure}")
+                deadline = time.monotonic() + _RETURN
+                time.sleep(_SPACING)
+                continue
+            decision = decide.placement(self._request, self._counted(), self._post.allocated, fit)
+            if decision.action == "restart" or time.monotonic() > deadline:
+                return decision
+            # By now they may be back.
+            self._lost = []
+            time.sleep(_SPACING)
+        return decide.Decision("cancel")
+
+    def _leave(self, decision: decide.Decision) -> int:
+        states = {"finish": "finished", "cancel": "cancelled", "fail": "failed", "resubmit": "queued"}
+        state, detail = states[decision.action], decision.reason
+        _say(f"{self._request.name}: {state}{': ' if detail else ''}{detail}")
+        self._save(self._run._replace(state=state, detail=detail))
+        if decision.action == "resubmit":
+            self._resubmit(decision.excluded)
+        if self._post.inherited:
+            # No batch script ends this job any more.
+            scheduler.cancel(self._runner, self._post.job)
+        return 1 if decision.action in ("cancel", "fail") else 0
+
+    def _resubmit(self, excluded: Sequence[str]) -> None:
+        """Another job is there within seconds, with other nodes. One that is requeued waits for minutes."""
+        barred = decide.unreliable(self._counted())
+        try:
+            scheduler.submit(self._runner, self._folder, self._post.program, excluded or barred, fewer=True)
+        except CommandError as failure:
+            _say(f"not without {', '.join(excluded)}: {failure}")
+            scheduler.submit(self._runner, self._folder, self._post.program, barred, fewer=True, hold=_HOLD)
+
     def _attempt(self, nodes: Sequence[str]) -> None:
+        request, post = self._request, self._post
         number = len(self._run.attempts) + 1
-        self._folder.attempt(number)
-        request = self._request
-        port = _PORTS[(self._job * 31 + number * 7) % len(_PORTS)]
+        self._folder.attempt(number).mkdir(exist_ok=True)
         task = agent.Task(
             request.name,
             str(self._folder.path),
+            post.token,
             number,
             list(nodes),
             request.ranks_per_node,
             list(request.command),
             request.directory,
-            port,
+            _PORTS[(post.job * 31 + number * 7) % len(_PORTS)],
         )
-        attempt = Attempt(number, self._job, tuple(nodes), len(nodes) * request.ranks_per_node, time.time())
+        ranks = len(nodes) * request.ranks_per_node
+        attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())
         self._save(self._run._replace(state="running", attempts=(*self._run.attempts, attempt)))
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")
-        step = Step(self._program, task)
-        watch = Watch(request, nodes, time.monotonic())
+        step = Step(post.program, post.job, task, request.gpus_per_node)
+        watch = Watch(request, nodes, time.monotonic(), tells=self._run.step is not None)
+        course = Course(self, step, watch)
         try:
-            cause = self._follow(step, watch)
+            cause = course.follow()
         finally:
-            step.end()
-        self._take_progress(watch)
+            course.end()
+        self._lost = list(watch.lost)
         self._replace_last(self._run.attempts[-1]._replace(end=time.time(), cause=cause))
-        _say(f"{request.name}: attempt {number} ended: {cause.kind} {cause.detail}".rstrip())
+        _say(f"{request.name}: attempt {number}: {cause.kind}: {cause.detail or 'the program has ended'}")
 
-    def _follow(self, step: Step, watch: Watch) -> Cause:
-        """Until the attempt has ended or has to."""
-        noted = 0.0
-        told = False
-        over: Optional[float] = None
-        while True:
-            now = time.monotonic()
-            self._listen(step, watch)
-            if self._cancelled:
-                watch.cancelled = True
-                return Cause("cancelled")
-            if self._warning and not told:
-                told = True
-                watch.warned = self._warning
-                warned_at = now
-                step.order("stop")
-            cause = watch.verdict(now)
-            if cause is not None:
-                return cause
-            if told and now - warned_at > self._request.grace:
-                return Cause("warned", self._warning)
-            for node in watch.silent(now):
-                if not self._answers(node):
-                    watch.lost[node] = "does not answer any more"
-            if watch.asks(now):
-                step.order("look")
-            if step.over():
-                # What it said last may still be on its way.
-                over = over or now
-                if now - over > 5:
-                    return Cause("start", "srun has ended, and the ranks have not said how they did")
-            if now - noted > _NOTE:
-                noted = now
-                self._take_progress(watch)
-            step.order("tick")
+    def interruption(self, watched: Sequence[str]) -> Optional[Cause]:
+        """Why the ranks should save a checkpoint and end now, if they should."""
+        left = self._asking.time_left
+        if left is not None and left < self._request.grace + _RESERVE:
+            return Cause("warned", "the time limit is near")
+        if self._preempted:
+            return Cause("warned", "Slurm has announced the end of the job")
+        leaving = [node for node in watched if scheduler.leaves(self._asking.states.get(node, ""))]
+        return Cause("warned", f"{leaving[0]} is to be drained", None, leaving[0]) if leaving else None
 
-    def _listen(self, step: Step, watch: Watch) -> None:
-        """Take in what has come, for about a second."""
-        deadline = time.monotonic() + _SPACING
-        while True:
-            try:
-                line = step.lines.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            said = parse_line(line, agent.MARK)
-            if said is not None:
-                watch.hear(said, time.monotonic())
-            elif line.strip():
-                _say(line)
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job was told to end at once."""
+        return self._cancelled
 
-    def _take_progress(self, watch: Watch) -> None:
-        """Note in run.json where the attempt is."""
+    @property
+    def grace(self) -> float:
+        """Seconds for a checkpoint after a warning."""
+        return self._request.grace
+
+    @property
+    def asking(self) -> Asking:
+        """For questions."""
+        return self._asking
+
+    def take_progress(self, watch: Watch, speed: Optional[float]) -> None:
+        """Note in run.json where the attempt is. Raises DismissedError."""
         now = watch.progress()
         last = self._run.attempts[-1]
+        saved = now.checkpoint is not None and now.checkpoint != last.checkpoint
         last = last._replace(
-            first=last.first if last.first is not None else now.step,
-            last=now.step if now.step is not None else last.last,
-            checkpoint=now.checkpoint if now.checkpoint is not None else last.checkpoint,
+            first=now.step if last.first is None else last.first,
+            last=last.last if now.step is None else now.step,
+            checkpoint=last.checkpoint if now.checkpoint is None else now.checkpoint,
         )
-        saved = now.checkpoint is not None and now.checkpoint != self._run.attempts[-1].checkpoint
-        took = time.time() - last.begin
-        made = (last.last or 0) - (last.first or 0)
         self._save(
             self._run._replace(
                 attempts=(*self._run.attempts[:-1], last),
-                step=now.step if now.step is not None else self._run.step,
-                steps=now.steps if now.steps is not None else self._run.steps,
-                loss=now.loss if now.loss is not None else self._run.loss,
-                steps_per_second=round(made / took, 3) if made > 0 and took > 0 else self._run.steps_per_second,
+                step=self._run.step if now.step is None else now.step,
+                steps=self._run.steps if now.steps is None else now.steps,
+                loss=self._run.loss if now.loss is None else now.loss,
+                steps_per_second=speed,
                 checkpoint_at=time.time() if saved else self._run.checkpoint_at,
             )
         )
@@ -260,47 +263,126 @@ class Supervisor:
     def _replace_last(self, attempt: Attempt) -> None:
         self._save(self._run._replace(attempts=(*self._run.attempts[:-1], attempt)))
 
-    def _note_action(self, action: str) -> None:
-        self._replace_last(self._run.attempts[-1]._replace(action=action))
+    def _note_action(self, decision: decide.Decision) -> None:
+        if self._run.attempts:
+            where = f"restarted on {', '.join(decision.nodes)}"
+            words = {"finish": "", "cancel": "", "fail": "stopped", "resubmit": "another job was submitted"}
+            action = words.get(decision.action, where)
+            self._replace_last(self._run.attempts[-1]._replace(action=action))
 
     def _save(self, new: Run) -> None:
-        """A volume that does not take it now takes the next one: the run must not end for that."""
+        """A volume that does not take it now takes the next one: the run must not end for that. Raises DismissedError."""
+        self._require_charge()
         self._run = new
         try:
             self._folder.write(new)
-        except (OSError, GpumeshError) as failure:
+        except OSError as failure:
             _say(f"run.json cannot be written now: {failure}")
 
-    def _healthy(self) -> List[str]:
-        """Nodes of the allocation that answer. All are asked at once."""
-        found: List[str] = []
-        threads = [
-            threading.Thread(target=lambda node=node: found.append(node) if self._answers(node) else None)
-            for node in self._allocated
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [node for node in self._allocated if node in found]
 
-    def _answers(self, node: str) -> bool:
-        """Whether a step runs there at all, which is what an attempt needs."""
-        argv = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet", "true"]
-        try:
-            self._runner(argv, timeout=_PROBE)
-        except CommandError:
-            return False
-        return True
+class Course:
+    """An attempt while it runs."""
 
-    def _requeue(self, excluded: Sequence[str]) -> None:
-        if excluded:
-            self._runner(["scontrol", "update", f"jobid={self._job}", f"excnodelist={','.join(excluded)}"], check=False)
-        self._runner(["scontrol", "requeue", str(self._job)])
+    def __init__(self, supervisor: Supervisor, step: Step, watch: Watch) -> None:
+        self._supervisor = supervisor
+        self._step = step
+        self._watch = watch
+        self._decoder = lines.Decoder()
+        self._past: Deque[Tuple[float, int]] = deque()
+        self._warned: Optional[Cause] = None
+        self._warned_at = 0.0
+        self._noted = 0.0
+        self._asked = 0.0
+        self._over_at: Optional[float] = None
 
+    def follow(self) -> Cause:
+        """Until the attempt has ended, or has to. Raises DismissedError."""
+        while True:
+            self._listen(time.monotonic() + _SPACING)
+            now = time.monotonic()
+            cause = self._end(now)
+            if cause is not None:
+                self._supervisor.take_progress(self._watch, self._speed(now))
+                return cause
+            self._warn(now)
+            self._ask(now)
+            if now - self._noted > _NOTE:
+                self._noted = now
+                self._supervisor.take_progress(self._watch, self._speed(now))
 
-def _kind(attempt: Attempt) -> str:
-    return attempt.cause.kind if attempt.cause else ""
+    def _listen(self, deadline: float) -> None:
+        """Take in what has come, and comes until then."""
+        while True:
+            try:
+                came, line = self._step.lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            said = self._decoder.feed(line)
+            if said is not None:
+                self._watch.hear(said, came)
+            elif line.strip() and not lines.is_message(line):
+                _say(line.rstrip())
+
+    def _end(self, now: float) -> Optional[Cause]:
+        """Why the attempt has ended, or has to."""
+        if self._supervisor.cancelled:
+            return Cause("cancelled", "the job was cancelled")
+        cause = self._watch.verdict(now)
+        if cause is not None:
+            return cause
+        if self._warned is not None and now - self._warned_at > self._supervisor.grace:
+            return self._warned
+        if self._step.over():
+            self._over_at = self._over_at or now
+            if now - self._over_at > _ARRIVAL:
+                return Cause("start", "srun has ended without a word from the ranks: see supervisor.log")
+        return None
+
+    def _warn(self, now: float) -> None:
+        if self._warned is None:
+            self._warned = self._supervisor.interruption(self._watch.nodes)
+            if self._warned is not None:
+                self._warned_at = now
+                self._watch.warn(self._warned)
+                _say(f"{self._warned.detail}: the ranks are asked for a checkpoint")
+                self._step.order("warn")
+
+    def _ask(self, now: float) -> None:
+        asking = self._supervisor.asking
+        if now - self._asked > _ASK:
+            self._asked = now
+            asking.controller()
+        if self._watch.asks(now):
+            self._step.order("look")
+        silent = self._watch.silent(now)
+        for node in silent:
+            asking.node(node)
+        while not asking.answers.empty():
+            node, there = asking.answers.get()
+            # It may have been heard of meanwhile.
+            if node in silent and there:
+                self._watch.answers(node, now)
+            elif node in silent:
+                self._watch.lost[node] = "does not answer any more"
+
+    def _speed(self, now: float) -> Optional[float]:
+        """Steps a second, lately."""
+        step = self._watch.progress().step
+        if step is None:
+            return None
+        self._past.append((now, step))
+        while now - self._past[0][0] > _SPAN:
+            self._past.popleft()
+        took, made = now - self._past[0][0], step - self._past[0][1]
+        return round(made / took, 3) if took > 0 else None
+
+    def end(self) -> None:
+        """Have the ranks end, then be rid of the step, whether its nodes answer or not."""
+        self._step.order("end")
+        deadline = time.monotonic() + _ENDING
+        while not self._step.over() and not self._watch.over() and time.monotonic() < deadline:
+            self._listen(time.monotonic() + 0.2)
+        self._step.kill()
 
 
 def _say(text: str) -> None:
@@ -308,18 +390,9 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def allocated_nodes(runner: Runner = run) -> List[str]:
-    """The nodes of this job."""
-    listed = runner(["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]).stdout
-    return shlex.split(listed)
-
-
-def main(path: str, program: str) -> int:
-    """The batch script's process."""
-    supervisor = Supervisor(Folder(path), program, int(os.environ["SLURM_JOB_ID"]), allocated_nodes())
-    signal.signal(signal.SIGUSR1, supervisor.warn)
+def main(folder: Folder, post: Post) -> int:
+    """The process of the batch script, or of an heir."""
+    supervisor = Supervisor(folder, post)
+    signal.signal(signal.SIGUSR1, supervisor.preempt)
     signal.signal(signal.SIGTERM, supervisor.cancel)
     return supervisor.supervise()
-
-
-__all__ = ["Request", "Supervisor", "main"]

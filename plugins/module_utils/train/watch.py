@@ -6,148 +6,149 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause as causes
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, Progress, RankEnd, Request
 
 #: Seconds without a sign of life after which a node is asked about, and so many to start an agent.
-SILENCE = 10.0
+SILENCE = 6.0
 _START = 60.0
+#: Seconds without a sign of life after which an agent is gone, although its node answers.
+_AGENT_GONE = 30.0
 #: Seconds after the first failure in which the others are awaited: the one to blame may be slower to say so.
 _SETTLE = 3.0
 #: Seconds for the ranks to say why they hang.
 _LOOK = 5.0
 
 
-class Said(NamedTuple):
-    """One line of an agent."""
-
-    event: str
-    node: str
-    values: Mapping[str, Any]
-
-
-def parse_line(line: str, mark: str) -> Optional[Said]:
-    """None for all that is not an agent's: srun, and programs that write to the terminal, say much. Raises nothing."""
-    if not line.startswith(mark):
-        return None
-    try:
-        values = from_json(line[len(mark) :])
-    except ValueError:
-        return None
-    if (
-        not isinstance(values, dict)
-        or not isinstance(values.get("event"), str)
-        or not isinstance(values.get("node"), str)
-    ):
-        return None
-    return Said(values["event"], values["node"], values)
-
-
 class Watch:
-    """One attempt. Times in seconds of a clock that never goes back."""
+    """One attempt. Times in seconds of a clock that never goes back.
 
-    def __init__(self, request: Request, nodes: Sequence[str], now: float) -> None:
+    ``tells``: the program has told of steps before, so that it is judged also before the first one.
+    """
+
+    def __init__(self, request: Request, nodes: Sequence[str], now: float, tells: bool = False) -> None:
         self._request = request
-        self._nodes = nodes
+        self.nodes = nodes
         self._began = now
         self._heard: Dict[str, float] = {}
         self._ends: Dict[int, RankEnd] = {}
         self._progress: Dict[int, Progress] = {}
         self._rank_nodes: Dict[int, str] = {}
         self._stopped: Dict[int, str] = {}
+        self._places: Dict[int, str] = {}
         self._failed_at: Optional[float] = None
-        self._moved: Optional[float] = None
+        self._moved: Optional[float] = now if tells else None
         self._looked: Optional[float] = None
-        self._start_failure = ""
-        self.warned = ""
-        self.cancelled = False
+        self._start_failure: Optional[Cause] = None
+        self._gone: Set[str] = set()
+        self._warned: Optional[Cause] = None
         self.lost: Dict[str, str] = {}
 
     @property
     def world_size(self) -> int:
         """Ranks of the attempt."""
-        return len(self._nodes) * self._request.ranks_per_node
+        return len(self.nodes) * self._request.ranks_per_node
+
+    def warn(self, cause: Cause) -> None:
+        """The ranks have been told to save a checkpoint and to end, for this cause."""
+        self._warned = cause
 
     def hear(self, said: Said, now: float) -> None:
-        """Take in one line."""
-        if said.node not in self._nodes:
+        """Take in one message."""
+        if said.node not in self.nodes:
             return
         self._heard[said.node] = now
-        if said.event == "beat" and isinstance(said.values.get("ranks"), dict):
-            for rank, told in said.values["ranks"].items():
-                self._tell(int(rank) if str(rank).isdecimal() else -1, said.node, told, now)
-        elif said.event == "ended":
-            rank = int(said.values["rank"])
-            self._tell(rank, said.node, said.values, now)
-            self._ends[rank] = RankEnd(
-                rank, said.node, int(said.values["status"]), float(said.values["at"]), str(said.values["tail"])
-            )
-            if said.values["status"] and self._failed_at is None:
-                self._failed_at = now
-        elif said.event == "started":
-            self._rank_nodes.update({int(rank): said.node for rank in said.values["ranks"]})
-        elif said.event == "state" and said.values.get("stopped"):
-            self._stopped[int(said.values["rank"])] = str(said.values["stopped"])
+        hearers = {"beat": self._beat, "ended": self._ended, "started": self._started, "state": self._state}
+        if said.event in hearers:
+            hearers[said.event](said, now)
         elif said.event == "failed":
-            self._start_failure = f"{said.node}: {said.values.get('reason')}"
+            reason = str(said.values.get("reason"))
+            self._start_failure = Cause("start", f"on {said.node}: {reason}", None, said.node)
+        elif said.event == "gone":
+            self._gone.add(said.node)
 
-    def _tell(self, rank: int, node: str, told: Mapping[str, Any], now: float) -> None:
+    def _beat(self, said: Said, now: float) -> None:
+        for rank, told in said.values["ranks"].items():
+            self._tell(int(rank), told, now)
+
+    def _started(self, said: Said, _now: float) -> None:
+        self._rank_nodes.update({int(rank): said.node for rank in said.values["ranks"]})
+
+    def _state(self, said: Said, _now: float) -> None:
+        rank = int(said.values["rank"])
+        self._stopped.pop(rank, None)
+        if said.values["stopped"]:
+            self._stopped[rank] = str(said.values["stopped"])
+        if said.values["place"]:
+            self._places[rank] = str(said.values["place"])
+
+    def _ended(self, said: Said, now: float) -> None:
+        values = said.values
+        rank, status = int(values["rank"]), int(values["status"])
+        self._tell(rank, values, now)
+        self._ends[rank] = RankEnd(rank, said.node, status, float(values["at"]), str(values["tail"]))
+        if status and self._failed_at is None:
+            self._failed_at = now
+
+    def _tell(self, rank: int, told: Mapping[str, Any], now: float) -> None:
         progress = Progress(**{name: told.get(name) for name in Progress._fields})
-        before = self._progress.get(rank, Progress())
-        if progress.step is not None and progress.step != before.step:
+        if progress.step is not None and progress.step != self._progress.get(rank, Progress()).step:
             self._moved = now
         if progress != Progress():
             self._progress[rank] = progress
-            self._rank_nodes[rank] = node
 
     def silent(self, now: float) -> List[str]:
-        """Nodes that have said nothing for long, and whose ranks have not all ended."""
-        ended = {
-            node
-            for node in self._nodes
-            if sum(1 for end in self._ends.values() if end.node == node) >= self._request.ranks_per_node
-        }
-        limit = {node: (SILENCE if node in self._heard else _START) for node in self._nodes}
+        """Nodes that have said nothing for long, and are not through."""
+        limit = {node: (SILENCE if node in self._heard else _START) for node in self.nodes}
         return [
-            node for node in self._nodes if node not in ended and now - self._heard.get(node, self._began) > limit[node]
+            node
+            for node in self.nodes
+            if node not in self._gone and now - self._heard.get(node, self._began) > limit[node]
         ]
 
+    def answers(self, node: str, now: float) -> None:
+        """A silent node has answered when it was asked, so it is there; but its agent may not be."""
+        if now - self._heard.get(node, self._began) > max(_AGENT_GONE, _START if node not in self._heard else 0.0):
+            self.lost[node] = "answers, but nothing is heard of its ranks"
+
     def hangs(self, now: float) -> bool:
-        """Whether no rank has made a step for the time that was allowed. A run that tells of no steps is not judged."""
+        """Whether no rank has made a step for the time that was allowed. A program that tells of none is not judged."""
         return self._moved is not None and not self._ends and now - self._moved > self._request.hang_timeout
 
     def asks(self, now: float) -> bool:
-        """Whether the agents should say now which ranks do not run: once, when it hangs."""
-        if self._looked is not None or not self.hangs(now):
+        """Whether the agents should say now what their ranks do: once, when it hangs."""
+        if not self.hangs(now):
+            self._looked = None
+            return False
+        if self._looked is not None:
             return False
         self._looked = now
         return True
 
+    def over(self) -> bool:
+        """Whether all agents that can have said that nothing of the attempt is left on their nodes."""
+        return all(node in self._gone or node in self.lost for node in self.nodes)
+
     def verdict(self, now: float) -> Optional[Cause]:
         """Why the attempt has ended or has to end; None while it goes on."""
         if self._start_failure:
-            return Cause("start", self._start_failure, None, self._start_failure.partition(":")[0])
+            return self._start_failure
         if self.lost:
             node = min(self.lost)
             return Cause("node", f"{node} {self.lost[node]}", None, node)
         if self._failed_at is not None and now - self._failed_at > _SETTLE:
-            if self.cancelled:
-                return Cause("cancelled")
-            return self._after_warning() or causes.crash(list(self._ends.values()))
+            # A program that was told to end may well say so by its status.
+            return self._warned or causes.crash(list(self._ends.values()))
         if len(self._ends) == self.world_size and not any(end.status for end in self._ends.values()):
-            # A program that was told to stop, did so and said so by its status, is not through.
-            through = not self.warned or self._through()
-            return Cause("finished") if through else self._after_warning()
+            return Cause("finished") if self._warned is None or self._through() else self._warned
         if self._looked is not None and now - self._looked > _LOOK and self.hangs(now):
             steps = {rank: progress.step for rank, progress in self._progress.items()}
-            return causes.hang(self._stopped, self._rank_nodes, steps, self._request.hang_timeout)
+            seen = causes.Seen(self._rank_nodes, steps, self._stopped, self._places)
+            return causes.hang(seen, self._request.hang_timeout)
         return None
-
-    def _after_warning(self) -> Optional[Cause]:
-        return Cause("warned", self.warned) if self.warned else None
 
     def _through(self) -> bool:
         now = self.progress()

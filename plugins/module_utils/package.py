@@ -1,10 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node's checks as one file that runs without Ansible: a zip archive that Python executes.
+"""A program of the collection as one file that runs without Ansible: a zip archive that Python executes.
 
-It holds the very sources that the module node_health runs, so that Slurm and the check playbook cannot judge
-differently.
+It holds the very sources that modules run, so that both do the same.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 
 _MODE = 0o755
 _ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
-_ENTRY = f"{_ROOT}.health.program"
+#: The programs, by the modules that they begin with. Each has ``main(settings, arguments)``, and imports no Ansible.
+NODE_HEALTH = f"{_ROOT}.health.program"
+TRAIN = f"{_ROOT}.train.program"
 #: Equal contents give equal archives: no file has a time.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MAIN = """\
@@ -36,10 +37,10 @@ sys.exit(main(json.loads({settings!r}), sys.argv[1:]))
 """
 
 
-def sources() -> Dict[str, str]:
+def sources(entry: str) -> Dict[str, str]:
     """The source of each module that the program needs, by its dotted name."""
     found: Dict[str, str] = {}
-    waiting = [_ENTRY]
+    waiting = [entry]
     while waiting:
         name = waiting.pop()
         if name not in found:
@@ -67,15 +68,15 @@ def _is_module(name: str) -> bool:
     return True
 
 
-def build(interpreter: str, settings: Mapping[str, Any]) -> bytes:
+def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
     """The program's file: a line that names the interpreter, then the archive."""
-    contents = {f"{name.replace('.', '/')}.py": text for name, text in sources().items()}
+    contents = {f"{name.replace('.', '/')}.py": text for name, text in sources(entry).items()}
     packages = {path.rpartition("/")[0] for path in contents}
     for package in sorted(packages):
         parts = package.split("/")
         contents.update({"/".join([*parts[:depth], "__init__.py"]): "" for depth in range(1, len(parts) + 1)})
     text = json.dumps(settings, sort_keys=True)
-    contents["__main__.py"] = _MAIN.format(entry=_ENTRY, settings=text)
+    contents["__main__.py"] = _MAIN.format(entry=entry, settings=text)
     archive = io.BytesIO()
     # Alone and without site packages: what a user has installed must not change what a root's program does.
     archive.write(f"#!{interpreter} -IS\n".encode())

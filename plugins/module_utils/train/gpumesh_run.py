@@ -1,0 +1,49 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a Python program under `gpumesh-train` may use instead of files and variables: ``import gpumesh_run``.
+
+It is there for every rank, needs nothing but Python, and does nothing where the program runs by itself.
+
+    gpumesh_run.progress(step, steps, loss=loss, checkpoint=saved)    after each step
+    if gpumesh_run.stopping(): save a checkpoint and exit
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+from typing import Any, List, Optional
+
+_PROGRESS_FILE = os.environ.get("GPUMESH_PROGRESS_FILE", "")
+_STOP_FILE = os.environ.get("GPUMESH_STOP_FILE", "")
+_warnings: List[int] = []
+
+
+def progress(
+    step: int, steps: Optional[int] = None, loss: Optional[float] = None, checkpoint: Optional[int] = None
+) -> None:
+    """Tell where the program is. ``checkpoint``: the step of the last one that is complete."""
+    if _PROGRESS_FILE:
+        told = {"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint}
+        with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:
+            json.dump(told, stream)
+        os.replace(_PROGRESS_FILE + ".new", _PROGRESS_FILE)
+
+
+def stopping() -> bool:
+    """Whether to save a checkpoint now, and exit: the time limit is near, or the node is to be free."""
+    return bool(_warnings) or (bool(_STOP_FILE) and os.path.exists(_STOP_FILE))
+
+
+def _warn(number: int, _frame: Any) -> None:
+    _warnings.append(number)
+
+
+if _PROGRESS_FILE:
+    # The stacks of all threads, for a rank that hangs.
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, _warn)

@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is refused before anything is submitted: a run that could not work."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+from typing import Dict, List, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import scheduler
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
+
+_MOUNTS = "/proc/self/mountinfo"
+#: File systems that other nodes see too.
+_SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "9p", "virtiofs", "wekafs")
+_SHARED_PREFIX = "fuse."
+#: Nodes that are asked at the same time, and seconds for one of them.
+_AT_ONCE = 32
+_PATIENCE = 10.0
+#: The exit status by which a node says that it lacks something. ssh's own is 255.
+_LACKS = 13
+
+
+def file_system(path: str, mounts: str) -> Sequence[str]:
+    """The mount point and the type of the file system of a path, by the text of /proc/self/mountinfo."""
+    best = ("/", "")
+    for line in mounts.splitlines():
+        before, dash, after = line.partition(" - ")
+        if dash:
+            point = before.split()[4].replace("\\040", " ")
+            inside = path == point or path.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best[0]):
+                best = (point, after.split()[0])
+    return best
+
+
+def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
+    """Whether all nodes see the path: it is on a volume of the cluster, or on a file system of a network."""
+    if any(path == volume or path.startswith(volume.rstrip("/") + "/") for volume in volumes):
+        return True
+    kind = file_system(path, mounts)[1]
+    return kind in _SHARED or kind.startswith(_SHARED_PREFIX)
+
+
+def refuse_local(path: str, volumes: Sequence[str]) -> None:
+    """Raises InputError for a folder that only this node sees."""
+    with open(_MOUNTS, encoding="utf-8", errors="replace") as stream:
+        mounts = stream.read()
+    if not is_shared(os.path.realpath(path), volumes, mounts):
+        known = f"The cluster has {', '.join(volumes)}." if volumes else "The cluster has none."
+        raise InputError(
+            f"{path} is not on a shared volume.", f"{known} Give a directory that all nodes see with --run-dir."
+        )
+
+
+def refuse_few(request: Request, states: Dict[str, str]) -> None:
+    """Raises HostStateError where fewer nodes can be used than are asked for."""
+    able = [node for node, state in states.items() if scheduler.fit(state)]
+    wanted = request.nodes + request.spare
+    if len(able) < wanted:
+        out = ", ".join(f"{node} is {state}" for node, state in sorted(states.items()) if node not in able)
+        raise HostStateError(
+            f"{wanted} nodes are asked for, and {len(able)} can be used{f' ({out})' if out else ''}.",
+            f"Give --nodes {len(able)}, or bring the others back: 'scontrol update nodename=NAME state=resume'."
+            if able
+            else "Bring nodes back: 'scontrol update nodename=NAME state=resume'.",
+        )
+
+
+def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, str]:
+    """What nodes lack, by node: the command, or the directory. A node that cannot be asked is not among them."""
+    directory, program = shlex.quote(request.directory), shlex.quote(request.command[0])
+    look = (
+        f"cd {directory} 2>/dev/null || {{ echo directory {directory}; exit {_LACKS}; }}; "
+        f"PATH={shlex.quote(os.environ.get('PATH', ''))}; "
+        f"command -v {program} >/dev/null || {{ echo command {program}; exit {_LACKS}; }}"
+    )
+
+    def ask(node: str) -> Optional[str]:
+        argv = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, f"exec /bin/sh -c {shlex.quote(look)}"]
+        try:
+            done = run(argv, timeout=_PATIENCE, check=False)
+        except CommandError:
+            return None
+        return done.stdout.strip() if done.rc == _LACKS else None
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = dict(zip(nodes, pool.map(ask, nodes)))
+    return {node: answer for node, answer in answers.items() if answer}
+
+
+def refuse_lacking(request: Request, found: Dict[str, str], able: List[str]) -> None:
+    """Raises HostStateError where too few nodes have what the run needs."""
+    if found and len(able) - len(found) < request.nodes + request.spare:
+        words = ", ".join(f"{node} has no {what}" for node, what in sorted(found.items()))
+        raise HostStateError(
+            f"{words}.",
+            "Put it on a shared volume, or install it on every node, or leave them out with --sbatch --exclude=.",
+        )
+
+
+def check(run: Runner, request: Request, program: str, volumes: Sequence[str]) -> None:
+    """All of it. Raises GpumeshError."""
+    refuse_local(request.folder, volumes)
+    states = scheduler.node_states(run, request.partition)
+    refuse_few(request, states)
+    able = [node for node, state in states.items() if scheduler.fit(state)]
+    refuse_lacking(request, lacking(run, request, able), able)
+    scheduler.refuse_impossible(run, request, program)

@@ -1,0 +1,61 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The processes of this node, by what the kernel says of them in /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Iterator, List, Tuple
+
+_PROC = "/proc"
+#: States in which a process does not run and will not by itself.
+_STOPPED = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a file server"}
+
+
+def group(number: int) -> List[int]:
+    """The processes of a process group."""
+    return [pid for pid, words in _all() if int(words[2]) == number]
+
+
+def stopped(number: int) -> str:
+    """Why one of a process group does not run; empty while all may."""
+    reasons = [_STOPPED[words[0]] for _pid, words in _all() if int(words[2]) == number and words[0] in _STOPPED]
+    return reasons[0] if reasons else ""
+
+
+def _all() -> Iterator[Tuple[int, List[str]]]:
+    """Each process, with its state, parent, process group and so on, as in proc_pid_stat(5) after the name."""
+    for name in os.listdir(_PROC):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"{_PROC}/{name}/stat", encoding="ascii", errors="replace") as file:
+                yield int(name), file.read().rpartition(")")[2].split()
+
+
+def send(number: int, signal_number: int) -> None:
+    """Send a signal to those of a process group that have a handler for it: it would end the others."""
+    for pid in group(number):
+        if _catches(pid, signal_number):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal_number)
+
+
+def _catches(pid: int, signal_number: int) -> bool:
+    with contextlib.suppress(OSError), open(f"{_PROC}/{pid}/status", encoding="ascii", errors="replace") as stream:
+        masks = [line.split()[1] for line in stream if line.startswith("SigCgt:")]
+        return bool(masks) and bool(int(masks[0], 16) >> (signal_number - 1) & 1)
+    return False
+
+
+def kill_marked(variable: str, value: str) -> None:
+    """Kill every process of this user that has an environment variable, whoever its parent is now."""
+    wanted = f"{variable}={value}".encode()
+    for name in os.listdir(_PROC):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                with open(f"{_PROC}/{name}/environ", "rb") as stream:
+                    marked = wanted in stream.read().split(b"\0")
+                if marked:
+                    os.kill(int(name), signal.SIGKILL)

@@ -1,0 +1,251 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`gpumesh-train`: for users, for the batch script of a run, and for its task on each node."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import signal
+import sys
+import time
+from typing import Any, List, Mapping, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import runs, scheduler, show, store, supervisor
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+
+_NAME = "gpumesh-train"
+_COMMANDS = ("list", "show", "logs", "cancel", "resume")
+#: Seconds between two looks at a run that is followed.
+_FOLLOW = 2.0
+_USAGE = """gpumesh-train --nodes N --name NAME [options] [--sbatch OPTION...] -- COMMAND [ARGUMENT...]
+       gpumesh-train list | show NAME | logs NAME | cancel NAME | resume NAME"""
+
+
+class Settings:
+    """What the program was installed with. ``volumes``: mount points that all nodes see."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.volumes: List[str] = list(values["volumes"])
+        self.run_dir: str = str(values["run_dir"])
+
+    def base(self, given: str) -> str:
+        """The folder with the runs of this user. Raises InputError where there is none."""
+        if given:
+            return os.path.abspath(given)
+        if self.run_dir:
+            return self.run_dir.replace("{user}", getpass.getuser())
+        if self.volumes:
+            return f"{self.volumes[0]}/{getpass.getuser()}/runs"
+        raise InputError("The cluster has no shared volume.", "Give a directory that all nodes see with --run-dir.")
+
+
+def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
+    """The exit status: 0 for a run that has finished or goes on, 1 for one that has failed, 2 for what is refused."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        return _main(Settings(values), list(arguments))
+    except GpumeshError as failure:
+        sys.stderr.write(f"{_NAME}: {failure}\n")
+        return 2
+
+
+def _main(settings: Settings, arguments: List[str]) -> int:
+    program = os.path.abspath(sys.argv[0])
+    host = runs.Host(run_command, program, settings.volumes)
+    first = arguments[0] if arguments else "--help"
+    if first == "supervise":
+        return _supervise(program, arguments[1], arguments[2])
+    if first == "agent":
+        return _agent(program, arguments[1])
+    if first in _COMMANDS:
+        return _manage(host, settings, arguments)
+    return _start(host, settings, arguments)
+
+
+# --- For users
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of a new run."""
+    made = argparse.ArgumentParser(
+        _NAME,
+        _USAGE,
+        "Run a training program on nodes of the cluster, and have it go on when they fail.",
+        add_help=True,
+    )
+    made.add_argument("--name", required=True, help="name of the run")
+    made.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
+    made.add_argument("--min-nodes", type=int, help="go on with so few nodes (default: the number of nodes)")
+    made.add_argument("--spare", type=int, default=0, help="hold so many nodes more, for those that fail")
+    made.add_argument("--gpus-per-node", type=int, default=0, help="GPUs of each node, which is its number of ranks")
+    made.add_argument("--time", default="", help="time limit of a job; the run goes on in another one")
+    made.add_argument("--partition", default="", help="partition of Slurm")
+    made.add_argument("--run-dir", default="", help="directory on a shared volume in which runs have their folders")
+    made.add_argument("--max-restarts", type=int, default=10, help="give up after so many failures (default: 10)")
+    made.add_argument(
+        "--hang-timeout", type=float, default=600.0, help="seconds without progress after which it hangs (default: 600)"
+    )
+    made.add_argument(
+        "--grace", type=float, default=60.0, help="seconds for a checkpoint after a warning (default: 60)"
+    )
+    made.add_argument("--detach", action="store_true", help="return as soon as the run is submitted")
+    made.add_argument("--dry-run", action="store_true", help="check everything, and show the batch script")
+    return made
+
+
+def split(arguments: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
+    """Our options, those after ``--sbatch``, and the command after ``--``."""
+    ours, command = list(arguments), []
+    if "--" in ours:
+        place = ours.index("--")
+        ours, command = ours[:place], ours[place + 1 :]
+    sbatch: List[str] = []
+    if "--sbatch" in ours:
+        place = ours.index("--sbatch")
+        ours, sbatch = ours[:place], ours[place + 1 :]
+    return ours, sbatch, command
+
+
+def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int:
+    ours, sbatch, command = split(arguments)
+    given = parser().parse_args(ours)
+    request = Request(
+        name=given.name,
+        command=tuple(command),
+        folder=f"{settings.base(given.run_dir)}/{given.name}",
+        nodes=given.nodes,
+        min_nodes=given.nodes if given.min_nodes is None else given.min_nodes,
+        spare=given.spare,
+        gpus_per_node=given.gpus_per_node,
+        time=given.time,
+        partition=given.partition,
+        sbatch=tuple(sbatch),
+        max_restarts=given.max_restarts,
+        hang_timeout=given.hang_timeout,
+        grace=given.grace,
+        directory=os.getcwd(),
+    )
+    if given.dry_run:
+        runs.refuse(host, request)
+        sys.stdout.write(requests.shown(request, host.program))
+        return 0
+    run = runs.start(host, request)
+    return _follow(host, Folder(request.folder), run, given.detach)
+
+
+def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int:
+    made = argparse.ArgumentParser(_NAME, _USAGE)
+    made.add_argument("command", choices=_COMMANDS)
+    made.add_argument("name", nargs="?", default="", help="name of the run")
+    made.add_argument("--run-dir", default="", help="directory in which runs have their folders")
+    made.add_argument("--rank", type=int, default=0, help="logs: of this rank (default: 0)")
+    made.add_argument("--attempt", type=int, default=0, help="logs: of this attempt (default: the last one)")
+    made.add_argument("--detach", action="store_true", help="resume: return as soon as the run is submitted")
+    given = made.parse_args(arguments)
+    base = settings.base(given.run_dir)
+    now = time.time()
+    if given.command == "list":
+        for name in store.names(base):
+            sys.stdout.write(show.line(*_seen(host, runs.find(base, name), now)) + "\n")
+        return 0
+    if not given.name:
+        made.error(f"give the name of a run: {_NAME} {given.command} NAME")
+    folder = runs.find(base, given.name)
+    if given.command == "show":
+        sys.stdout.write(show.full(folder.request(), *_seen(host, folder, now)))
+    elif given.command == "logs":
+        sys.stdout.write(runs.read_log(folder, given.rank, given.attempt))
+    elif given.command == "cancel":
+        sys.stdout.write(show.line(runs.cancel(host, folder), now) + "\n")
+    else:
+        return _follow(host, folder, runs.resume(host, folder)[0], given.detach)
+    return 0
+
+
+def _seen(host: runs.Host, folder: Folder, now: float) -> Tuple[Run, float, str]:
+    run, waits = runs.look(host, folder)
+    return run, now, waits
+
+
+def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
+    """Show the run until it has ended. Whoever leaves does not end it."""
+    if detach:
+        sys.stdout.write(show.line(run, time.time()) + "\n")
+        return 0
+    shown = ""
+    try:
+        while True:
+            run, waits = runs.look(host, folder)
+            shown = _print(show.line(run, time.time(), waits), shown)
+            if run.state in ENDED:
+                sys.stdout.write("\n" if sys.stdout.isatty() else "")
+                return 0 if run.state == "finished" else 1
+            time.sleep(_FOLLOW)
+    except KeyboardInterrupt:
+        sys.stdout.write(f"\nThe run goes on. End it with: {_NAME} cancel {run.name}\n")
+        return 0
+
+
+def _print(text: str, shown: str) -> str:
+    """On a terminal one line that changes; else a line for what is new."""
+    if sys.stdout.isatty():
+        sys.stdout.write(f"\r\x1b[K{text}")
+    elif text != shown:
+        sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+    return text
+
+
+# --- For jobs
+
+
+def _supervise(program: str, path: str, token: str, inherited: int = 0) -> int:
+    nodes = scheduler.hostnames(run_command, os.environ["SLURM_JOB_NODELIST"])
+    job = int(os.environ["SLURM_JOB_ID"])
+    post = supervisor.Post(program, job, token, os.environ["SLURMD_NODENAME"], nodes, inherited)
+    return supervisor.main(Folder(path), post)
+
+
+def _agent(program: str, text: str) -> int:
+    task = agents.parse_task(text)
+    node = os.environ["SLURMD_NODENAME"]
+    agent = agents.Agent(task, node, sys.stdout)
+    told: List[int] = []
+
+    def end(number: int, _frame: Any) -> None:
+        told.append(number)
+        agent.end()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    present = True
+    try:
+        agent.start()
+        present = agent.run(sys.stdin.fileno())
+    except OSError as failure:
+        agent.say("failed", reason=str(failure))
+    finally:
+        agent.close()
+    if not present and not told and agents.inherits(task, node):
+        return _succeed(program, task)
+    return 0
+
+
+def _succeed(program: str, task: agents.Task) -> int:
+    """Become the supervisor, in the same job. Nobody reads what this process prints, or is there to write to it."""
+    log = os.open(f"{task.folder}/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, number in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, number)
+    for name in scheduler.inherited(os.environ):
+        if name not in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"):
+            del os.environ[name]
+    return _supervise(program, task.folder, task.token, task.attempt)

@@ -1,0 +1,129 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is done with runs, for the program and for the playbook: start, resume, cancel, look."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, scheduler, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+
+#: Seconds for the supervisor to say that it was cancelled.
+_CANCEL = 40.0
+
+
+class Host(NamedTuple):
+    """What the program needs to know of where it runs. ``program``: its path, the same on all nodes."""
+
+    run: Runner
+    program: str
+    volumes: Sequence[str]
+
+
+def refuse(host: Host, request: Request) -> None:
+    """Raises GpumeshError for a run that cannot be."""
+    checked(request)
+    if store.is_run(request.folder):
+        raise store.in_use(request.name, request.folder)
+    preflight.check(host.run, request, host.program, host.volumes)
+
+
+def start(host: Host, request: Request) -> Run:
+    """Submit a run. Raises GpumeshError; then nothing has been submitted."""
+    refuse(host, request)
+    folder = Folder(request.folder)
+    folder.create(request)
+    return _submit(host, folder, Run(request.name))
+
+
+def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
+    """Have a run go on; whether it had to be submitted again. One that is queued or runs is left alone.
+
+    Raises GpumeshError.
+    """
+    request = folder.request()
+    run, waits = look(host, folder)
+    if run.state == "finished":
+        return run, False
+    if run.state not in ENDED and waits:
+        return run, False
+    preflight.check(host.run, request, host.program, host.volumes)
+    return _submit(host, folder, run._replace(counted=len(run.attempts) + 1)), True
+
+
+def _submit(host: Host, folder: Folder, run: Run) -> Run:
+    """A run whose job was not submitted has failed: it can be resumed."""
+    queued = run._replace(state="queued", detail="")
+    folder.write(queued)
+    try:
+        submission = scheduler.submit(host.run, folder, host.program)
+    except CommandError as failure:
+        folder.write(queued._replace(state="failed", detail=str(failure)))
+        raise
+    return queued._replace(job=submission.job)
+
+
+def look(host: Host, folder: Folder) -> Tuple[Run, str]:
+    """The run, and what Slurm says of its job, empty where it is over. Raises GpumeshError.
+
+    A run whose job was submitted and has not begun yet is queued, whatever became of the job before. One whose job is over
+    without having said so has failed.
+    """
+    submission = folder.submission()
+    run = folder.read()
+    # Without a number the job is just being submitted.
+    if run.state in ENDED or not submission.job:
+        return run, ""
+    waits = scheduler.job_state(host.run, submission.job)
+    if not waits:
+        # It may have ended meanwhile.
+        run = folder.read()
+        if run.state not in ENDED:
+            run = run._replace(state="failed", detail=f"job {submission.job} is over, and the run was not through")
+    elif run.token != submission.token:
+        run = run._replace(state="queued", job=submission.job)
+    return run, waits
+
+
+def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.sleep) -> Run:
+    """End a run; it can be resumed. Raises GpumeshError."""
+    run, waits = look(host, folder)
+    if run.state in ENDED:
+        return run
+    submission = folder.submission()
+    scheduler.cancel(host.run, submission.job)
+    deadline = time.monotonic() + (_CANCEL if waits.startswith("running") else 0.0)
+    while time.monotonic() < deadline:
+        run = folder.read()
+        if run.state in ENDED:
+            return run
+        sleep(0.5)
+    run = folder.read()._replace(state="cancelled", detail="cancelled by gpumesh-train")
+    folder.write(run)
+    return run
+
+
+def find(base: str, name: str) -> Folder:
+    """The run of this name. Raises InputError."""
+    folder = Folder(f"{base}/{name}")
+    folder.request()
+    return folder
+
+
+def read_log(folder: Folder, rank: int, attempt: int = 0) -> str:
+    """What a rank has written in an attempt, by default the last one. Raises HostStateError."""
+    number = attempt or len(folder.read().attempts)
+    path = folder.attempt(number) / f"rank-{rank}.log"
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as failure:
+        raise HostStateError(
+            f"{path} cannot be read: {failure.strerror}.", "See the attempts of the run with 'gpumesh-train show'."
+        ) from failure

@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run asks of Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from typing import Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Submission
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+
+#: What Slurm has set for one job, or one step, must not decide on another.
+_INHERITED = re.compile(r"(?:SLURM|SBATCH|SRUN|SLURMD)_(?!CONF)")
+_TIME_LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
+#: States of nodes in which an attempt goes on, but no other one begins.
+_LEAVING = ("drain", "fail")
+#: Those in which nothing runs.
+_GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "block", "maint", "perfctrs")
+
+
+def inherited(variables: Mapping[str, str]) -> List[str]:
+    """The names of the variables that belong to a job or a step."""
+    return sorted(name for name in variables if _INHERITED.match(name))
+
+
+def submit(
+    run: Runner, folder: Folder, program: str, excluded: Sequence[str] = (), fewer: bool = False, hold: int = 0
+) -> Submission:
+    """Give the run another job. From now on that one is in charge, and every other one ends when it notices.
+
+    ``hold``: seconds before which it does not start. Raises CommandError.
+    """
+    request = folder.request()
+    token = secrets.token_hex(8)
+    folder.write_submission(Submission(token))
+    options = requests.submission(request, excluded, fewer) + ([f"--begin=now+{hold}"] if hold else [])
+    text = requests.batch_script(request, program, token)
+    printed = run([*_clean("sbatch"), *options], stdin=text, timeout=60.0).stdout
+    submission = Submission(token, int(printed.strip().partition(";")[0]))
+    folder.write_submission(submission)
+    return submission
+
+
+def _clean(program: str) -> List[str]:
+    """The command without what an outer job and ``run`` have set: the user's own environment goes on to the job."""
+    language = {name: os.environ.get(name) for name in ("LC_ALL", "LANGUAGE")}
+    gone = inherited(os.environ) + [name for name, value in language.items() if value is None]
+    unset = [word for name in gone for word in ("-u", name)]
+    return ["env", *unset, *(f"{name}={value}" for name, value in language.items() if value is not None), program]
+
+
+def refuse_impossible(run: Runner, request: Request, program: str) -> None:
+    """Have Slurm say whether the job could ever run. Raises HostStateError with what it says."""
+    text = requests.batch_script(request, program, "")
+    argv = [*_clean("sbatch"), "--test-only", *requests.submission(request)]
+    done = run(argv, stdin=text, timeout=60.0, check=False)
+    if done.rc:
+        said = [line.partition("error: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
+        words = (said or [f"sbatch exited {done.rc}"])[-1].rstrip(".")
+        raise HostStateError(f"Slurm refuses the job: {words}.", "Ask for what the cluster has: see 'sinfo'.")
+
+
+def parse_states(text: str) -> Dict[str, str]:
+    """From ``sinfo --Node --format=%N|%T``. A node in several partitions has a line for each."""
+    pairs = (line.partition("|") for line in text.splitlines() if "|" in line)
+    return {name.strip(): state.strip().lower() for name, _bar, state in pairs}
+
+
+def node_states(run: Runner, partition: str = "") -> Dict[str, str]:
+    """The state of each node. Raises CommandError where the controller does not answer."""
+    only = [f"--partition={partition}"] if partition else []
+    return parse_states(run(["sinfo", "--noheader", "--Node", "--format=%N|%T", *only], timeout=20.0).stdout)
+
+
+def leaves(state: str) -> bool:
+    """Whether the node is drained, or about to be."""
+    return state.startswith(_LEAVING)
+
+
+def fit(state: str) -> bool:
+    """Whether an attempt may begin on a node in this state. One that does not answer has an asterisk."""
+    return not state.startswith(_LEAVING + _GONE) and not state.endswith("*")
+
+
+def parse_time_left(text: str) -> Optional[float]:
+    """Seconds, from what ``squeue --format=%L`` prints; None where there is no limit."""
+    found = _TIME_LEFT.fullmatch(text.strip())
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def time_left(run: Runner, job: int) -> Optional[float]:
+    """Seconds until the time limit of a job; None where it has none. Raises CommandError."""
+    return parse_time_left(run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], timeout=20.0).stdout)
+
+
+def job_state(run: Runner, job: int) -> str:
+    """The state of a job in Slurm's words, with the reason for which it waits; empty where it is over or unknown.
+
+    Raises CommandError where the controller does not answer.
+    """
+    done = run(["squeue", "--noheader", f"--jobs={job}", "--format=%T|%r"], timeout=20.0, check=False)
+    if done.rc and "Invalid job id" not in done.stderr:
+        raise CommandError(["squeue"], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
+    state, _bar, reason = (done.stdout.strip().splitlines() or [""])[0].partition("|")
+    return f"{state.lower()} ({reason})" if state and reason not in ("", "None") else state.lower()
+
+
+def cancel(run: Runner, job: int) -> None:
+    """Raises CommandError, but not for a job that is over."""
+    done = run(["scancel", str(job)], timeout=30.0, check=False)
+    if done.rc and "Invalid job id" not in done.stderr:
+        raise CommandError(["scancel", str(job)], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
+
+
+def hostnames(run: Runner, text: str) -> List[str]:
+    """The names in a host list. Raises CommandError."""
+    return run(["scontrol", "show", "hostnames", text]).stdout.split()

@@ -1,0 +1,76 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs in words. Times in seconds since 1970."""
+
+from __future__ import annotations
+
+import time
+from typing import List, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
+
+_SEPARATOR = " · "
+
+
+def span(seconds: float) -> str:
+    """Such as ``40 s``, ``12 min`` or ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def line(run: Run, now: float, waits: str = "") -> str:
+    """A run in one line. ``waits``: what Slurm says of its job."""
+    if run.state == "queued":
+        return _joined(f"{run.name}: queued", f"job {run.job}" if run.job else "", waits, run.detail)
+    if run.state == "running" and run.attempts:
+        last = run.attempts[-1]
+        where = f"{run.name}: job {last.job} on {', '.join(last.nodes)}"
+        if last.end is not None:
+            return _joined(where, f"attempt {last.number} has ended: {_cause(last)}")
+        saved = run.checkpoint_at
+        return _joined(
+            where,
+            _step(run.step, run.steps),
+            "" if run.loss is None else f"loss {run.loss:.4g}",
+            "" if run.steps_per_second is None else f"{run.steps_per_second:.3g} steps/s",
+            "" if saved is None else f"last checkpoint {span(max(0.0, now - saved))} ago",
+            "" if last.number == 1 else f"attempt {last.number}",
+        )
+    return _joined(f"{run.name}: {run.state}", _step(run.step, run.steps), run.detail)
+
+
+def _joined(*parts: str) -> str:
+    return printable(_SEPARATOR.join(part for part in parts if part))
+
+
+def _step(step: Optional[int], steps: Optional[int]) -> str:
+    if step is None:
+        return ""
+    return f"step {step}" if steps is None else f"step {step} of {steps}"
+
+
+def _cause(attempt: Attempt) -> str:
+    cause = attempt.cause
+    return "it goes on" if cause is None else f"{cause.kind}: {cause.detail}" if cause.detail else cause.kind
+
+
+def attempts(run: Run, now: float) -> List[str]:
+    """A line an attempt."""
+    lines = []
+    for one in run.attempts:
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.begin))
+        steps = "" if one.first is None else f"steps {one.first} to {one.last}"
+        took = span((one.end or now) - one.begin)
+        where = f"job {one.job} on {', '.join(one.nodes)}"
+        lines.append(_joined(f"  {one.number}: {began}", took, where, steps, _cause(one), one.action))
+    return lines
+
+
+def full(request: Request, run: Run, now: float, waits: str = "") -> str:
+    """All of a run."""
+    nodes = f"{request.nodes} nodes" + (f", at least {request.min_nodes}" if request.min_nodes < request.nodes else "")
+    command = printable(" ".join(request.command))
+    return "\n".join([line(run, now, waits), f"  {nodes}, {request.folder}", f"  {command}", *attempts(run, now), ""])

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The job step of an attempt, and what a supervisor asks of nodes and of the controller while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, scheduler
+
+#: Seconds between two words to the agents.
+_SPACING = 1.0
+#: Seconds for srun to be gone after its agents.
+_PARTING = 3.0
+#: Seconds for a node to say that it is there.
+_PROBE = 8.0
+
+
+class Step:
+    """The agents of one attempt, as a job step."""
+
+    def __init__(self, program: str, job: int, task: agent.Task, gpus_per_node: int) -> None:
+        argv = [
+            "srun",
+            f"--jobid={job}",
+            "--overlap",
+            "--no-kill",
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            f"--nodes={len(task.nodes)}",
+            f"--ntasks={len(task.nodes)}",
+            "--ntasks-per-node=1",
+            f"--nodelist={','.join(task.nodes)}",
+            "--cpu-bind=none",
+            *([f"--gpus-per-node={gpus_per_node}"] if gpus_per_node else []),
+            program,
+            "agent",
+            agent.task_text(task),
+        ]
+        self._process = Process(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            bufsize=1,
+            start_new_session=True,
+        )
+        #: Each with the time at which it came: whoever reads them may be late.
+        self.lines: queue.Queue[Tuple[float, str]] = queue.Queue()
+        self._orders: queue.Queue[str] = queue.Queue()
+        for work, stream in ((self._read, self._process.stdout), (self._write, self._process.stdin)):
+            threading.Thread(target=work, args=(stream,), daemon=True).start()
+
+    def _read(self, stream: TextIO) -> None:
+        for line in stream:
+            self.lines.put((time.monotonic(), line))
+
+    def _write(self, stream: TextIO) -> None:
+        """Orders, and a sign of life every second whatever else holds this process up, such as the shared volume."""
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                try:
+                    word = self._orders.get(timeout=_SPACING)
+                except queue.Empty:
+                    word = "tick"
+                stream.write(f"{word}\n")
+                stream.flush()
+
+    def order(self, word: str) -> None:
+        """Tell all agents."""
+        self._orders.put(word)
+
+    def over(self) -> bool:
+        """Whether srun has ended."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """Be rid of srun, whose agents are gone or out of reach."""
+        deadline = time.monotonic() + _PARTING
+        while not self.over() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class Asking:
+    """Questions to the controller and to nodes, which may take long: in threads, so that the ranks are heard meanwhile."""
+
+    def __init__(self, runner: Runner, job: int) -> None:
+        self._runner = runner
+        self._job = job
+        self._pending: Dict[str, threading.Thread] = {}
+        self.answers: queue.Queue[Tuple[str, bool]] = queue.Queue()
+        self.states: Dict[str, str] = {}
+        self.time_left: Optional[float] = None
+
+    def node(self, node: str) -> None:
+        """Ask whether a node answers; ``answers`` gets it."""
+        self._begin(node, lambda: self.answers.put((node, self.probe(node))))
+
+    def controller(self) -> None:
+        """Ask for the nodes' states and the time that is left."""
+        self._begin("", self._ask)
+
+    def _begin(self, name: str, work: Callable[[], None]) -> None:
+        if name not in self._pending or not self._pending[name].is_alive():
+            self._pending[name] = threading.Thread(target=work, daemon=True)
+            self._pending[name].start()
+
+    def _ask(self) -> None:
+        """A controller that does not answer is no reason for anything."""
+        with contextlib.suppress(CommandError):
+            self.states = scheduler.node_states(self._runner)
+            self.time_left = scheduler.time_left(self._runner, self._job)
+
+    def probe(self, node: str) -> bool:
+        """Whether a step runs there, which is what an attempt needs."""
+        one = [f"--jobid={self._job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet"]
+        try:
+            self._runner(["srun", *one, "true"], timeout=_PROBE)
+        except CommandError:
+            return False
+        return True
+
+    def fit(self, nodes: Sequence[str], lost: Sequence[str]) -> List[str]:
+        """Those of the nodes that may be used, and answer. Raises CommandError where the controller does not.
+
+        ``lost``: not asked, since the answer is known.
+        """
+        self.states = scheduler.node_states(self._runner)
+        able = [node for node in nodes if node not in lost and scheduler.fit(self.states.get(node, ""))]
+        found: List[str] = []
+        threads = [
+            threading.Thread(target=lambda node=node: found.append(node) if self.probe(node) else None) for node in able
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [node for node in able if node in found]
