@@ -22,9 +22,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 
 _MODE = 0o755
 _ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
-#: The programs, by the modules that they begin with. Each has ``main(settings, arguments)``, and imports no Ansible.
-NODE_HEALTH = f"{_ROOT}.health.program"
-TRAIN = f"{_ROOT}.train.program"
 #: Equal contents give equal archives: no file has a time.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MAIN = """\
@@ -69,7 +66,10 @@ def _is_module(name: str) -> bool:
 
 
 def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
-    """The program's file: a line that names the interpreter, then the archive."""
+    """The program's file: a line that names the interpreter, then the archive.
+
+    ``entry``: the name of its first module, which has ``main(settings, arguments)`` and imports nothing of Ansible.
+    """
     contents = {f"{name.replace('.', '/')}.py": text for name, text in sources(entry).items()}
     packages = {path.rpartition("/")[0] for path in contents}
     for package in sorted(packages):

@@ -101,7 +101,7 @@ import sys
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import package
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import DRAIN_ON, settings_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 
@@ -110,7 +110,9 @@ def work(module: AnsibleModule) -> Outcome:
     """Write or remove the file."""
     given = module.params
     content = (
-        None if given["state"] == "absent" else package.build(sys.executable, package.NODE_HEALTH, settings_of(given))
+        None
+        if given["state"] == "absent"
+        else package.build(sys.executable, program.__name__, program.settings_of(given))
     )
     return bring_about([package.part(given["path"], content)], {"path": given["path"]}, module.check_mode)
 
@@ -124,7 +126,7 @@ def main() -> None:
             "cluster": {"type": "str"},
             "machine": {"type": "str"},
             "folder": {"type": "path", "default": DEFAULT_FOLDER},
-            "drain_on": {"type": "list", "elements": "str", "default": list(DRAIN_ON)},
+            "drain_on": {"type": "list", "elements": "str", "default": list(program.DRAIN_ON)},
             "max_disk_percent": {"type": "float", "default": 95},
             "rdma_rate_gbps": {"type": "float"},
             "mount_timeout": {"type": "float", "default": 10},

@@ -285,7 +285,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, hos
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import DRAIN_ON, settings_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
@@ -373,19 +373,19 @@ def _checks(given: Mapping[str, Any]) -> Part:
     """The program that checks the node."""
     path = given["health_check"]
     if path:
-        settings = settings_of(
+        settings = program.settings_of(
             {
                 "cluster": given["cluster"],
                 "machine": given["machine"],
                 "folder": DEFAULT_FOLDER,
-                "drain_on": list(DRAIN_ON),
+                "drain_on": list(program.DRAIN_ON),
                 "max_disk_percent": 95.0,
                 "rdma_rate_gbps": None,
                 "mount_timeout": given["health_mount_timeout"],
                 "max_drained_percent": given["health_max_drained_percent"],
             }
         )
-        return package.part(path, package.build(sys.executable, package.NODE_HEALTH, settings))
+        return package.part(path, package.build(sys.executable, program.__name__, settings))
     if given["keep_checks"]:
         return Part(False, "", "", lambda: None)
     return package.part(_CHECKS, None)

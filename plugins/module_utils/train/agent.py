@@ -186,11 +186,14 @@ class Agent:
         self.say("started", ranks=[rank.number for rank in self._ranks])
 
     def run(self, orders: int) -> bool:
-        """Until all ranks have ended; whether the supervisor was there all the time. ``orders``: its words come there."""
+        """Until the supervisor has ended the attempt; False where it was lost. ``orders``: its words come there.
+
+        An agent whose ranks have ended stays: it may be the one that goes on with the run.
+        """
         heard = time.monotonic()
         pending = b""
         present = True
-        while self._living():
+        while self._living() or self._deadline is None:
             ready, _write, _other = select.select([orders] if present else [], [], [], _SPACING)
             if ready:
                 heard = time.monotonic()
@@ -234,7 +237,7 @@ class Agent:
             self.say("state", rank=rank.number, stopped=rank.stopped(), place=cause.place(rank.tail()))
 
     def end(self) -> None:
-        """Ask the ranks to end; they are killed a little later."""
+        """The attempt has ended: ask the ranks to end. They are killed a little later."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _PATIENCE
             for rank in self._living():

@@ -22,9 +22,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
 _NAME = "gpumesh-train"
+#: Where it is installed, on all nodes.
+PATH = f"/usr/local/bin/{_NAME}"
 _COMMANDS = ("list", "show", "logs", "cancel", "resume")
 #: Seconds between two looks at a run that is followed.
 _FOLLOW = 2.0
+#: Seconds between two lines of a run that goes on, where they stay.
+_SELDOM = 30.0
 _USAGE = """gpumesh-train --nodes N --name NAME [options] [--sbatch OPTION...] -- COMMAND [ARGUMENT...]
        gpumesh-train list | show NAME | logs NAME | cancel NAME | resume NAME"""
 
@@ -49,7 +53,6 @@ class Settings:
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """The exit status: 0 for a run that has finished or goes on, 1 for one that has failed, 2 for what is refused."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         return _main(Settings(values), list(arguments))
     except GpumeshError as failure:
@@ -65,6 +68,8 @@ def _main(settings: Settings, arguments: List[str]) -> int:
         return _supervise(program, arguments[1], arguments[2])
     if first == "agent":
         return _agent(program, arguments[1])
+    # As other programs do whose output is cut off, as by head.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if first in _COMMANDS:
         return _manage(host, settings, arguments)
     return _start(host, settings, arguments)
@@ -180,11 +185,11 @@ def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
     if detach:
         sys.stdout.write(show.line(run, time.time()) + "\n")
         return 0
-    shown = ""
+    screen = Screen()
     try:
         while True:
             run, waits = runs.look(host, folder)
-            shown = _print(show.line(run, time.time(), waits), shown)
+            screen.show(show.line(run, time.time(), waits), f"{run.state} {run.job} {len(run.attempts)} {waits}")
             if run.state in ENDED:
                 sys.stdout.write("\n" if sys.stdout.isatty() else "")
                 return 0 if run.state == "finished" else 1
@@ -194,14 +199,23 @@ def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
         return 0
 
 
-def _print(text: str, shown: str) -> str:
-    """On a terminal one line that changes; else a line for what is new."""
-    if sys.stdout.isatty():
-        sys.stdout.write(f"\r\x1b[K{text}")
-    elif text != shown:
-        sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-    return text
+class Screen:
+    """On a terminal one line that changes; else a line where something has happened, and one now and then."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._state = ""
+        self._said = 0.0
+
+    def show(self, text: str, state: str) -> None:
+        """``state``: what a new line is for."""
+        now = time.monotonic()
+        if self._terminal:
+            sys.stdout.write(f"\r\x1b[K{text}")
+        elif state != self._state or now - self._said > _SELDOM:
+            self._state, self._said = state, now
+            sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 # --- For jobs

@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent
 #: Seconds between two words to the agents.
 _SPACING = 1.0
 #: Seconds for srun to be gone after its agents.
-_PARTING = 3.0
+_PARTING = 1.0
 #: Seconds for a node to say that it is there.
 _PROBE = 8.0
 
@@ -75,8 +75,7 @@ class Step:
                     word = self._orders.get(timeout=_SPACING)
                 except queue.Empty:
                     word = "tick"
-                stream.write(f"{word}\n")
-                stream.flush()
+                os.write(stream.fileno(), f"{word}\n".encode())
 
     def order(self, word: str) -> None:
         """Tell all agents."""

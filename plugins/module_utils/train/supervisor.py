@@ -245,7 +245,7 @@ class Supervisor:
         last = self._run.attempts[-1]
         saved = now.checkpoint is not None and now.checkpoint != last.checkpoint
         last = last._replace(
-            first=now.step if last.first is None else last.first,
+            first=watch.first,
             last=last.last if now.step is None else now.step,
             checkpoint=last.checkpoint if now.checkpoint is None else now.checkpoint,
         )
@@ -380,7 +380,7 @@ class Course:
         """Have the ranks end, then be rid of the step, whether its nodes answer or not."""
         self._step.order("end")
         deadline = time.monotonic() + _ENDING
-        while not self._step.over() and not self._watch.over() and time.monotonic() < deadline:
+        while not self._step.over() and not self._watch.over(time.monotonic()) and time.monotonic() < deadline:
             self._listen(time.monotonic() + 0.2)
         self._step.kill()
 

@@ -12,8 +12,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, Progress, RankEnd, Request
 
-#: Seconds without a sign of life after which a node is asked about, and so many to start an agent.
-SILENCE = 6.0
+#: Seconds without a sign of life after which a node is asked about, and after a failure; and so many to start an agent.
+_SILENCE = 6.0
+_QUIET = 3.0
 _START = 60.0
 #: Seconds without a sign of life after which an agent is gone, although its node answers.
 _AGENT_GONE = 30.0
@@ -46,6 +47,8 @@ class Watch:
         self._gone: Set[str] = set()
         self._warned: Optional[Cause] = None
         self.lost: Dict[str, str] = {}
+        #: The first step that was told of.
+        self.first: Optional[int] = None
 
     @property
     def world_size(self) -> int:
@@ -97,21 +100,22 @@ class Watch:
         progress = Progress(**{name: told.get(name) for name in Progress._fields})
         if progress.step is not None and progress.step != self._progress.get(rank, Progress()).step:
             self._moved = now
+            self.first = progress.step if self.first is None else self.first
         if progress != Progress():
             self._progress[rank] = progress
 
     def silent(self, now: float) -> List[str]:
         """Nodes that have said nothing for long, and are not through."""
-        limit = {node: (SILENCE if node in self._heard else _START) for node in self.nodes}
-        return [
-            node
-            for node in self.nodes
-            if node not in self._gone and now - self._heard.get(node, self._began) > limit[node]
-        ]
+        silence = _SILENCE if self._failed_at is None else _QUIET
+        return [node for node in self.nodes if self._unheard(node, now) > (silence if node in self._heard else _START)]
+
+    def _unheard(self, node: str, now: float) -> float:
+        """Seconds without a word from a node that is not through."""
+        return 0.0 if node in self._gone else now - self._heard.get(node, self._began)
 
     def answers(self, node: str, now: float) -> None:
         """A silent node has answered when it was asked, so it is there; but its agent may not be."""
-        if now - self._heard.get(node, self._began) > max(_AGENT_GONE, _START if node not in self._heard else 0.0):
+        if self._unheard(node, now) > max(_AGENT_GONE, _START if node not in self._heard else 0.0):
             self.lost[node] = "answers, but nothing is heard of its ranks"
 
     def hangs(self, now: float) -> bool:
@@ -128,9 +132,9 @@ class Watch:
         self._looked = now
         return True
 
-    def over(self) -> bool:
+    def over(self, now: float) -> bool:
         """Whether all agents that can have said that nothing of the attempt is left on their nodes."""
-        return all(node in self._gone or node in self.lost for node in self.nodes)
+        return all(node in self._gone or node in self.lost or self._unheard(node, now) > _QUIET for node in self.nodes)
 
     def verdict(self, now: float) -> Optional[Cause]:
         """Why the attempt has ended or has to end; None while it goes on."""
@@ -139,16 +143,25 @@ class Watch:
         if self.lost:
             node = min(self.lost)
             return Cause("node", f"{node} {self.lost[node]}", None, node)
-        if self._failed_at is not None and now - self._failed_at > _SETTLE:
+        all_ended = len(self._ends) == self.world_size
+        if self._failed_at is not None and (all_ended or self._settled(now - self._failed_at, now)):
             # A program that was told to end may well say so by its status.
             return self._warned or causes.crash(list(self._ends.values()))
-        if len(self._ends) == self.world_size and not any(end.status for end in self._ends.values()):
+        if all_ended and self._failed_at is None:
             return Cause("finished") if self._warned is None or self._through() else self._warned
         if self._looked is not None and now - self._looked > _LOOK and self.hangs(now):
             steps = {rank: progress.step for rank, progress in self._progress.items()}
             seen = causes.Seen(self._rank_nodes, steps, self._stopped, self._places)
             return causes.hang(seen, self._request.hang_timeout)
         return None
+
+    def _settled(self, passed: float, now: float) -> bool:
+        """Whether whoever is to blame for the first failure has had the time to say so, or to fall silent for good.
+
+        When a node dies, the ranks of others fail before it is known. So a node that is quiet is asked about first.
+        """
+        quiet = any(self._unheard(node, now) > _QUIET for node in self.nodes)
+        return passed > (_AGENT_GONE if quiet else _SETTLE)
 
     def _through(self) -> bool:
         now = self.progress()

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.package import NODE_HEALTH, build
+from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
 from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
@@ -119,7 +119,7 @@ class Cluster:
         for machine in MACHINES:
             (self.nodes / machine).write_text("{}", encoding="utf-8")
             settings = program.Settings("lab", machine, str(folder / "records"), [CHECK], 95, mount_timeout=SECONDS)
-            self._write(folder / machine, build(sys.executable, NODE_HEALTH, settings._asdict()))
+            self._write(folder / machine, build(sys.executable, program.__name__, settings._asdict()))
         script = SCONTROL.format(python=sys.executable, folder=str(self.nodes))
         self._write(folder / "bin" / "scontrol", script.encode())
 

@@ -18,7 +18,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import CHECKS
-from ansible_collections.gpumesh.cluster.plugins.module_utils.package import NODE_HEALTH, build, sources
+from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build, sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node
 from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules import entry, run
 
@@ -139,9 +139,11 @@ def test_a_reason_is_one_line_that_slurm_can_store() -> None:
 
 def test_the_archive_needs_nothing_of_ansible() -> None:
     assert not [
-        name for name, text in sources(NODE_HEALTH).items() if "import ansible." in text or "from ansible." in text
+        name for name, text in sources(program.__name__).items() if "import ansible." in text or "from ansible." in text
     ]
-    assert build("/usr/bin/python3", NODE_HEALTH, {"a": 1}) == build("/usr/bin/python3", NODE_HEALTH, {"a": 1})
+    assert build("/usr/bin/python3", program.__name__, {"a": 1}) == build(
+        "/usr/bin/python3", program.__name__, {"a": 1}
+    )
 
 
 class Host:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause
@@ -60,14 +62,49 @@ def test_the_line_that_says_why(tail: str, line: str) -> None:
     assert cause.error_line(RankEnd(0, "n1", 1, 0.0, tail)) == line
 
 
+NODES = {0: "n1", 1: "n2", 2: "n3"}
+IN_STEP = {0: 41, 1: 41, 2: 41}
+DUMP = """step 41
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.13/threading.py", line 359 in wait
+
+Current thread 0x00007f2 (most recent call first):
+  File "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
+  File "/usr/lib/python3/dist-packages/torch/distributed/c10d_logger.py", line 81 in wrapper
+  File "train.py", line 88 in train
+"""
+
+
+def seen(**known: dict[int, Any]) -> cause.Seen:
+    return cause.Seen(NODES, known.get("steps", IN_STEP), known.get("stopped", {}), known.get("places", {}))
+
+
 def test_a_stopped_rank_is_to_blame_for_a_hang() -> None:
-    nodes = {0: "n1", 1: "n2", 2: "n3"}
-    found = cause.hang({1: "stopped (SIGSTOP)"}, nodes, {0: 40, 1: 40, 2: 40}, 60)
+    found = cause.hang(seen(stopped={1: "stopped (SIGSTOP)"}, places={0: "all_reduce (train.py:88)"}), 60)
     assert (found.kind, found.rank, found.node) == ("hang", 1, "n2")
+    assert found.detail == "rank 1 on n2 is stopped (SIGSTOP); the others wait for it in all_reduce (train.py:88)"
 
 
 def test_else_the_one_rank_that_is_behind() -> None:
-    nodes = {0: "n1", 1: "n2", 2: "n3"}
-    assert cause.hang({}, nodes, {0: 41, 1: 41, 2: 40}, 60).rank == 2
-    assert cause.hang({}, nodes, {0: 41, 1: 41, 2: 41}, 60).rank is None
-    assert cause.hang({}, nodes, {0: None, 1: None, 2: None}, 60).rank is None
+    assert cause.hang(seen(steps={0: 41, 1: 41, 2: 40}), 60).rank == 2
+    assert cause.hang(seen(), 60).rank is None
+    assert cause.hang(seen(steps={}), 60).rank is None
+    assert cause.hang(seen(steps={0: 41}), 60).rank is None
+
+
+def test_else_the_one_rank_that_is_somewhere_else() -> None:
+    there = "all_reduce (train.py:88)"
+    found = cause.hang(seen(places={0: there, 1: "load (data.py:7)", 2: there}), 60)
+    assert (found.rank, found.detail) == (
+        1,
+        "rank 1 on n2 is in load (data.py:7); the others wait for it in all_reduce (train.py:88)",
+    )
+    assert (
+        cause.hang(seen(places=dict.fromkeys(NODES, there)), 60).detail == f"no progress for 60 s; all are in {there}"
+    )
+    assert cause.hang(seen(places={0: there, 1: "a (x:1)", 2: "b (x:2)"}), 60).rank is None
+
+
+def test_where_a_program_is() -> None:
+    assert cause.place(DUMP) == "all_reduce (distributed_c10d.py:2810)"
+    assert cause.place("loss 2.3") == ""

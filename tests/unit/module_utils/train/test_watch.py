@@ -5,21 +5,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Said, Watch, parse_line
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, Request
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
 NODES = ["n1", "n2", "n3"]
 REQUEST = Request(name="nano", command=["true"], folder="/x/nano", nodes=3, hang_timeout=60)
 
 
 def said(event: str, node: str, **values: Any) -> Said:
-    return Said(event, node, {"event": event, "node": node, **values})
+    return Said(event, node, values)
 
 
 def ended(rank: int, status: int, at: float = 1.0, tail: str = "", **progress: Any) -> Said:
@@ -55,6 +54,8 @@ def test_others_are_awaited_before_one_is_blamed(watch: Watch) -> None:
     watch.hear(ended(0, 1, 9.0, "RuntimeError: Connection closed by peer"), 10.0)
     assert watch.verdict(11.0) is None
     watch.hear(ended(2, -9, 9.5), 12.0)
+    for rank in range(3):
+        watch.hear(beat(rank), 13.0)
     cause = watch.verdict(13.5)
     assert cause is not None
     assert (cause.kind, cause.rank, cause.node) == ("crash", 2, "n3")
@@ -63,7 +64,7 @@ def test_others_are_awaited_before_one_is_blamed(watch: Watch) -> None:
 def test_a_silent_node_is_named_but_not_one_whose_ranks_have_ended(watch: Watch) -> None:
     for now in range(2, 30):
         watch.hear(beat(0), float(now))
-    watch.hear(ended(1, 0), 15.0)
+    watch.hear(said("gone", "n2"), 15.0)
     assert watch.silent(29.0) == ["n3"]
     watch.lost["n3"] = "does not answer any more"
     cause = watch.verdict(29.0)
@@ -81,7 +82,7 @@ def test_a_hang_is_looked_into_once_and_then_judged(watch: Watch) -> None:
     assert not watch.hangs(69.0)
     assert watch.asks(71.0)
     assert not watch.asks(72.0)
-    watch.hear(said("state", "n2", rank=1, stopped="stopped (SIGSTOP)"), 72.0)
+    watch.hear(said("state", "n2", rank=1, stopped="stopped (SIGSTOP)", place=""), 72.0)
     assert watch.verdict(72.0) is None
     cause = watch.verdict(77.0)
     assert cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 1, "n2")
@@ -96,7 +97,7 @@ def test_a_step_in_the_meantime_ends_the_suspicion(watch: Watch) -> None:
 
 @pytest.mark.parametrize(("step", "kind"), [(40, "warned"), (100, "finished")])
 def test_after_a_warning_it_is_through_only_at_its_last_step(watch: Watch, step: int, kind: str) -> None:
-    watch.warned = "the time limit is near"
+    watch.warn(Cause("warned", "the time limit is near"))
     for rank in range(3):
         watch.hear(ended(rank, 0, step=step, steps=100), 5.0)
     cause = watch.verdict(5.0)
@@ -110,22 +111,41 @@ def test_progress_is_that_of_the_slowest_rank_and_the_newest_checkpoint(watch: W
     assert (now.step, now.steps, now.loss, now.checkpoint) == (40, 100, 2.0, 40)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "hello",
-        "@gpumesh ",
-        "@gpumesh [1]",
-        "@gpumesh {",
-        '@gpumesh {"event": 1, "node": "n1"}',
-        "srun: error: n2: gone",
-    ],
-)
-def test_what_is_not_an_agents_is_no_word_of_one(line: str) -> None:
-    assert parse_line(line, agent.MARK) is None
+def test_where_a_node_has_fallen_silent_nobody_is_blamed_until_it_is_known(watch: Watch) -> None:
+    for now in (10.0, 11.0, 12.0, 13.0, 14.0):
+        watch.hear(beat(1, 5), now)
+        watch.hear(beat(0, 5), now)
+    watch.hear(ended(0, 1, 11.0, "EOFError"), 11.0)
+    watch.hear(beat(0, 5), 14.5)
+    assert watch.verdict(14.5) is None
+    assert watch.silent(14.5) == ["n3"]
+    watch.lost["n3"] = "does not answer any more"
+    cause = watch.verdict(14.6)
+    assert cause is not None and (cause.kind, cause.node) == ("node", "n3")
 
 
-def test_a_word_of_an_agent() -> None:
-    found = parse_line(agent.MARK + json.dumps({"event": "beat", "node": "n1", "ranks": {}}), agent.MARK)
-    assert found is not None and (found.event, found.node) == ("beat", "n1")
+def test_a_node_that_answers_without_its_agent_is_lost_in_the_end(watch: Watch) -> None:
+    watch.answers("n3", 20.0)
+    assert watch.lost == {}
+    watch.answers("n3", 40.0)
+    assert set(watch.lost) == {"n3"}
+
+
+def test_it_is_over_when_each_agent_is_gone_or_silent(watch: Watch) -> None:
+    for node in NODES[:2]:
+        watch.hear(said("gone", node), 2.0)
+    assert not watch.over(3.0)
+    assert watch.over(6.0)
+
+
+def test_a_program_that_has_told_of_steps_before_hangs_also_before_the_first() -> None:
+    watch = Watch(REQUEST, NODES, 0.0, tells=True)
+    assert not watch.hangs(59.0)
+    assert watch.hangs(61.0)
+
+
+def test_an_agent_that_cannot_start_its_ranks_says_why(watch: Watch) -> None:
+    watch.hear(said("failed", "n2", reason="[Errno 2] No such file or directory: 'python9'"), 2.0)
+    cause = watch.verdict(2.0)
+    assert cause is not None and (cause.kind, cause.node) == ("start", "n2")
+    assert "python9" in cause.detail

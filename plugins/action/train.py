@@ -1,0 +1,22 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of train. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
+
+
+class ActionModule(HostAction):
+    """Takes from the record where the shared volumes are."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        given = self.arguments(record=RECORD, state=STATE, run_dir={"type": "str", "default": ""})
+        record = self.record()
+        settings = {"volumes": volumes(record), "run_dir": given["run_dir"]}
+        return self.module("gpumesh.cluster.train", {"state": given["state"], **settings})

@@ -1,0 +1,38 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of train_run. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
+
+_MODULE = "gpumesh.cluster.train_run"
+#: Seconds between two looks. A run may take days: no connection is held for so long.
+_SPACING = 5.0
+_OWN = {"record": {"type": "dict", "required": True}, "wait": {"type": "bool", "default": True}}
+
+
+class ActionModule(HostAction):
+    """Starts the run on the host, and asks there how it goes until it has ended."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        own, given = self.own_options(_OWN)
+        given["volumes"] = volumes(self.record())
+        result = self.module(_MODULE, given)
+        changed, shown = result["changed"], ""
+        while own["wait"] and not result["ended"] and not self.check_mode:
+            if result["line"] != shown:
+                shown = result["line"]
+                self.print_text(shown)
+            time.sleep(_SPACING)
+            result = self.module(_MODULE, {**given, "state": "followed"})
+        failed = result["run"]["state"] in ("failed", "cancelled")
+        if failed and not self.check_mode:
+            return {**result, "changed": changed, "failed": True, "msg": result["line"]}
+        return {**result, "changed": changed}

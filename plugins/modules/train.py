@@ -1,0 +1,90 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: train
+short_description: Install gpumesh-train
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Installs the program C(gpumesh-train), a single file that needs only Python 3.8. It runs training programs as Slurm jobs
+    that go on when a process crashes or hangs, or when a node fails.
+  - Set O(record). O(volumes) is derived from it on the controller.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+options:
+  state:
+    description: V(absent) removes the program. Runs and their folders stay.
+    type: str
+    choices: [present, absent]
+    default: present
+  run_dir:
+    description:
+      - The directory in which runs have their folders. C({user}) in it is replaced by the name of the user.
+      - If empty, it is C({user}/runs) in the first of O(volumes).
+    type: str
+    default: ""
+  volumes:
+    description: The mount points of the shared volumes.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Install gpumesh-train
+  gpumesh.cluster.train:
+    record: "{{ cluster_record }}"
+    run_dir: /mnt/shared/{user}/runs
+"""
+
+RETURN = r"""
+path:
+  description: The path of the program.
+  type: str
+  returned: always
+  sample: /usr/local/bin/gpumesh-train
+"""
+
+import sys
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import package
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
+
+# The program's sources have to come along.
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Write or remove the file."""
+    given = module.params
+    settings = {name: given[name] for name in ("volumes", "run_dir")}
+    content = None if given["state"] == "absent" else package.build(sys.executable, program.__name__, settings)
+    return bring_about([package.part(program.PATH, content)], {"path": program.PATH}, module.check_mode)
+
+
+def main() -> None:
+    """The module's entry."""
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "dict"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "run_dir": {"type": "str", "default": ""},
+            "volumes": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

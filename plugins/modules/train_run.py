@@ -1,0 +1,231 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: train_run
+short_description: Start, attach to or resume a training run
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Starts a run of C(gpumesh-train), which M(gpumesh.cluster.train) installs, as the user of the task.
+  - If there is already a run of this name, it is resumed if it has failed or was cancelled, and left alone otherwise.
+    A run of the same name with another command is refused.
+  - What could not work is refused before anything is submitted. This includes a directory that is not on a shared volume,
+    more nodes than can be used, and a command or a directory that a node does not have.
+  - Set O(record). O(volumes) is derived from it on the controller.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+options:
+  name:
+    description: The name of the run.
+    type: str
+    required: true
+  command:
+    description: The command that each process executes. It is split into words as by a shell, but no shell runs it.
+    type: str
+    required: true
+  state:
+    description: V(followed) only reports how the run goes.
+    type: str
+    choices: [started, followed]
+    default: started
+  wait:
+    description: Whether to wait until the run has ended, and to fail if it fails.
+    type: bool
+    default: true
+  directory:
+    description: The directory in which the command starts. It must exist on all nodes.
+    type: str
+    default: /
+  run_dir:
+    description: The directory in which runs have their folders, as for M(gpumesh.cluster.train).
+    type: str
+    default: ""
+  nodes:
+    description: The number of nodes.
+    type: int
+    default: 1
+  min_nodes:
+    description: The number of nodes with which the run goes on when others have failed. V(0) means all of them.
+    type: int
+    default: 0
+  spare:
+    description: The number of additional nodes that the run holds, to replace nodes that fail.
+    type: int
+    default: 0
+  gpus_per_node:
+    description: The number of GPUs of each node, which is also its number of processes. V(0) means one process without a GPU.
+    type: int
+    default: 0
+  time:
+    description: The time limit of one job, in the format of Slurm. The run goes on in another job.
+    type: str
+    default: ""
+  partition:
+    description: The partition. If empty, the default one.
+    type: str
+    default: ""
+  sbatch:
+    description: Further options for C(sbatch), each as C(--option=value).
+    type: list
+    elements: str
+    default: []
+  max_restarts:
+    description: The number of failures after which the run is given up.
+    type: int
+    default: 10
+  hang_timeout:
+    description: The time in seconds without progress after which the run is restarted.
+    type: float
+    default: 600
+  volumes:
+    description: The mount points of the shared volumes.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Train, and wait for the end
+  gpumesh.cluster.train_run:
+    record: "{{ cluster_record }}"
+    name: nano
+    command: python3 train.py --steps 20000
+    directory: /mnt/shared/nano
+    nodes: 3
+    gpus_per_node: 8
+"""
+
+RETURN = r"""
+action:
+  description: What was done, or would be done in check mode.
+  type: str
+  returned: success
+  sample: started, attached, resumed, none
+ended:
+  description: Whether the run has ended.
+  type: bool
+  returned: success
+line:
+  description: The run in one line.
+  type: str
+  returned: success
+  sample: "nano: job 41 on n1, n2, n3 · step 1200 of 20000 · loss 2.31 · 14.2 steps/s · last checkpoint 40 s ago"
+folder:
+  description: The folder of the run.
+  type: str
+  returned: success
+run:
+  description: The state of the run with its attempts, as in its C(run.json).
+  type: dict
+  returned: success
+"""
+
+import shlex
+import time
+from typing import Any, Mapping
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, runs, show, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run, as_values
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Start or resume the run, or look at it."""
+    given = module.params
+    host = runs.Host(run, program.PATH, given["volumes"])
+    wanted = request_of(given, program.Settings({"volumes": given["volumes"], "run_dir": given["run_dir"]}))
+    folder = store.is_run(wanted.folder)
+    if folder is None:
+        if given["state"] == "followed":
+            raise InputError(f"There is no run in {wanted.folder}.", "Start it again.")
+        if module.check_mode:
+            runs.refuse(host, wanted)
+            return _outcome("started", Run(wanted.name), "", wanted.folder)
+        return _outcome("started", runs.start(host, wanted), "", wanted.folder)
+    if folder.request().command != wanted.command:
+        raise InputError(
+            f"The run '{wanted.name}' in {wanted.folder} has another command.", "Choose another name, or its command."
+        )
+    state, waits = runs.look(host, folder)
+    if state.state in ("failed", "cancelled") and given["state"] == "started":
+        resumed = state if module.check_mode else runs.resume(host, folder)[0]
+        return _outcome("resumed", resumed, "", wanted.folder)
+    return _outcome("none" if state.state in ENDED else "attached", state, waits, wanted.folder)
+
+
+def request_of(given: Mapping[str, Any], settings: program.Settings) -> Request:
+    """What the parameters ask for. Raises InputError."""
+    try:
+        command = tuple(shlex.split(given["command"]))
+    except ValueError as failure:
+        raise InputError(
+            f"The command cannot be split into words: {failure}.", "Close its quotation marks."
+        ) from failure
+    names = ("nodes", "spare", "gpus_per_node", "time", "partition", "max_restarts", "hang_timeout", "directory")
+    return Request(
+        name=given["name"],
+        command=command,
+        folder=f"{settings.base('')}/{given['name']}",
+        min_nodes=given["min_nodes"] or given["nodes"],
+        sbatch=tuple(given["sbatch"]),
+        **{name: given[name] for name in names},
+    )
+
+
+def _outcome(action: str, state: Run, waits: str, folder: str) -> Outcome:
+    line = show.line(state, time.time(), waits)
+    values = {
+        "action": action,
+        "ended": state.state in ENDED,
+        "line": line,
+        "folder": folder,
+        "run": as_values(state),
+    }
+    changed = action in ("started", "resumed")
+    return Outcome(changed, values, "", f"{line}\n" if changed else "")
+
+
+def main() -> None:
+    """The module's entry point."""
+    text: Any = {"type": "str", "default": ""}
+    count: Any = {"type": "int", "default": 0}
+    texts: Any = {"type": "list", "elements": "str", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "dict"},
+            "name": {"type": "str", "required": True},
+            "command": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["started", "followed"], "default": "started"},
+            "wait": {"type": "bool", "default": True},
+            "directory": {"type": "str", "default": "/"},
+            "run_dir": text,
+            "nodes": {"type": "int", "default": 1},
+            "min_nodes": count,
+            "spare": count,
+            "gpus_per_node": count,
+            "time": text,
+            "partition": text,
+            "sbatch": texts,
+            "max_restarts": {"type": "int", "default": 10},
+            "hang_timeout": {"type": "float", "default": 600},
+            "volumes": texts,
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What may be asked for, and what Slurm is asked for then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
+
+REQUEST = Request(name="nano", command=("python3", "train.py"), folder="/mnt/a b/nano", nodes=3, min_nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"name": "../x"}, "Invalid run name"),
+        ({"name": "-x"}, "Invalid run name"),
+        ({"command": ()}, "no command"),
+        ({"nodes": 0, "min_nodes": 0}, "--nodes 0"),
+        ({"min_nodes": 4}, "--min-nodes 4 is more than --nodes 3"),
+        ({"spare": -1}, "--spare -1"),
+        ({"gpus_per_node": -1}, "--gpus-per-node -1"),
+        ({"hang_timeout": 0.0}, "more than 0 seconds"),
+        ({"time": "soon"}, "--time 'soon'"),
+        ({"sbatch": ("--nodes=4",)}, "'--nodes=4' cannot be passed"),
+        ({"sbatch": ("-p", "x")}, "'-p' cannot be passed"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        request.checked(REQUEST._replace(**wrong))
+
+
+@pytest.mark.parametrize("time", ["90", "12:00:00", "2-00", "1-12:30", "UNLIMITED"])
+def test_times_as_slurm_has_them(time: str) -> None:
+    assert request.checked(REQUEST._replace(time=time)).time == time
+
+
+def test_a_request_outlives_its_process() -> None:
+    asked = REQUEST._replace(sbatch=("--qos=short",), time="90")
+    assert request.from_text(request.to_text(asked)) == asked
+    for text in ("", "[]", "{}", '{"name": 1}'):
+        with pytest.raises(InputError, match="cannot be read"):
+            request.from_text(text)
+
+
+def test_the_job_outlives_its_nodes_and_has_them_to_itself() -> None:
+    options = request.submission(REQUEST._replace(spare=1, gpus_per_node=8, partition="a", time="90"))
+    wanted = {"--nodes=4", "--no-kill", "--requeue", "--exclusive", "--gpus-per-node=8", "--partition=a", "--time=90"}
+    assert wanted <= set(options)
+
+
+def test_the_next_job_may_have_fewer_nodes_and_not_those_that_failed() -> None:
+    options = request.submission(REQUEST, excluded=["n2"], fewer=True)
+    assert {"--nodes=2-3", "--exclude=n2"} <= set(options)
+
+
+def test_who_says_how_many_processors_shares_the_nodes() -> None:
+    assert "--exclusive" not in request.submission(REQUEST._replace(sbatch=("--cpus-per-gpu=8",)))
+
+
+def test_what_is_shown_is_a_script_for_sbatch() -> None:
+    assert request.shown(REQUEST, "/usr/local/bin/gpumesh-train").splitlines()[-1] == (
+        "exec /usr/local/bin/gpumesh-train supervise '/mnt/a b/nano' TOKEN"
+    )
+    assert "#SBATCH '--output=/mnt/a b/nano/supervisor.log'" in request.shown(REQUEST, "x")

@@ -1,0 +1,67 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Slurm 24.11 prints, and what it means for a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import scheduler
+
+
+def test_states_of_nodes() -> None:
+    assert scheduler.parse_states("t1|allocated\nt2|down*\nt2|down*\n\n") == {"t1": "allocated", "t2": "down*"}
+
+
+@pytest.mark.parametrize(
+    ("state", "fit", "leaves"),
+    [
+        ("idle", True, False),
+        ("allocated", True, False),
+        ("mixed", True, False),
+        ("completing", True, False),
+        ("allocated*", False, False),
+        ("down*", False, False),
+        ("down", False, False),
+        ("draining", False, True),
+        ("drained", False, True),
+        ("", True, False),
+    ],
+)
+def test_which_nodes_can_be_used(state: str, fit: bool, leaves: bool) -> None:
+    assert (scheduler.fit(state), scheduler.leaves(state)) == (fit, leaves)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1-02:03:04\n", 93784.0), ("2:03:04", 7384.0), ("3:04", 184.0), ("0:00", 0.0), ("UNLIMITED", None), ("", None)],
+)
+def test_time_that_is_left(text: str, seconds: float | None) -> None:
+    assert scheduler.parse_time_left(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (Completed(0, "PENDING|Resources\n", ""), "pending (Resources)"),
+        (Completed(0, "RUNNING|None\n", ""), "running"),
+        (Completed(0, "", ""), ""),
+        (Completed(1, "", "slurm_load_jobs error: Invalid job id specified"), ""),
+    ],
+)
+def test_state_of_a_job(answer: Completed, state: str) -> None:
+    assert scheduler.job_state(lambda *_args, **_options: answer, 7) == state
+
+
+def test_a_controller_that_does_not_answer_is_not_a_job_that_is_over() -> None:
+    gone = Completed(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    with pytest.raises(CommandError):
+        scheduler.job_state(lambda *_args, **_options: gone, 7)
+
+
+def test_what_belongs_to_another_job_is_not_handed_on() -> None:
+    names = ["PATH", "SLURM_JOB_ID", "SBATCH_PARTITION", "SLURM_CONF", "SLURMD_NODENAME", "SLURM_CONF_SERVER", "HOME"]
+    assert scheduler.inherited(dict.fromkeys(names, "x")) == ["SBATCH_PARTITION", "SLURMD_NODENAME", "SLURM_JOB_ID"]
