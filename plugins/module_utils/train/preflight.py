@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
@@ -58,18 +58,25 @@ def refuse_local(path: str, volumes: Sequence[str]) -> None:
         )
 
 
-def refuse_few(request: Request, states: Dict[str, str]) -> None:
+def usable(run: Runner, request: Request) -> List[str]:
+    """The nodes on which the run may be. Raises GpumeshError where they are fewer than it asks for."""
+    states = scheduler.node_states(run, request.partition)
+    if not states:
+        raise InputError(f"There is no partition '{request.partition}' with nodes.", "See 'sinfo'.")
+    words = [option.partition("=")[2] for option in request.sbatch if option.startswith("--exclude=")]
+    left_out = [node for word in words for node in scheduler.hostnames(run, word)]
+    able = [node for node, state in states.items() if scheduler.fit(state) and node not in left_out]
+    refuse_few(request.nodes + request.spare, able, states)
+    return able
+
+
+def refuse_few(wanted: int, able: Sequence[str], states: Mapping[str, str]) -> None:
     """Raises HostStateError where fewer nodes can be used than are asked for."""
-    able = [node for node, state in states.items() if scheduler.fit(state)]
-    wanted = request.nodes + request.spare
     if len(able) < wanted:
-        out = ", ".join(f"{node} is {state}" for node, state in sorted(states.items()) if node not in able)
-        raise HostStateError(
-            f"{wanted} nodes are asked for, and {len(able)} can be used{f' ({out})' if out else ''}.",
-            f"Give --nodes {len(able)}, or bring the others back: 'scontrol update nodename=NAME state=resume'."
-            if able
-            else "Bring nodes back: 'scontrol update nodename=NAME state=resume'.",
-        )
+        out = [f"{node} is {state}" for node, state in sorted(states.items()) if not scheduler.fit(state)]
+        why = f" ({', '.join(out)})" if out else ""
+        remedy = "Give a smaller --nodes" + (", or bring the others back: see 'sinfo --list-reasons'." if out else ".")
+        raise HostStateError(f"The run asks for {wanted} nodes, and {len(able)} can be used{why}.", remedy)
 
 
 def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, str]:
@@ -94,21 +101,18 @@ def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, st
     return {node: answer for node, answer in answers.items() if answer}
 
 
-def refuse_lacking(request: Request, found: Dict[str, str], able: List[str]) -> None:
-    """Raises HostStateError where too few nodes have what the run needs."""
-    if found and len(able) - len(found) < request.nodes + request.spare:
+def refuse_lacking(found: Mapping[str, str]) -> None:
+    """Raises HostStateError where a node has not what the run needs."""
+    if found:
         words = ", ".join(f"{node} has no {what}" for node, what in sorted(found.items()))
         raise HostStateError(
             f"{words}.",
-            "Put it on a shared volume, or install it on every node, or leave them out with --sbatch --exclude=.",
+            "Put it on a shared volume, or install it on every node, or leave nodes out with --sbatch --exclude=NODE.",
         )
 
 
 def check(run: Runner, request: Request, program: str, volumes: Sequence[str]) -> None:
     """All of it. Raises GpumeshError."""
     refuse_local(request.folder, volumes)
-    states = scheduler.node_states(run, request.partition)
-    refuse_few(request, states)
-    able = [node for node, state in states.items() if scheduler.fit(state)]
-    refuse_lacking(request, lacking(run, request, able), able)
+    refuse_lacking(lacking(run, request, usable(run, request)))
     scheduler.refuse_impossible(run, request, program)

@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, scheduler, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
@@ -64,7 +64,7 @@ def _submit(host: Host, folder: Folder, run: Run) -> Run:
     folder.write(queued)
     try:
         submission = scheduler.submit(host.run, folder, host.program)
-    except CommandError as failure:
+    except GpumeshError as failure:
         folder.write(queued._replace(state="failed", detail=str(failure)))
         raise
     return queued._replace(job=submission.job)

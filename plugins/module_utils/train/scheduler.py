@@ -35,14 +35,14 @@ def submit(
 ) -> Submission:
     """Give the run another job. From now on that one is in charge, and every other one ends when it notices.
 
-    ``hold``: seconds before which it does not start. Raises CommandError.
+    ``hold``: seconds before which it does not start. Raises GpumeshError.
     """
     request = folder.request()
     token = secrets.token_hex(8)
     folder.write_submission(Submission(token))
     options = requests.submission(request, excluded, fewer) + ([f"--begin=now+{hold}"] if hold else [])
     text = requests.batch_script(request, program, token)
-    printed = run([*_clean("sbatch"), *options], stdin=text, timeout=60.0).stdout
+    printed = _sbatch(run, options, text)
     submission = Submission(token, int(printed.strip().partition(";")[0]))
     folder.write_submission(submission)
     return submission
@@ -59,12 +59,17 @@ def _clean(program: str) -> List[str]:
 def refuse_impossible(run: Runner, request: Request, program: str) -> None:
     """Have Slurm say whether the job could ever run. Raises HostStateError with what it says."""
     text = requests.batch_script(request, program, "")
-    argv = [*_clean("sbatch"), "--test-only", *requests.submission(request)]
-    done = run(argv, stdin=text, timeout=60.0, check=False)
+    _sbatch(run, ["--test-only", *requests.submission(request)], text)
+
+
+def _sbatch(run: Runner, options: Sequence[str], script: str) -> str:
+    """What sbatch prints. Raises HostStateError with what it says when it refuses."""
+    done = run([*_clean("sbatch"), *options], stdin=script, timeout=60.0, check=False)
     if done.rc:
         said = [line.partition("error: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
         words = (said or [f"sbatch exited {done.rc}"])[-1].rstrip(".")
         raise HostStateError(f"Slurm refuses the job: {words}.", "Ask for what the cluster has: see 'sinfo'.")
+    return done.stdout
 
 
 def parse_states(text: str) -> Dict[str, str]:

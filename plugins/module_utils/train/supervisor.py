@@ -33,6 +33,8 @@ _ENDING = 12.0
 _ARRIVAL = 3.0
 #: Seconds in which nodes that the run needs may come back, before it leaves its job.
 _RETURN = 10.0
+#: The same after the controller was away.
+_RECOVERY = 60.0
 #: Seconds for the next job to wait, where it may get the same nodes.
 _HOLD = 60
 #: Seconds over which the speed is measured.
@@ -152,7 +154,8 @@ class Supervisor:
                 fit = self._asking.fit(self._post.allocated, self._lost)
             except CommandError as failure:
                 _say(f"waiting for the controller: {failure}")
-                deadline = time.monotonic() + _RETURN
+                # It takes a while to know its nodes again.
+                deadline = time.monotonic() + _RECOVERY
                 time.sleep(_SPACING)
                 continue
             decision = decide.placement(self._request, self._counted(), self._post.allocated, fit)
@@ -180,8 +183,8 @@ class Supervisor:
         barred = decide.unreliable(self._counted())
         try:
             scheduler.submit(self._runner, self._folder, self._post.program, excluded or barred, fewer=True)
-        except CommandError as failure:
-            _say(f"not without {', '.join(excluded)}: {failure}")
+        except GpumeshError as failure:
+            _say(f"without {', '.join(excluded)}: {failure}")
             scheduler.submit(self._runner, self._folder, self._post.program, barred, fewer=True, hold=_HOLD)
 
     def _attempt(self, nodes: Sequence[str]) -> None:

@@ -1,0 +1,97 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch: STEPS SECONDS.
+
+Each step, the ranks share out 12 samples, which are numbers, and rank 0 adds up what all of them have. The last line of rank
+0 has the weight that comes of it, and the sum of the samples that were read: one that was read twice or left out shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+import gpumesh_run
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+CHECKPOINT = Path(os.environ["GPUMESH_CHECKPOINT_DIR"], "latest.json")
+BATCH, INTERVAL = 12, 10
+
+
+def connect() -> list[socket.socket]:
+    """Rank 0 has a connection to each of the others, they have one to rank 0."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if RANK == 0:
+        with socket.create_server(address) as server:
+            return [server.accept()[0] for _rank in range(SIZE - 1)]
+    while True:
+        try:
+            connection = socket.create_connection(address, 5)
+        except OSError:
+            time.sleep(0.1)
+        else:
+            connection.settimeout(None)
+            return [connection]
+
+
+def receive(peer: socket.socket) -> tuple[float, float]:
+    data = b""
+    while len(data) < 16:
+        part = peer.recv(16 - len(data))
+        if not part:
+            raise RuntimeError("Connection closed by peer")
+        data += part
+    return struct.unpack("!dd", data)
+
+
+def all_reduce(peers: list[socket.socket], gradient: float, samples: float) -> tuple[float, float]:
+    if RANK == 0:
+        # Sorted, so that the sum is the same to the bit whoever comes first.
+        received = sorted(receive(peer) for peer in peers)
+        gradient, samples = gradient + sum(one for one, _ in received), samples + sum(two for _, two in received)
+        for peer in peers:
+            peer.sendall(struct.pack("!dd", gradient, samples))
+        return gradient, samples
+    peers[0].sendall(struct.pack("!dd", gradient, samples))
+    return receive(peers[0])
+
+
+def main() -> None:
+    steps, seconds = int(sys.argv[1]), float(sys.argv[2])
+    state = {"step": 0, "weight": 100.0, "samples": 0.0}
+    if CHECKPOINT.exists():
+        state = json.loads(CHECKPOINT.read_text(encoding="ascii"))
+    saved = state["step"] or None
+    print(f"rank {RANK} of {SIZE} begins at step {state['step']}")
+    peers = connect()
+    while state["step"] < steps:
+        mine = [state["step"] * BATCH + number for number in range(BATCH)][RANK::SIZE]
+        gradient = sum(state["weight"] * (1 + sample % 7) for sample in mine)
+        gradient, samples = all_reduce(peers, gradient, float(sum(mine)))
+        state = {
+            "step": state["step"] + 1,
+            "weight": state["weight"] - 1e-4 * gradient,
+            "samples": state["samples"] + samples,
+        }
+        time.sleep(seconds)
+        stopping = gpumesh_run.stopping()
+        if RANK == 0 and (stopping or state["step"] % INTERVAL == 0):
+            draft = CHECKPOINT.with_suffix(".new")
+            draft.write_text(json.dumps(state), encoding="ascii")
+            draft.replace(CHECKPOINT)
+            saved = state["step"]
+        gpumesh_run.progress(state["step"], steps, loss=state["weight"], checkpoint=saved)
+        if stopping:
+            print(f"stops at step {state['step']}")
+            return
+    print(f"weight {state['weight']!r} samples {state['samples']!r}")
+
+
+if __name__ == "__main__":
+    main()
