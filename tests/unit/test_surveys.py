@@ -32,6 +32,7 @@ LAYERS = {
     "slurm",
     "ssh_trust",
     "storage",
+    "train",
 }
 #: Options of the other roles that no survey asks for, and why.
 NOT_ASKED = {
@@ -49,6 +50,18 @@ TO_DO = {
     "mesh": {"mesh_rotate_keys"},
     "slurm": {"munge_rotate_key"},
     "site": {"check_level"},
+    "train": {
+        "train_name",
+        "train_command",
+        "train_directory",
+        "train_nodes",
+        "train_min_nodes",
+        "train_spare",
+        "train_gpus_per_node",
+        "train_time",
+        "train_max_restarts",
+        "train_wait",
+    },
     "check": {
         "check_level",
         "check_job_timeout",
@@ -58,7 +71,7 @@ TO_DO = {
     },
 }
 #: What a playbook cannot do without.
-NEEDED = {"join": {"cluster_machines"}, "remove": {"cluster_machine"}}
+NEEDED = {"join": {"cluster_machines"}, "remove": {"cluster_machine"}, "train": {"train_name", "train_command"}}
 TYPES = {
     "str": {"text"},
     "path": {"text"},
