@@ -127,9 +127,12 @@ def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = Fal
         options.append(f"--time={request.time}")
     if request.partition:
         options.append(f"--partition={request.partition}")
+    options += request.sbatch
     if excluded:
-        options.append(f"--exclude={','.join(excluded)}")
-    return [*options, *request.sbatch]
+        # Of several such options the last one counts.
+        own = [option.partition("=")[2] for option in request.sbatch if option.startswith("--exclude=")]
+        options.append(f"--exclude={','.join([*own, *excluded])}")
+    return options
 
 
 def batch_script(request: Request, program: str, token: str) -> str:

@@ -73,6 +73,8 @@ class Supervisor:
         self._run: Run = folder.read()
         self._asking = Asking(runner, post.job)
         self._lost: List[str] = []
+        #: The attempt that this process follows.
+        self._started = 0
         self._preempted = False
         self._cancelled = False
 
@@ -120,8 +122,7 @@ class Supervisor:
             return
         if submission.token != self._post.token:
             raise DismissedError(f"job {submission.job} is in charge of the run")
-        current = len(self._run.attempts)
-        if current > self._post.inherited and self._folder.inherited(current):
+        if self._started and self._folder.inherited(self._started):
             raise DismissedError("another node has taken this one for dead, and goes on with the run")
 
     def _stand_by(self) -> int:
@@ -204,6 +205,7 @@ class Supervisor:
         )
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())
+        self._started = number
         self._save(self._run._replace(state="running", attempts=(*self._run.attempts, attempt)))
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")
         step = Step(post.program, post.job, task, request.gpus_per_node)

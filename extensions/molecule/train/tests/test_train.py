@@ -123,7 +123,7 @@ def test_an_undisturbed_run_has_one_attempt(lab: Lab) -> None:
     found = finish(lab, "calm")
     assert causes(found) == [("finished", None, "")], found
     (attempt,) = found["attempts"]
-    assert (attempt["first"], attempt["last"], attempt["world_size"]) == (1, STEPS, 4)
+    assert (attempt["last"], attempt["world_size"]) == (STEPS, 4)
     assert sorted(attempt["nodes"]) == [MANAGER, *OTHERS]
     assert last_line("calm")[2:] == ["samples", repr(SAMPLES)]
 

@@ -59,6 +59,8 @@ def test_the_job_outlives_its_nodes_and_has_them_to_itself() -> None:
 def test_the_next_job_may_have_fewer_nodes_and_not_those_that_failed() -> None:
     options = request.submission(REQUEST, excluded=["n2"], fewer=True)
     assert {"--nodes=2-3", "--exclude=n2"} <= set(options)
+    own = REQUEST._replace(sbatch=("--exclude=n[7-9]",))
+    assert request.submission(own, excluded=["n2"])[-1] == "--exclude=n[7-9],n2"
 
 
 def test_who_says_how_many_processors_shares_the_nodes() -> None:

@@ -1,0 +1,190 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`gpumesh-train` as it is installed, with a Slurm of one node that does no more than start what it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build, sources
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
+
+#: Each command finds the process of the job in the file "job".
+SLURM = {
+    "sinfo": 'echo "n1|idle"',
+    "sbatch": """
+        case " $* " in *" --test-only "*) exit 0;; esac
+        for word; do case $word in --output=*) output=${word#*=};; esac; done
+        cat > job.sh
+        setsid env SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1 SLURMD_NODENAME=n1 sh job.sh >> "$output" 2>&1 < /dev/null &
+        echo $! > job
+        echo 7""",
+    "squeue": """
+        case "$*" in *%L*) echo UNLIMITED; exit;; esac
+        kill -0 "$(cat job)" 2> /dev/null && echo 'RUNNING|None'""",
+    "scancel": 'kill -TERM "$(cat job)"',
+    "scontrol": "echo n1",
+    "srun": """
+        while case $1 in -*) true;; *) false;; esac; do shift; done
+        exec "$@" """,
+    "ssh": "exit 255",
+}
+#: Tells of its steps, and does what its argument says in the first attempt.
+TRAINER = """
+import os, sys, time
+import gpumesh_run
+saved = os.path.join(os.environ["GPUMESH_CHECKPOINT_DIR"], "step")
+step = int(open(saved).read()) if os.path.exists(saved) else 0
+first = os.environ["GPUMESH_ATTEMPT"] == "1"
+while step < 20:
+    step += 1
+    if step % 5 == 0 and os.environ["RANK"] == "0":
+        open(saved, "w").write(str(step))
+    gpumesh_run.progress(step, 20, loss=1 / step, checkpoint=step // 5 * 5)
+    if step == 12 and sys.argv[1] == "crash" and first:
+        raise ValueError("shard 7 is damaged")
+    while step == 12 and sys.argv[1] == "wait" and first:
+        time.sleep(0.1)
+    if sys.argv[1] == "always" and step == 3:
+        sys.exit("no such column")
+print("done", os.environ["WORLD_SIZE"])
+"""
+
+
+class Host:
+    """A machine with the program and the commands of Slurm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+        commands = {name: f"#!/bin/sh\n{text}\n".encode() for name, text in SLURM.items()}
+        settings = {"volumes": [str(folder)], "run_dir": str(self.runs)}
+        commands["gpumesh-train"] = build(sys.executable, program.__name__, settings)
+        (folder / "bin").mkdir()
+        for name, content in commands.items():
+            (folder / "bin" / name).write_bytes(content)
+            (folder / "bin" / name).chmod(0o755)
+        (folder / "train.py").write_text(TRAINER, encoding="ascii")
+
+    def train(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        argv = [str(self.folder / "bin" / "gpumesh-train"), *arguments]
+        return subprocess.run(
+            argv, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    def start(self, what: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return self.train("--name", "nano", *options, "--", sys.executable, "train.py", what)
+
+    @property
+    def run(self) -> dict[str, Any]:
+        path = self.runs / "nano" / "run.json"
+        return (
+            dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {"step": None, "state": "queued"}
+        )
+
+    def wait(self, name: str, value: object) -> None:
+        deadline = time.monotonic() + 60
+        while self.run[name] != value:
+            assert time.monotonic() < deadline, self.run
+            time.sleep(0.2)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [attempt["cause"]["kind"] for attempt in self.run["attempts"]]
+
+
+@pytest.fixture(name="host")
+def _host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_the_program_needs_no_ansible() -> None:
+    texts = sources(program.__name__)
+    assert not [name for name, text in texts.items() if "import ansible." in text or "from ansible." in text]
+
+
+def test_a_run_that_ends_well(host: Host) -> None:
+    done = host.start("", "--gpus-per-node", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "nano: finished · step 20 of 20"
+    assert host.kinds == ["finished"]
+    folder = host.runs / "nano"
+    logs = {path.name: path.read_text(encoding="utf-8") for path in (folder / "attempts" / "001").iterdir()}
+    assert logs == {"rank-0.log": "done 2\n", "rank-1.log": "done 2\n"}
+    assert host.train("logs", "nano", "--rank", "1").stdout == "done 2\n"
+    assert host.train("list").stdout == "nano: finished · step 20 of 20\n"
+    again = host.start("")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "There is already a run 'nano'" in again.stderr and "gpumesh-train resume nano" in again.stderr
+    assert host.train("resume", "nano").returncode == 0
+    assert host.kinds == ["finished"]
+
+
+def test_after_a_crash_it_goes_on_from_the_last_checkpoint(host: Host) -> None:
+    assert host.start("crash").returncode == 0
+    assert host.kinds == ["crash", "finished"]
+    crashed, finished = host.run["attempts"]
+    assert crashed["cause"]["detail"] == "rank 0 on n1: exit status 1: ValueError: shard 7 is damaged"
+    assert (crashed["last"], crashed["checkpoint"], finished["last"]) == (12, 10, 20)
+    assert finished["first"] > 10
+    assert "shard 7 is damaged" in host.train("show", "nano").stdout
+
+
+def test_what_always_fails_is_given_up_and_can_be_resumed(host: Host) -> None:
+    done = host.start("always")
+    assert done.returncode == 1
+    assert "has failed 3 times at the same step in the same way" in done.stdout
+    assert host.kinds == ["crash"] * 3
+    assert host.train("resume", "nano").returncode == 1
+    assert host.kinds == ["crash"] * 6
+
+
+def test_a_cancelled_run_is_resumed(host: Host) -> None:
+    assert host.start("wait", "--detach").returncode == 0
+    host.wait("step", 12)
+    assert "cancelled" in host.train("cancel", "nano").stdout
+    assert host.kinds == ["cancelled"]
+    assert host.train("resume", "nano").returncode == 0
+    assert host.kinds == ["cancelled", "finished"]
+
+
+def test_when_the_supervisor_dies_its_agent_goes_on_with_the_run(host: Host) -> None:
+    assert host.start("wait", "--detach").returncode == 0
+    host.wait("step", 12)
+    os.kill(int((host.folder / "job").read_text(encoding="ascii")), signal.SIGKILL)
+    host.wait("state", "finished")
+    assert host.kinds == ["node", "finished"]
+    assert "the node of the supervisor, was lost" in host.run["attempts"][0]["cause"]["detail"]
+    assert (host.runs / "nano" / "attempts" / "001" / "heir-0").read_text(encoding="ascii") == "n1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "2", "--", "true"], "The run asks for 2 nodes, and 1 can be used"),
+        (["--run-dir", "/proc", "--", "true"], "/proc/nano is not on a shared volume"),
+        (["--sbatch", "--time=5", "--", "true"], "'--time=5' cannot be passed to sbatch"),
+        ([], "There is no command to run"),
+    ],
+)
+def test_what_cannot_work_is_refused(host: Host, arguments: list[str], words: str) -> None:
+    done = host.train("--name", "nano", *arguments)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+    assert not (host.folder / "job").exists()
+
+
+def test_a_dry_run_submits_nothing(host: Host) -> None:
+    done = host.start("", "--dry-run", "--min-nodes", "1")
+    assert done.returncode == 0 and done.stdout.startswith("#!/bin/sh\n#SBATCH --job-name=nano\n")
+    assert not (host.folder / "job").exists()
