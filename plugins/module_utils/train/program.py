@@ -58,6 +58,10 @@ def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
     except GpumeshError as failure:
         sys.stderr.write(f"{_NAME}: {failure}\n")
         return 2
+    except BrokenPipeError:
+        # Nobody reads on, as with head. Python would complain once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
 
 
 def _main(settings: Settings, arguments: List[str]) -> int:
@@ -68,8 +72,6 @@ def _main(settings: Settings, arguments: List[str]) -> int:
         return _supervise(program, arguments[1], arguments[2])
     if first == "agent":
         return _agent(program, arguments[1])
-    # As other programs do whose output is cut off, as by head.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if first in _COMMANDS:
         return _manage(host, settings, arguments)
     return _start(host, settings, arguments)

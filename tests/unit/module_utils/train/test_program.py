@@ -186,5 +186,6 @@ def test_what_cannot_work_is_refused(host: Host, arguments: list[str], words: st
 
 def test_a_dry_run_submits_nothing(host: Host) -> None:
     done = host.start("", "--dry-run", "--min-nodes", "1")
-    assert done.returncode == 0 and done.stdout.startswith("#!/bin/sh\n#SBATCH --job-name=nano\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/sh\n#SBATCH --job-name=nano\n")
     assert not (host.folder / "job").exists()
