@@ -74,13 +74,15 @@ def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
 class Seen(NamedTuple):
     """What is known of the ranks when nothing moves any more, by rank.
 
-    ``stopped``: why a process does not run, by what the kernel says; ``places``: where a program that can say so is.
+    ``stopped``: why a process does not run, by what the kernel says; ``places``: where a program that can say so is;
+    ``through``: those that have ended well.
     """
 
     nodes: Mapping[int, str]
     steps: Mapping[int, Optional[int]]
     stopped: Mapping[int, str]
     places: Mapping[int, str]
+    through: Sequence[int] = ()
 
 
 def hang(seen: Seen, seconds: float) -> Cause:
@@ -92,6 +94,9 @@ def hang(seen: Seen, seconds: float) -> Cause:
     if seen.stopped:
         rank = min(seen.stopped)
         return _blamed(rank, seen, seen.stopped[rank])
+    left = sorted(set(seen.nodes) - set(seen.through))
+    if len(left) == 1 and seen.through:
+        return _blamed(left[0], seen, "still running, and all others have ended")
     told = {rank: step for rank, step in seen.steps.items() if step is not None}
     behind = [rank for rank, step in told.items() if step == min(told.values())]
     if len(behind) == 1 and len(told) > 1:
@@ -109,7 +114,8 @@ def _blamed(rank: int, seen: Seen, what: str) -> Cause:
     node = seen.nodes.get(rank, "")
     waiting = Counter(place for other, place in seen.places.items() if other != rank).most_common(1)
     where = f" in {waiting[0][0]}" if waiting else ""
-    return Cause("hang", f"rank {rank} on {node} is {what}; the others wait for it{where}", rank, node)
+    others = "" if seen.through else f"; the others wait for it{where}"
+    return Cause("hang", f"rank {rank} on {node} is {what}{others}", rank, node)
 
 
 #: Where ranks wait for each other, in PyTorch, JAX and mpi4py, and in the wrappers that people write around them.

@@ -81,6 +81,7 @@ def refuse_few(wanted: int, able: Sequence[str], states: Mapping[str, str]) -> N
 
 def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, str]:
     """What nodes lack, by node: the command, or the directory. A node that cannot be asked is not among them."""
+    here = os.uname().nodename.partition(".")[0]
     directory, program = shlex.quote(request.directory), shlex.quote(request.command[0])
     look = (
         f"cd {directory} 2>/dev/null || {{ echo directory {directory}; exit {_LACKS}; }}; "
@@ -90,6 +91,8 @@ def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, st
 
     def ask(node: str) -> Optional[str]:
         argv = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, f"exec /bin/sh -c {shlex.quote(look)}"]
+        if node == here:
+            argv = ["/bin/sh", "-c", look]
         try:
             done = run(argv, timeout=_PATIENCE, check=False)
         except CommandError:

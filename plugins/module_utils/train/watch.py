@@ -95,6 +95,8 @@ class Watch:
         self._ends[rank] = RankEnd(rank, said.node, status, float(values["at"]), str(values["tail"]))
         if status and self._failed_at is None:
             self._failed_at = now
+        if self._moved is not None:
+            self._moved = now
 
     def _tell(self, rank: int, told: Mapping[str, Any], now: float) -> None:
         progress = Progress(**{name: told.get(name) for name in Progress._fields})
@@ -119,8 +121,12 @@ class Watch:
             self.lost[node] = "answers, but nothing is heard of its ranks"
 
     def hangs(self, now: float) -> bool:
-        """Whether no rank has made a step for the time that was allowed. A program that tells of none is not judged."""
-        return self._moved is not None and not self._ends and now - self._moved > self._request.hang_timeout
+        """Whether no rank has made a step, or ended, for the time that is allowed.
+
+        A program that tells of no steps is not judged.
+        """
+        waits = self._failed_at is None and len(self._ends) < self.world_size
+        return waits and self._moved is not None and now - self._moved > self._request.hang_timeout
 
     def asks(self, now: float) -> bool:
         """Whether the agents should say now what their ranks do: once, when it hangs."""
@@ -151,7 +157,7 @@ class Watch:
             return Cause("finished") if self._warned is None or self._through() else self._warned
         if self._looked is not None and now - self._looked > _LOOK and self.hangs(now):
             steps = {rank: progress.step for rank, progress in self._progress.items()}
-            seen = causes.Seen(self._rank_nodes, steps, self._stopped, self._places)
+            seen = causes.Seen(self._rank_nodes, steps, self._stopped, self._places, sorted(self._ends))
             return causes.hang(seen, self._request.hang_timeout)
         return None
 

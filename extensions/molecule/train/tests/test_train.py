@@ -23,7 +23,7 @@ MANAGER, OTHERS = "t1", ("t2", "t3", "t4")
 SHARED = ROOT / ".lab" / NAME / "shared"
 RUNS = SHARED / "root" / "runs"
 TRAINER = "/mnt/shared/trainer.py"
-STEPS, SECONDS, INTERVAL = 120, 0.1, 10
+STEPS, SECONDS, INTERVAL = 120, 0.2, 10
 #: All numbers from 0 to the last sample.
 SAMPLES = float(sum(range(12 * STEPS)))
 #: Seconds that a busy machine may take.
@@ -75,7 +75,7 @@ def finish(lab: Lab, name: str) -> dict[str, Any]:
 
 def at_random_step(lab: Lab, name: str, attempt: int) -> dict[str, Any]:
     """Wait until an attempt has made some steps of its own."""
-    some = CHANCE.randrange(2, 25)
+    some = CHANCE.randrange(2, 20)
     return wait(
         lab,
         name,

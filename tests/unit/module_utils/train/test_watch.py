@@ -88,6 +88,18 @@ def test_a_hang_is_looked_into_once_and_then_judged(watch: Watch) -> None:
     assert cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 1, "n2")
 
 
+def test_one_that_hangs_when_all_others_have_ended_is_to_blame(watch: Watch) -> None:
+    for rank in range(3):
+        watch.hear(beat(rank, 100), 10.0)
+    for rank in (0, 2):
+        watch.hear(ended(rank, 0), 11.0)
+    assert not watch.asks(70.0)
+    assert watch.asks(72.0)
+    cause = watch.verdict(78.0)
+    assert cause is not None and (cause.kind, cause.rank) == ("hang", 1)
+    assert cause.detail == "rank 1 on n2 is still running, and all others have ended"
+
+
 def test_a_step_in_the_meantime_ends_the_suspicion(watch: Watch) -> None:
     watch.hear(beat(0, 40), 10.0)
     assert watch.asks(71.0)
