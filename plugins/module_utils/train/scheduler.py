@@ -66,8 +66,8 @@ def _sbatch(run: Runner, options: Sequence[str], script: str) -> str:
     """What sbatch prints. Raises HostStateError with what it says when it refuses."""
     done = run([*_clean("sbatch"), *options], stdin=script, timeout=60.0, check=False)
     if done.rc:
-        said = [line.partition("error: ")[2] or line for line in done.stderr.splitlines() if line.strip()]
-        words = (said or [f"sbatch exited {done.rc}"])[-1].rstrip(".")
+        lines = [line.partition("error: ")[2] or line.partition(": ")[2] for line in done.stderr.splitlines()]
+        words = ", ".join(line.rstrip(".") for line in lines if line) or f"sbatch exited {done.rc}"
         raise HostStateError(f"Slurm refuses the job: {words}.", "Ask for what the cluster has: see 'sinfo'.")
     return done.stdout
 

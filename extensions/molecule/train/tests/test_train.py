@@ -54,7 +54,7 @@ def train(lab: Lab, *arguments: str, check: bool = True) -> subprocess.Completed
 
 
 def start(lab: Lab, name: str, *options: str, steps: int = STEPS) -> None:
-    train(lab, "--name", name, *options, "--detach", "--", "python3", TRAINER, str(steps), str(SECONDS))
+    train(lab, "--detach", "--name", name, *options, "--", "python3", TRAINER, str(steps), str(SECONDS))
 
 
 def run(name: str) -> dict[str, Any]:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import scheduler
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
 
 def test_states_of_nodes() -> None:
@@ -65,3 +68,18 @@ def test_a_controller_that_does_not_answer_is_not_a_job_that_is_over() -> None:
 def test_what_belongs_to_another_job_is_not_handed_on() -> None:
     names = ["PATH", "SLURM_JOB_ID", "SBATCH_PARTITION", "SLURM_CONF", "SLURMD_NODENAME", "SLURM_CONF_SERVER", "HOME"]
     assert scheduler.inherited(dict.fromkeys(names, "x")) == ["SBATCH_PARTITION", "SLURMD_NODENAME", "SLURM_JOB_ID"]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("sbatch: unrecognized option '--detach'\nTry \"sbatch --help\" for more information\n", "option '--detach'."),
+        ("allocation failure: Requested node configuration is not available\n", "node configuration is not available."),
+        ("sbatch: error: A\nsbatch: error: Batch job submission failed: B\n", "A, Batch job submission failed: B."),
+        ("", "sbatch exited 1."),
+    ],
+)
+def test_what_slurm_says_when_it_refuses(said: str, words: str) -> None:
+    asked = Request(name="nano", command=("true",), folder="/x/nano")
+    with pytest.raises(HostStateError, match=re.escape(words)):
+        scheduler.refuse_impossible(lambda *_args, **_options: Completed(1, "", said), asked, "/bin/x")

@@ -1,0 +1,68 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The actions of training: what the host is told of the cluster, and how a run is followed without a connection to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.action import train, train_run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+MEMBERS = [{"machine": "n1", "address": "10.0.0.1", "interface": "eth0"}]
+VOLUMES = [
+    {"name": "data", "mount_point": "/mnt/data", "read_only": True},
+    {"name": "shared", "mount_point": "/mnt/shared"},
+]
+EMPTY = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
+RECORD = plan.set_storage(EMPTY, VOLUMES).record
+RUN = "gpumesh.cluster.train_run"
+HERE = {"inventory_hostname": "n1"}
+
+
+def looked(state: str, action: str = "attached", changed: bool = False) -> dict[str, Any]:
+    ended = state in ("finished", "failed")
+    return {"changed": changed, "action": action, "ended": ended, "line": f"nano: {state}", "run": {"state": state}}
+
+
+def followed(*results: dict[str, Any], **options: Any) -> Played:
+    given = {"record": RECORD, "name": "nano", "command": "true", **options}
+    return play(train_run.ActionModule, given, {RUN: results}, HERE)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_run, "_SPACING", 0.0)
+
+
+def test_the_program_knows_the_volumes_that_can_be_written_to() -> None:
+    played = play(train.ActionModule, {"record": RECORD}, {"gpumesh.cluster.train": [{"changed": True}]}, HERE)
+    wanted = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": ""}
+    assert played.ran == [("gpumesh.cluster.train", wanted)]
+
+
+def test_a_run_is_started_and_looked_at_until_it_has_ended() -> None:
+    played = followed(looked("queued", "started", changed=True), looked("running"), looked("finished"))
+    assert (played.result["changed"], played.result["line"]) == (True, "nano: finished")
+    assert [parameters.get("state", "started") for _module, parameters in played.ran] == [
+        "started",
+        "followed",
+        "followed",
+    ]
+    assert all(parameters["volumes"] == ["/mnt/shared"] for _module, parameters in played.ran)
+
+
+def test_a_run_that_fails_fails_the_task() -> None:
+    played = followed(looked("running"), looked("failed"))
+    assert played.result["failed"] and played.result["msg"] == "nano: failed"
+
+
+def test_nobody_waits_who_does_not_want_to() -> None:
+    played = followed(looked("queued", "started", changed=True), wait=False)
+    assert played.result["changed"] and not played.result.get("failed")
+    assert len(played.ran) == 1
