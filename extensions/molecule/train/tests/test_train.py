@@ -117,6 +117,12 @@ def idle(lab: Lab) -> None:
     lab.wait("all nodes are idle", lambda: lab.run(MANAGER, *states).split() == ["idle"], PATIENCE)
 
 
+def test_a_second_run_of_the_layer_changes_nothing(lab: Lab) -> None:
+    done = lab.play("gpumesh.cluster.slurm", "--limit", f"{MANAGER},t4")
+    assert done.code == 0, done.output
+    assert set(done.changed.values()) == {0}, done.output
+
+
 def test_an_undisturbed_run_has_one_attempt(lab: Lab) -> None:
     idle(lab)
     start(lab, "calm", "--nodes", "4", "--hang-timeout", "20")
@@ -220,11 +226,3 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
     assert last_line("nodes")[2:] == ["samples", repr(SAMPLES)]
     # No batch script has ended the job.
     lab.wait("the job is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)
-
-
-def test_a_second_run_of_the_layer_changes_nothing(lab: Lab) -> None:
-    for node in OTHERS:
-        lab.start(node) if node != "t4" else subprocess.run(["docker", "start", f"gpumesh-{NAME}-t4"], check=True)
-    done = lab.play("gpumesh.cluster.slurm", "--limit", f"{MANAGER},t2")
-    assert done.code == 0, done.output
-    assert set(done.changed.values()) == {0}, done.output
