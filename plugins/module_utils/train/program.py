@@ -67,7 +67,8 @@ def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
 def _main(settings: Settings, arguments: List[str]) -> int:
     program = os.path.abspath(sys.argv[0])
     host = runs.Host(run_command, program, settings.volumes)
-    first = arguments[0] if arguments else "--help"
+    arguments = arguments or ["--help"]
+    first = arguments[0]
     if first == "supervise":
         return _supervise(program, arguments[1], arguments[2])
     if first == "agent":

@@ -8,6 +8,7 @@ It is one process on one node, which may die like any other. All that another on
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import sys
@@ -43,8 +44,9 @@ _SPAN = 60.0
 _RESERVE = 30.0
 #: Of MASTER_PORT: another one for each attempt, since the last one's may still be held. Below the kernel's own.
 _PORTS = range(25000, 29000)
-#: Seconds between two looks of a supervisor that is one no more.
+#: Seconds between two looks of a supervisor that waits, and so many for a full volume to take the last state of a run.
 _STAND_BY = 5.0
+_FULL = 900.0
 
 
 class Post(NamedTuple):
@@ -171,7 +173,9 @@ class Supervisor:
         states = {"finish": "finished", "cancel": "cancelled", "fail": "failed", "resubmit": "queued"}
         state, detail = states[decision.action], decision.reason
         _say(f"{self._request.name}: {state}{': ' if detail else ''}{detail}")
-        self._save(self._run._replace(state=state, detail=detail))
+        deadline = time.monotonic() + _FULL
+        while not self._save(self._run._replace(state=state, detail=detail)) and time.monotonic() < deadline:
+            time.sleep(_STAND_BY)
         if decision.action == "resubmit":
             self._resubmit(decision.excluded)
         if self._post.inherited:
@@ -191,7 +195,9 @@ class Supervisor:
     def _attempt(self, nodes: Sequence[str]) -> None:
         request, post = self._request, self._post
         number = len(self._run.attempts) + 1
-        self._folder.attempt(number).mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):
+            # The agents try it too.
+            self._folder.attempt(number).mkdir(exist_ok=True)
         task = agent.Task(
             request.name,
             str(self._folder.path),
@@ -275,14 +281,19 @@ class Supervisor:
             action = words.get(decision.action, where)
             self._replace_last(self._run.attempts[-1]._replace(action=action))
 
-    def _save(self, new: Run) -> None:
-        """A volume that does not take it now takes the next one: the run must not end for that. Raises DismissedError."""
+    def _save(self, new: Run) -> bool:
+        """Whether the volume has taken it. One that has not may take the next one: the run must not end for that.
+
+        Raises DismissedError.
+        """
         self._require_charge()
         self._run = new
         try:
             self._folder.write(new)
         except OSError as failure:
             _say(f"run.json cannot be written now: {failure}")
+            return False
+        return True
 
 
 class Course:

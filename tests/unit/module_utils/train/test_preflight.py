@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which folders all nodes see, and which nodes lack something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
+
+MOUNTS = r"""
+22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+30 22 0:35 / /home rw,relatime - nfs4 files:/home rw
+31 22 0:36 / /data\040one rw - lustre mgs:/data rw
+32 22 0:37 / /s3 rw - fuse.geesefs geesefs rw
+33 30 254:2 / /home/local rw - xfs /dev/vdb rw
+"""
+REQUEST = Request(name="nano", command=("python9", "x"), folder="/x/nano", nodes=2, directory="/mnt/a b")
+
+
+@pytest.mark.parametrize(
+    ("path", "shared"),
+    [
+        ("/home/alice/runs/nano", True),
+        ("/home", True),
+        ("/homework/runs", False),
+        ("/home/local/runs", False),
+        ("/data one/runs", True),
+        ("/s3/runs", True),
+        ("/root/runs", False),
+        ("/mnt/shared/runs", True),
+        ("/mnt/shared", True),
+        ("/mnt/shared2", False),
+    ],
+)
+def test_which_folders_all_nodes_see(path: str, shared: bool) -> None:
+    assert preflight.is_shared(path, ["/mnt/shared"], MOUNTS) is shared
+
+
+def slurm(states: str) -> Any:
+    answers = {"sinfo": Completed(0, states, ""), "scontrol": Completed(0, "n2\nn3\n", "")}
+    return lambda argv, **_options: answers[argv[0]]
+
+
+def test_nodes_that_cannot_be_used_are_named_with_their_state() -> None:
+    states = "n1|idle\nn2|drained\nn3|down*\n"
+    with pytest.raises(HostStateError, match=r"asks for 2 nodes, and 1 can be used \(n2 is drained, n3 is down\*\)"):
+        preflight.usable(slurm(states), REQUEST)
+    assert preflight.usable(slurm(states), REQUEST._replace(nodes=1)) == ["n1"]
+
+
+def test_nodes_that_were_left_out_do_not_count() -> None:
+    request = REQUEST._replace(sbatch=("--exclude=n[2-3]",))
+    with pytest.raises(HostStateError, match="and 1 can be used"):
+        preflight.usable(slurm("n1|idle\nn2|idle\nn3|idle\n"), request)
+
+
+def test_a_partition_without_nodes_is_refused() -> None:
+    with pytest.raises(InputError, match="no partition 'fast'"):
+        preflight.usable(slurm(""), REQUEST._replace(partition="fast"))
+
+
+def test_each_node_is_asked_for_what_the_run_needs() -> None:
+    asked = {}
+
+    def run(argv: list[str], **_options: Any) -> Completed:
+        asked[argv[5]] = argv[6]
+        if argv[5] == "n3":
+            raise CommandError(argv, "did not end within 10 s")
+        return {"n1": Completed(13, "command python9\n", ""), "n2": Completed(0, "", ""), "n4": Completed(255, "", "")}[
+            argv[5]
+        ]
+
+    found = preflight.lacking(run, REQUEST, ["n1", "n2", "n3", "n4"])
+    assert found == {"n1": "command python9"}
+    assert "/mnt/a b" in asked["n1"]
+    with pytest.raises(HostStateError, match="n1 has no command python9"):
+        preflight.refuse_lacking(found)
