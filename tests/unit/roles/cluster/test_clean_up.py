@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
@@ -16,10 +17,17 @@ from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_task
 ROLE = ROOT / "roles" / "cluster"
 
 
-def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("others", "order"),
+    [
+        (["storage", "ssh_trust"], ["train", "slurm", "job_environment", "munge", "firewall", "names", "mesh"]),
+        (["munge", "job_environment", "slurm"], ["storage", "ssh_trust", "firewall", "names", "mesh"]),
+    ],
+)
+def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path, others: list[str], order: list[str]) -> None:
     tasks = yaml.safe_load((ROLE / "tasks" / "clean_up.yml").read_text(encoding="utf-8"))
     (loop,) = (task["loop"] for task in tasks if task["name"] == "Remove the layers")
-    facts = {"__cluster_owner": {"others": ["storage", "ssh_trust"]}}
+    facts = {"__cluster_owner": {"others": others}}
     said = [
         {"ansible.builtin.include_vars": {"file": str(ROLE / "vars" / "main.yml")}},
         {"ansible.builtin.debug": {"msg": "in this order: {{ " + loop.strip("{} ") + " | join(' ') }}."}},
@@ -27,4 +35,4 @@ def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path) -> None:
     run = run_tasks(tmp_path, {"n1": {}}, facts, said)
     found = re.search(r"in this order: ([a-z_ ]+)\.", run.output)
     assert found, run.output
-    assert found[1].split() == ["slurm", "job_environment", "munge", "firewall", "names", "mesh"]
+    assert found[1].split() == order
