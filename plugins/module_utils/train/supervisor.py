@@ -221,7 +221,7 @@ class Supervisor:
             cause = course.follow()
         finally:
             course.end()
-        self._lost = list(watch.lost)
+        self._lost = [node for node in watch.lost if node not in watch.alive]
         self._replace_last(self._run.attempts[-1]._replace(end=time.time(), cause=cause))
         _say(f"{request.name}: attempt {number}: {cause.kind}: {cause.detail or 'the program has ended'}")
 

@@ -17,7 +17,7 @@ _SILENCE = 6.0
 _QUIET = 3.0
 _START = 60.0
 #: Seconds without a sign of life after which an agent is gone, although its node answers.
-_AGENT_GONE = 30.0
+_AGENT_GONE = 20.0
 #: Seconds after the first failure in which the others are awaited: the one to blame may be slower to say so.
 _SETTLE = 3.0
 #: Seconds for the ranks to say why they hang.
@@ -46,7 +46,9 @@ class Watch:
         self._start_failure: Optional[Cause] = None
         self._gone: Set[str] = set()
         self._warned: Optional[Cause] = None
+        #: Nodes that no rank runs on any more, and why; those of them that answer can be used again.
         self.lost: Dict[str, str] = {}
+        self.alive: Set[str] = set()
         #: The first step that was told of.
         self.first: Optional[int] = None
 
@@ -119,6 +121,7 @@ class Watch:
         """A silent node has answered when it was asked, so it is there; but its agent may not be."""
         if self._unheard(node, now) > max(_AGENT_GONE, _START if node not in self._heard else 0.0):
             self.lost[node] = "answers, but nothing is heard of its ranks"
+            self.alive.add(node)
 
     def hangs(self, now: float) -> bool:
         """Whether no rank has made a step, or ended, for the time that is allowed.

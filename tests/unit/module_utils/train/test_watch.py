@@ -140,7 +140,7 @@ def test_a_node_that_answers_without_its_agent_is_lost_in_the_end(watch: Watch) 
     watch.answers("n3", 20.0)
     assert watch.lost == {}
     watch.answers("n3", 40.0)
-    assert set(watch.lost) == {"n3"}
+    assert set(watch.lost) == watch.alive == {"n3"}
 
 
 def test_it_is_over_when_each_agent_is_gone_or_silent(watch: Watch) -> None:
