@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import desired
 
 
 class ActionModule(HostAction):
@@ -17,6 +17,4 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         given = self.arguments(record=RECORD, state=STATE, run_dir={"type": "str", "default": ""})
-        record = self.record()
-        settings = {"volumes": volumes(record), "run_dir": given["run_dir"]}
-        return self.module("gpumesh.cluster.train", {"state": given["state"], **settings})
+        return self.module("gpumesh.cluster.train", desired(self.record(), given["run_dir"], given["state"]))

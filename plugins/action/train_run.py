@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
 
 _MODULE = "gpumesh.cluster.train_run"
 #: Seconds between two looks. A run may take days: no connection is held for so long.
 _SPACING = 5.0
-_OWN = {"record": {"type": "dict", "required": True}, "wait": {"type": "bool", "default": True}}
+_OWN = {"record": RECORD, "wait": {"type": "bool", "default": True}}
 
 
 class ActionModule(HostAction):

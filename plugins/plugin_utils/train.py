@@ -5,9 +5,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 
 
 def volumes(record: model.Record) -> list[str]:
     """Where the shared volumes that can be written to are mounted, on all members."""
     return [volume["mount_point"] for volume in record["storage"]["volumes"] if not volume.get("read_only")]
+
+
+def desired(record: model.Record, run_dir: str, state: str = "present") -> dict[str, Any]:
+    """The parameters of the module train."""
+    return {"state": state, "volumes": volumes(record), "run_dir": run_dir}
