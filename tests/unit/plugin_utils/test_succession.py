@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model impor
 AT = plan.Stamp("2026-01-01T00:00:00Z", "test")
 ID = "0" * 32
 OTHER = "f" * 32
-HOSTS = ["n1", "n2", "n3"]
+HOSTS = ("n1", "n2", "n3")
 
 
 def cluster(*managers: str) -> Record:
@@ -48,7 +48,7 @@ def asked(
 ) -> dict[str, Any]:
     """The result of the task, where the host that it asks gives this answer."""
     arguments = {"record": record, "state": "inspected", **options}
-    here = {"inventory_hostname": machine, "groups": {"all": inventory}}
+    here = {"inventory_hostname": machine, "groups": {"all": list(inventory)}}
     return play(ActionModule, arguments, {"gpumesh.cluster.slurm_state": [answer]}, here).result
 
 

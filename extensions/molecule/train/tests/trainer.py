@@ -54,7 +54,7 @@ def all_reduce(peers: list[socket.socket], gradient: float, samples: float) -> t
     if RANK == 0:
         # Sorted, so that the sum is the same to the bit whoever comes first.
         received = sorted(receive(peer) for peer in peers)
-        gradient, samples = gradient + sum(one for one, _ in received), samples + sum(two for _, two in received)
+        gradient, samples = gradient + sum(pair[0] for pair in received), samples + sum(pair[1] for pair in received)
         for peer in peers:
             peer.sendall(struct.pack("!dd", gradient, samples))
         return gradient, samples
