@@ -41,9 +41,16 @@ options:
     type: bool
     default: true
   directory:
-    description: The directory in which the command starts. It must exist on all nodes.
+    description: The directory in which the command starts. It must exist on all nodes, unless there is O(code).
     type: str
     default: /
+  code:
+    description:
+      - A directory of the host that is copied into the run, with up to 256 MiB and without C(.git) and C(__pycache__). All
+        attempts use the copy, also after the run was resumed.
+      - The command starts in the copy, in the same place as O(directory) in the original if it is in it.
+    type: str
+    default: ""
   run_dir:
     description: The directory in which runs have their folders, as for M(gpumesh.cluster.train).
     type: str
@@ -173,7 +180,17 @@ def request_of(given: Mapping[str, Any], settings: program.Settings) -> Request:
         raise InputError(
             f"The command cannot be split into words: {failure}.", "Close its quotation marks."
         ) from failure
-    names = ("nodes", "spare", "gpus_per_node", "time", "partition", "max_restarts", "hang_timeout", "directory")
+    names = (
+        "nodes",
+        "spare",
+        "gpus_per_node",
+        "time",
+        "partition",
+        "max_restarts",
+        "hang_timeout",
+        "directory",
+        "code",
+    )
     return Request(
         name=given["name"],
         command=command,
@@ -210,6 +227,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["started", "followed"], "default": "started"},
             "wait": {"type": "bool", "default": True},
             "directory": {"type": "str", "default": "/"},
+            "code": text,
             "run_dir": text,
             "nodes": {"type": "int", "default": 1},
             "min_nodes": count,

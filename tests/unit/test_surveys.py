@@ -53,6 +53,7 @@ TO_DO = {
     "train": {
         "train_name",
         "train_command",
+        "train_code",
         "train_directory",
         "train_nodes",
         "train_min_nodes",

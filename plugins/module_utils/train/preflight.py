@@ -82,7 +82,11 @@ def refuse_few(wanted: int, able: Sequence[str], states: Mapping[str, str]) -> N
 def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, str]:
     """What nodes lack, by node: the command, or the directory. A node that cannot be asked is not among them."""
     here = os.uname().nodename.partition(".")[0]
-    directory, program = shlex.quote(request.directory), shlex.quote(request.command[0])
+    # What is in the snapshot of the code is on a shared volume, or will be.
+    program, directory = request.command[0], request.directory
+    if request.code:
+        program, directory = ("true" if "/" in program and not program.startswith("/") else program), "/"
+    directory, program = shlex.quote(directory), shlex.quote(program)
     look = (
         f"cd {directory} 2>/dev/null || {{ echo directory {directory}; exit {_LACKS}; }}; "
         f"PATH={shlex.quote(os.environ.get('PATH', ''))}; "

@@ -17,7 +17,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import runs, scheduler, show, store, supervisor
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    runs,
+    scheduler,
+    show,
+    snapshot,
+    store,
+    supervisor,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -104,6 +111,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--grace", type=float, default=60.0, help="seconds for a checkpoint after a warning (default: 60)"
     )
+    made.add_argument("--code", default="", metavar="DIR", help="copy this directory into the run, and start there")
+    made.add_argument(
+        "--code-limit",
+        type=int,
+        default=snapshot.LIMIT,
+        metavar="MIB",
+        help=f"refuse a larger directory (default: {snapshot.LIMIT})",
+    )
     made.add_argument("--detach", action="store_true", help="return as soon as the run is submitted")
     made.add_argument("--dry-run", action="store_true", help="check everything, and show the batch script")
     return made
@@ -140,10 +155,12 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
         hang_timeout=given.hang_timeout,
         grace=given.grace,
         directory=os.getcwd(),
+        code=given.code and os.path.abspath(given.code),
     )
+    host = host._replace(code_limit=given.code_limit)
     if given.dry_run:
         runs.refuse(host, request)
-        sys.stdout.write(requests.shown(request, host.program))
+        sys.stdout.write(requests.shown(runs.placed(host, request), host.program))
         return 0
     run = runs.start(host, request)
     return _follow(host, Folder(request.folder), run, given.detach)

@@ -73,4 +73,7 @@ def full(request: Request, run: Run, now: float, waits: str = "") -> str:
     """All of a run."""
     nodes = f"{request.nodes} nodes" + (f", at least {request.min_nodes}" if request.min_nodes < request.nodes else "")
     command = printable(" ".join(request.command))
-    return "\n".join([line(run, now, waits), f"  {nodes}, {request.folder}", f"  {command}", *attempts(run, now), ""])
+    heads = [line(run, now, waits), f"  {nodes}, {request.folder}", f"  {command}"]
+    if request.code:
+        heads.append(printable(f"  code of {request.code}" + (f", commit {request.commit}" if request.commit else "")))
+    return "\n".join([*heads, *attempts(run, now), ""])

@@ -184,6 +184,32 @@ def test_what_cannot_work_is_refused(host: Host, arguments: list[str], words: st
     assert not (host.folder / "job").exists()
 
 
+def test_a_run_has_a_snapshot_of_its_code(host: Host) -> None:
+    done = host.start("wait", "--code", str(host.folder / "lib"), "--detach")
+    assert done.returncode == 2 and "lib is not a directory" in done.stderr
+    (host.folder / "lib").mkdir()
+    (host.folder / "lib" / "train.py").write_text(TRAINER, encoding="ascii")
+    assert "/runs/nano/code\n" in host.start("wait", "--code", "lib", "--dry-run").stdout
+    assert not host.runs.exists()
+    assert host.start("wait", "--code", "lib", "--detach").returncode == 0
+    host.wait("step", 12)
+    # What becomes of the original is nothing to the run, also when it is resumed.
+    (host.folder / "lib" / "train.py").write_text("raise SystemExit(1)", encoding="ascii")
+    assert "cancelled" in host.train("cancel", "nano").stdout
+    assert host.train("resume", "nano").returncode == 0
+    assert host.kinds == ["cancelled", "finished"]
+    assert f"code of {host.folder}/lib\n" in host.train("show", "nano").stdout
+
+
+def test_a_run_whose_code_cannot_be_copied_is_none(host: Host) -> None:
+    (host.folder / "lib").mkdir()
+    os.mkfifo(host.folder / "lib" / "train.py")
+    host.runs.mkdir()
+    (host.runs / "nano").mkdir()
+    done = host.start("", "--code", "lib")
+    assert done.returncode == 2 and "is there, and has no run in it" in done.stderr
+
+
 def test_a_dry_run_submits_nothing(host: Host) -> None:
     done = host.start("", "--dry-run", "--min-nodes", "1")
     assert done.returncode == 0, done.stderr
