@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
 
@@ -16,7 +17,12 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(record=RECORD, state=STATE, run_dir={"type": "str", "default": ""})
+        given = self.arguments(
+            record=RECORD,
+            state=STATE,
+            run_dir={"type": "str", "default": ""},
+            stage_dir={"type": "str", "default": stage.DIRECTORY},
+        )
         record = self.record()
-        settings = {"volumes": volumes(record), "run_dir": given["run_dir"]}
+        settings = {"volumes": volumes(record), "run_dir": given["run_dir"], "stage_dir": given["stage_dir"]}
         return self.module("gpumesh.cluster.train", {"state": given["state"], **settings})

@@ -31,6 +31,12 @@ options:
       - If empty, it is C({user}/runs) in the first of O(volumes).
     type: str
     default: ""
+  stage_dir:
+    description:
+      - The directory on a local disk of each node for copies of data. C({user}) in it is replaced by the name of the user.
+      - Its last component is created with mode 0700 if it does not exist. What is above it must exist.
+    type: str
+    default: /var/tmp/gpumesh-{user}
   volumes:
     description: The mount points of the shared volumes.
     type: list
@@ -61,13 +67,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
 
 # The program's sources have to come along.
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, stage
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Write or remove the file."""
     given = module.params
-    settings = {name: given[name] for name in ("volumes", "run_dir")}
+    settings = {name: given[name] for name in ("volumes", "run_dir", "stage_dir")}
     content = None if given["state"] == "absent" else package.build(sys.executable, program.__name__, settings)
     return bring_about([package.part(program.PATH, content)], {"path": program.PATH}, module.check_mode)
 
@@ -79,6 +85,7 @@ def main() -> None:
             "record": {"type": "dict"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "run_dir": {"type": "str", "default": ""},
+            "stage_dir": {"type": "str", "default": stage.DIRECTORY},
             "volumes": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

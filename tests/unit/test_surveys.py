@@ -54,6 +54,7 @@ TO_DO = {
         "train_name",
         "train_command",
         "train_code",
+        "train_stage",
         "train_directory",
         "train_nodes",
         "train_min_nodes",

@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, scheduler, snapshot, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, scheduler, snapshot, stage, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -39,6 +39,8 @@ def refuse(host: Host, request: Request) -> None:
     if request.code:
         without = snapshot.without(request.folder)
         snapshot.check(request.code, request.command, request.directory, host.code_limit, without)
+    if request.stage:
+        stage.listed(request.stage)
     preflight.check(host.run, request, host.program, host.volumes)
 
 
@@ -58,6 +60,8 @@ def start(host: Host, request: Request) -> Run:
     def fill() -> None:
         if request.code:
             snapshot.take(request.code, request.folder, host.code_limit, snapshot.without(request.folder))
+        if request.stage:
+            stage.write(request.folder, stage.listed(request.stage))
 
     folder.create(placed(host, request), fill)
     return _submit(host, folder, Run(request.name))
@@ -75,6 +79,8 @@ def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
     if run.state not in ENDED and waits:
         return run, False
     preflight.check(host.run, request, host.program, host.volumes)
+    if request.stage:
+        stage.write(request.folder, stage.listed(request.stage))
     return _submit(host, folder, run._replace(counted=len(run.attempts) + 1)), True
 
 

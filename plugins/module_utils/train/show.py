@@ -33,6 +33,7 @@ def line(run: Run, now: float, waits: str = "") -> str:
         saved = run.checkpoint_at
         return _joined(
             where,
+            run.detail,
             _step(run.step, run.steps),
             "" if run.loss is None else f"loss {run.loss:.4g}",
             "" if run.steps_per_second is None else f"{run.steps_per_second:.3g} steps/s",
