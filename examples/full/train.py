@@ -60,7 +60,19 @@ class Training:
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: rate(step, given.steps, given.warm_up)
         )
+        self._settle()
         self._reseed()
+
+    def _settle(self) -> None:
+        """Two passes that change nothing.
+
+        DDP chooses after the first one which gradients it adds up together, and in which order. So without them the first step
+        after a restart would be another one than without the restart, in the last bits.
+        """
+        nothing = torch.zeros(1, self._given.length, dtype=torch.long, device=self._device)
+        for _pass in range(2):
+            self._model(nothing, nothing).backward()
+        self._optimizer.zero_grad()
 
     def _wrapped(self, model: Gpt) -> Any:
         if self._given.fsdp:
