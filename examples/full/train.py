@@ -14,6 +14,7 @@ import gc
 import io
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -254,6 +255,8 @@ def main() -> None:
     # What has no implementation on a GPU that gives the same to the bit is used all the same, with a warning.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
+    if given.fsdp and device.type == "cpu":
+        sys.exit("--fsdp needs GPUs")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     verify(given.data)
     training = Training(given, device)

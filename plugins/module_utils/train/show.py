@@ -77,4 +77,6 @@ def full(request: Request, run: Run, now: float, waits: str = "") -> str:
     heads = [line(run, now, waits), f"  {nodes}, {request.folder}", f"  {command}"]
     if request.code:
         heads.append(printable(f"  code of {request.code}" + (f", commit {request.commit}" if request.commit else "")))
+    if request.stage:
+        heads.append(printable(f"  data of {request.stage} in {request.stage_dir} on each node"))
     return "\n".join([*heads, *attempts(run, now), ""])

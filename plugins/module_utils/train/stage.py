@@ -116,9 +116,14 @@ def _walk(root: str, place: str) -> Iterator[Entry]:
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Note what the nodes are to copy from now on. Raises OSError."""
-    remove_in(None, f"{folder}/{_SUM}")
-    write_atomic(f"{folder}/{_MANIFEST}", _text(manifest) + "\n", 0o644)
+    """Note what the nodes are to copy from now on. Raises HostStateError."""
+    try:
+        remove_in(None, f"{folder}/{_SUM}")
+        write_atomic(f"{folder}/{_MANIFEST}", _text(manifest) + "\n", 0o644)
+    except OSError as failure:
+        raise HostStateError(
+            f"{folder}/{_MANIFEST} cannot be written: {failure.strerror}.", "See that the shared volume has room."
+        ) from failure
 
 
 def _text(manifest: Manifest) -> str:
@@ -254,16 +259,19 @@ class Staging:
                 raise _StoppedError
 
     def _agree(self, digest: str) -> None:
-        """Raises HostStateError where other nodes have other data, or this one has."""
+        """Raises HostStateError where other nodes have other data, or this one has.
+
+        Where the shared volume does not take the checksum now, the copy is used without: it was compared with what was read.
+        """
         draft = f"{self._sum}.{os.uname().nodename}.{os.getpid()}"
-        try:
-            with open(draft, "w", encoding="ascii") as stream:
-                stream.write(digest)
-            with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(OSError):
+            try:
+                with open(draft, "w", encoding="ascii") as stream:
+                    stream.write(digest)
                 os.link(draft, self._sum)
-        finally:
-            remove_in(None, draft)
-        if (read_text(self._sum) or "") != digest:
+            finally:
+                remove_in(None, draft)
+        if (read_text(self._sum) or digest) != digest:
             remove_in(self._held, _WHOLE)
             shutil.rmtree(f"/proc/self/fd/{self._held}/data", ignore_errors=True)
             raise HostStateError(

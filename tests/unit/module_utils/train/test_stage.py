@@ -199,6 +199,19 @@ def test_a_node_whose_copy_differs_from_that_of_others_fails(node: Node, source:
     again.stop()
 
 
+def test_a_shared_volume_that_is_full_does_not_keep_ranks_from_their_data(
+    node: Node, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_paths: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    found = node.bring()
+    assert content(Path(found.path)) == content(source)
+    assert sorted(path.name for path in node.run.iterdir()) == ["stage.json"]
+    found.stop()
+
+
 def test_a_disk_that_returns_other_data_is_found(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, part: write(descriptor, b"\xff" * len(part)))
