@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import desired
 
 
 class ActionModule(HostAction):
@@ -23,6 +23,5 @@ class ActionModule(HostAction):
             run_dir={"type": "str", "default": ""},
             stage_dir={"type": "str", "default": stage.DIRECTORY},
         )
-        record = self.record()
-        settings = {"volumes": volumes(record), "run_dir": given["run_dir"], "stage_dir": given["stage_dir"]}
-        return self.module("gpumesh.cluster.train", {"state": given["state"], **settings})
+        settings = desired(self.record(), given["run_dir"], given["state"], given["stage_dir"])
+        return self.module("gpumesh.cluster.train", settings)

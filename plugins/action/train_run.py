@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, stats
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import artifacts, volumes
 
 _MODULE = "gpumesh.cluster.train_run"
 #: Seconds between two looks. A run may take days: no connection is held for so long.
 _SPACING = 5.0
-_OWN = {"record": {"type": "dict", "required": True}, "wait": {"type": "bool", "default": True}}
+_OWN = {"record": RECORD, "wait": {"type": "bool", "default": True}}
 
 
 class ActionModule(HostAction):
@@ -32,6 +32,7 @@ class ActionModule(HostAction):
                 self.print_text(shown)
             time.sleep(_SPACING)
             result = self.module(_MODULE, {**given, "state": "followed"})
+        result = {**result, **stats(artifacts(given["name"], result))}
         failed = result["run"]["state"] in ("failed", "cancelled")
         if failed and not self.check_mode:
             return {**result, "changed": changed, "failed": True, "msg": result["line"]}

@@ -47,7 +47,7 @@ options:
 EXAMPLES = r"""
 - name: Install gpumesh-train
   gpumesh.cluster.train:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     run_dir: /mnt/shared/{user}/runs
 """
 
@@ -59,30 +59,22 @@ path:
   sample: /usr/local/bin/gpumesh-train
 """
 
-import sys
-
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
-
-# The program's sources have to come along.
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, stage
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, program, stage
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Write or remove the file."""
-    given = module.params
-    settings = {name: given[name] for name in ("volumes", "run_dir", "stage_dir")}
-    content = None if given["state"] == "absent" else package.build(sys.executable, program.__name__, settings)
-    return bring_about([package.part(program.PATH, content)], {"path": program.PATH}, module.check_mode)
+    return bring_about([install.part(module.params)], {"path": program.PATH}, module.check_mode)
 
 
 def main() -> None:
     """The module's entry."""
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "run_dir": {"type": "str", "default": ""},
             "stage_dir": {"type": "str", "default": stage.DIRECTORY},

@@ -112,7 +112,7 @@ options:
 EXAMPLES = r"""
 - name: Train, and wait for the end
   gpumesh.cluster.train_run:
-    record: "{{ cluster_record }}"
+    record: cluster_record
     name: nano
     command: python3 train.py --steps 20000
     directory: /mnt/shared/nano
@@ -233,7 +233,7 @@ def main() -> None:
     texts: Any = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
-            "record": {"type": "dict"},
+            "record": {"type": "raw"},
             "name": {"type": "str", "required": True},
             "command": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["started", "followed"], "default": "started"},

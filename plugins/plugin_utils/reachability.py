@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,13 +29,21 @@ def runs_beside(run: str, temporary: Path, process: int) -> list[str]:
     ``temporary`` is the playbook's own temporary folder, beside those of the others; Ansible deletes it in the end.
     """
     (temporary / f"{_NOTE}.{run}.{process}").touch(mode=0o600)
-    return sorted(_living(temporary.parent.glob(f"*/{_NOTE}.*"), process))
+    return sorted(_living(_names(temporary.parent), process))
 
 
-def _living(notes: Iterable[Path], own: int) -> Iterable[str]:
-    for note in notes:
-        _begin, run, process = note.name.split(".")
-        if int(process) != own and _lives(int(process)):
+def _names(parent: Path) -> Iterable[str]:
+    """The names of the files in the folders below. Other playbooks may remove theirs at any time."""
+    for folder in parent.iterdir():
+        with contextlib.suppress(OSError):
+            yield from os.listdir(folder)
+
+
+def _living(names: Iterable[str], own: int) -> Iterable[str]:
+    for name in names:
+        note, _dot, rest = name.partition(".")
+        run, _dot, process = rest.partition(".")
+        if note == _NOTE and int(process) != own and _lives(int(process)):
             yield run
 
 

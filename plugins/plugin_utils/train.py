@@ -5,9 +5,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 
 
 def volumes(record: model.Record) -> list[str]:
     """Where the shared volumes that can be written to are mounted, on all members."""
     return [volume["mount_point"] for volume in record["storage"]["volumes"] if not volume.get("read_only")]
+
+
+def desired(
+    record: model.Record, run_dir: str, state: str = "present", stage_dir: str = stage.DIRECTORY
+) -> dict[str, Any]:
+    """The parameters of the module train."""
+    return {"state": state, "volumes": volumes(record), "run_dir": run_dir, "stage_dir": stage_dir}
+
+
+def artifacts(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the next job of a workflow learns of a run. ``result``: that of the module train_run."""
+    run = result["run"]
+    return {
+        "gpumesh_train_name": name,
+        "gpumesh_train_state": run["state"],
+        "gpumesh_train_step": run.get("step"),
+        "gpumesh_train_loss": run.get("loss"),
+        "gpumesh_train_attempts": len(run.get("attempts") or []),
+        "gpumesh_train_folder": result.get("folder"),
+    }

@@ -34,12 +34,12 @@ def blocks(document: Path) -> tuple[Block, ...]:
 
 
 def console_lines(document: Path) -> list[str]:
-    """Each command of the console blocks, once."""
+    """Each command of the console blocks, once. Lines that go on after a backslash are one."""
     found = {
         line[2:].strip(): None
         for block in blocks(document)
         if block.language == "console"
-        for line in block.text.splitlines()
+        for line in block.text.replace("\\\n", "").splitlines()
         if line.startswith(("$ ", "# "))
     }
     return list(found)

@@ -238,7 +238,12 @@ def launched(outcome: Outcome, template: dict[str, Any], given: dict[str, Any]) 
 
 
 #: What the playbooks join and remove cannot do without.
-NEEDED = {"cluster_machines": "gpu4", "cluster_machine": "gpu4"}
+NEEDED = {
+    "cluster_machines": "gpu4",
+    "cluster_machine": "gpu4",
+    "train_name": "nano",
+    "train_command": "python3 train.py",
+}
 
 
 def required(controller: Controller, template: dict[str, Any]) -> dict[str, Any]:

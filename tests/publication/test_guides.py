@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
 from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
 
@@ -104,6 +105,11 @@ def test_another_command_names_what_there_is(document: Path, line: str) -> None:
         assert words[1:3] == ["collection", "install"]
     elif words[0] == "ansible-builder":
         assert (ROOT / "execution-environment.yml").exists()
+    elif words[0] == "gpumesh-train":
+        named = words[1] in program.COMMANDS
+        ours, _sbatch, command = program.split(words[1:])
+        given = program.manager().parse_args(ours) if named else program.parser().parse_args(ours)
+        assert named or (given.name and command)
     else:
         assert words[0] in FOREIGN, f"nobody tries {line}"
     for word in words:

@@ -32,7 +32,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import
 _NAME = "gpumesh-train"
 #: Where it is installed, on all nodes.
 PATH = f"/usr/local/bin/{_NAME}"
-_COMMANDS = ("list", "show", "logs", "cancel", "resume")
+#: What is done with runs that are there.
+COMMANDS = ("list", "show", "logs", "cancel", "resume")
 #: Seconds between two looks at a run that is followed.
 _FOLLOW = 2.0
 #: Seconds between two lines of a run that goes on, where they stay.
@@ -86,7 +87,7 @@ def _main(settings: Settings, arguments: List[str]) -> int:
         return _supervise(program, arguments[1], arguments[2])
     if first == "agent":
         return _agent(program, arguments[1])
-    if first in _COMMANDS:
+    if first in COMMANDS:
         return _manage(host, settings, arguments)
     return _start(host, settings, arguments)
 
@@ -176,14 +177,20 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
     return _follow(host, Folder(request.folder), run, given.detach)
 
 
-def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int:
+def manager() -> argparse.ArgumentParser:
+    """The commands for runs that are there, with their options."""
     made = argparse.ArgumentParser(_NAME, _USAGE)
-    made.add_argument("command", choices=_COMMANDS)
+    made.add_argument("command", choices=COMMANDS)
     made.add_argument("name", nargs="?", default="", help="name of the run")
     made.add_argument("--run-dir", default="", help="directory in which runs have their folders")
     made.add_argument("--rank", type=int, default=0, help="logs: of this rank (default: 0)")
     made.add_argument("--attempt", type=int, default=0, help="logs: of this attempt (default: the last one)")
     made.add_argument("--detach", action="store_true", help="resume: return as soon as the run is submitted")
+    return made
+
+
+def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int:
+    made = manager()
     given = made.parse_args(arguments)
     base = settings.base(given.run_dir)
     now = time.time()

@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.action import (
     names,
     ssh_trust,
     storage,
+    train,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
@@ -80,6 +81,8 @@ def test_the_host_is_compared_with_what_the_roles_are_told() -> None:
     assert modules["job environment"] == sent(job_environment, {"record": RECORD, "rdma": False, **told})
     sharing = asked(storage_server="ganesha")["modules"]["storage"]
     assert {**sharing, "force": False} == sent(storage, {"record": RECORD, "server": "ganesha"})
+    trains = asked(train_run_dir="/mnt/shared/runs", train_stage_dir="/scratch")["modules"]["train"]
+    assert trains == sent(train, {"record": RECORD, "run_dir": "/mnt/shared/runs", "stage_dir": "/scratch"})
     assert paths() - paths(slurm_accounting="false") == {"slurmdbd.service"}
 
 
@@ -89,7 +92,7 @@ def test_options_that_a_layer_would_refuse_are_what_differs() -> None:
     played = on_host(layer_info, {"record": RECORD}, found, **wrong)
     assert set(played.result["drift"]) == {"munge", "ssh", "job environment"}
     assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh"]
-    assert set(played.ran[0][1]["modules"]) == {"names", "storage"}
+    assert set(played.ran[0][1]["modules"]) == {"names", "storage", "train"}
 
 
 def test_who_leaves_is_told_the_name_of_the_cluster_alone() -> None:

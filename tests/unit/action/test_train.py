@@ -57,6 +57,22 @@ def test_a_run_is_started_and_looked_at_until_it_has_ended() -> None:
     assert all(parameters["volumes"] == ["/mnt/shared"] for _module, parameters in played.ran)
 
 
+def test_the_next_job_of_a_workflow_learns_how_the_run_went() -> None:
+    ended = looked("finished")
+    ended.update(
+        folder="/mnt/shared/alice/runs/nano", run={"state": "finished", "step": 9, "loss": 0.5, "attempts": [{}]}
+    )
+    played = followed(ended)
+    assert played.result["ansible_stats"]["data"] == {
+        "gpumesh_train_name": "nano",
+        "gpumesh_train_state": "finished",
+        "gpumesh_train_step": 9,
+        "gpumesh_train_loss": 0.5,
+        "gpumesh_train_attempts": 1,
+        "gpumesh_train_folder": "/mnt/shared/alice/runs/nano",
+    }
+
+
 def test_a_run_that_fails_fails_the_task() -> None:
     played = followed(looked("running"), looked("failed"))
     assert played.result["failed"] and played.result["msg"] == "nano: failed"

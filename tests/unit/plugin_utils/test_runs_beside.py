@@ -1,0 +1,53 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which other playbooks of a user test reachability at the same time, by the notes in their temporary folders."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reachability import runs_beside
+
+
+def folder(parent: Path, name: str) -> Path:
+    made = parent / name
+    made.mkdir()
+    return made
+
+
+def test_runs_of_other_playbooks_that_live_are_named(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    own = folder(tmp_path, "own")
+    (folder(tmp_path, "other") / f"gpumesh-run.cafe.{os.getppid()}").touch()
+    (folder(tmp_path, "ended") / f"gpumesh-run.dead.{ended.pid}").touch()
+    (folder(tmp_path, "plain") / "source").touch()
+    (tmp_path / "file").touch()
+    assert runs_beside("beef", own, os.getpid()) == ["cafe"]
+    # Its own run is seen by others.
+    assert runs_beside("cafe", folder(tmp_path, "third"), os.getppid()) == ["beef"]
+
+
+def test_temporary_folders_that_vanish_meanwhile_are_passed_by(tmp_path: Path) -> None:
+    own = folder(tmp_path, "own")
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            for number in range(50):
+                (tmp_path / f"other-{number}").mkdir()
+            for number in range(50):
+                (tmp_path / f"other-{number}").rmdir()
+
+    coming = threading.Thread(target=come_and_go)
+    coming.start()
+    try:
+        for number in range(300):
+            assert runs_beside(f"run{number}", own, os.getpid()) == []
+    finally:
+        over.set()
+        coming.join()
