@@ -60,7 +60,7 @@ def draw(run: dict[str, Any], lines: list[dict[str, Any]]) -> str:
         if cause["rank"] is not None:
             words += f", rank {cause['rank']}"
         if cause["node"]:
-            words += f" on {cause['node']}"
+            words += f" {cause['node']}" if cause["kind"] == "node" else f" on {cause['node']}"
         height = TOP - 32 + 13 * (index % 3)
         # A word that would not fit on the right is on the left of its line.
         left = place > WIDTH * 0.7
