@@ -78,8 +78,10 @@ class Watch:
             hearers[said.event](said, now)
         elif said.event == "failed":
             reason = str(said.values.get("reason"))
-            kind = "node" if said.values.get("of_node") else "start"
-            self._start_failure = Cause(kind, f"on {said.node}: {reason}", None, said.node)
+            if said.values.get("of_node"):
+                self.lost[said.node] = f"cannot have the data: {reason}"
+            else:
+                self._start_failure = Cause("start", f"on {said.node}: {reason}", None, said.node)
         elif said.event == "gone":
             self._gone.add(said.node)
 

@@ -181,7 +181,14 @@ def test_the_ranks_start_when_all_nodes_have_the_data() -> None:
     assert watch.staged() and watch.staging() == ""
 
 
-@pytest.mark.parametrize(("of_node", "kind"), [(True, "node"), (False, "start")])
-def test_a_full_disk_is_the_nodes_and_missing_data_is_not(watch: Watch, of_node: bool, kind: str) -> None:
-    watch.hear(said("failed", "n2", reason="no room", of_node=of_node), 2.0)
-    assert watch.verdict(2.0) == Cause(kind, "on n2: no room", None, "n2")
+def test_a_full_disk_is_the_nodes_and_missing_data_is_not(watch: Watch) -> None:
+    watch.hear(said("failed", "n2", reason="no room", of_node=True), 2.0)
+    assert watch.verdict(2.0) == Cause("node", "n2 cannot have the data: no room", None, "n2")
+    # The next attempt is on another one.
+    assert set(watch.lost) - watch.alive == {"n2"}
+
+
+def test_data_that_has_changed_is_not_the_fault_of_a_node(watch: Watch) -> None:
+    watch.hear(said("failed", "n2", reason="it has changed", of_node=False), 2.0)
+    assert watch.verdict(2.0) == Cause("start", "on n2: it has changed", None, "n2")
+    assert not watch.lost
