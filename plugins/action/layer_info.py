@@ -46,5 +46,5 @@ class ActionModule(HostAction):
                 record, self.machine, self.options("job_environment", *jobs)
             ),
             "storage": lambda: storage.desired(record, self.machine, **self.options("storage", "backend", "server")),
-            "train": lambda: train.desired(record, **self.options("train", "run_dir")),
+            "train": lambda: train.desired(record, **self.options("train", "run_dir", "stage_dir")),
         }

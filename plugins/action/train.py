@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import desired
 
@@ -16,5 +17,11 @@ class ActionModule(HostAction):
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
-        given = self.arguments(record=RECORD, state=STATE, run_dir={"type": "str", "default": ""})
-        return self.module("gpumesh.cluster.train", desired(self.record(), given["run_dir"], given["state"]))
+        given = self.arguments(
+            record=RECORD,
+            state=STATE,
+            run_dir={"type": "str", "default": ""},
+            stage_dir={"type": "str", "default": stage.DIRECTORY},
+        )
+        settings = desired(self.record(), given["run_dir"], given["state"], given["stage_dir"])
+        return self.module("gpumesh.cluster.train", settings)

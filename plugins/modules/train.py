@@ -31,6 +31,12 @@ options:
       - If empty, it is C({user}/runs) in the first of O(volumes).
     type: str
     default: ""
+  stage_dir:
+    description:
+      - The directory on a local disk of each node for copies of data. C({user}) in it is replaced by the name of the user.
+      - Its last component is created with mode 0700 if it does not exist. What is above it must exist.
+    type: str
+    default: /var/tmp/gpumesh-{user}
   volumes:
     description: The mount points of the shared volumes.
     type: list
@@ -56,7 +62,7 @@ path:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, program, stage
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -71,6 +77,7 @@ def main() -> None:
             "record": {"type": "raw"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "run_dir": {"type": "str", "default": ""},
+            "stage_dir": {"type": "str", "default": stage.DIRECTORY},
             "volumes": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

@@ -41,9 +41,26 @@ options:
     type: bool
     default: true
   directory:
-    description: The directory in which the command starts. It must exist on all nodes.
+    description: The directory in which the command starts. It must exist on all nodes, unless there is O(code).
     type: str
     default: /
+  code:
+    description:
+      - A directory of the host that is copied into the run, with up to 256 MiB and without C(.git) and C(__pycache__). All
+        attempts use the copy, also after the run was resumed.
+      - The command starts in the copy, in the same place as O(directory) in the original if it is in it.
+    type: str
+    default: ""
+  stage:
+    description:
+      - A directory on a shared volume that each node copies to its own disk, before the processes start. They find the copy
+        by the variable E(GPUMESH_STAGE_DIR). A copy that is there already is used again.
+    type: str
+    default: ""
+  stage_dir:
+    description: The directory of the nodes for such copies, as for M(gpumesh.cluster.train).
+    type: str
+    default: /var/tmp/gpumesh-{user}
   run_dir:
     description: The directory in which runs have their folders, as for M(gpumesh.cluster.train).
     type: str
@@ -137,7 +154,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, runs, show, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, runs, show, stage, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run, as_values
 
 
@@ -145,7 +162,7 @@ def work(module: AnsibleModule) -> Outcome:
     """Start or resume the run, or look at it."""
     given = module.params
     host = runs.Host(run, program.PATH, given["volumes"])
-    wanted = request_of(given, program.Settings({"volumes": given["volumes"], "run_dir": given["run_dir"]}))
+    wanted = request_of(given, program.Settings(given))
     folder = store.is_run(wanted.folder)
     if folder is None:
         if given["state"] == "followed":
@@ -173,13 +190,25 @@ def request_of(given: Mapping[str, Any], settings: program.Settings) -> Request:
         raise InputError(
             f"The command cannot be split into words: {failure}.", "Close its quotation marks."
         ) from failure
-    names = ("nodes", "spare", "gpus_per_node", "time", "partition", "max_restarts", "hang_timeout", "directory")
+    names = (
+        "nodes",
+        "spare",
+        "gpus_per_node",
+        "time",
+        "partition",
+        "max_restarts",
+        "hang_timeout",
+        "directory",
+        "code",
+        "stage",
+    )
     return Request(
         name=given["name"],
         command=command,
         folder=f"{settings.base('')}/{given['name']}",
         min_nodes=given["min_nodes"] or given["nodes"],
         sbatch=tuple(given["sbatch"]),
+        stage_dir=settings.local("") if given["stage"] else "",
         **{name: given[name] for name in names},
     )
 
@@ -210,6 +239,9 @@ def main() -> None:
             "state": {"type": "str", "choices": ["started", "followed"], "default": "started"},
             "wait": {"type": "bool", "default": True},
             "directory": {"type": "str", "default": "/"},
+            "code": text,
+            "stage": text,
+            "stage_dir": {"type": "str", "default": stage.DIRECTORY},
             "run_dir": text,
             "nodes": {"type": "int", "default": 1},
             "min_nodes": count,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 
 
 def volumes(record: model.Record) -> list[str]:
@@ -16,9 +17,11 @@ def volumes(record: model.Record) -> list[str]:
     return [volume["mount_point"] for volume in record["storage"]["volumes"] if not volume.get("read_only")]
 
 
-def desired(record: model.Record, run_dir: str, state: str = "present") -> dict[str, Any]:
+def desired(
+    record: model.Record, run_dir: str, state: str = "present", stage_dir: str = stage.DIRECTORY
+) -> dict[str, Any]:
     """The parameters of the module train."""
-    return {"state": state, "volumes": volumes(record), "run_dir": run_dir}
+    return {"state": state, "volumes": volumes(record), "run_dir": run_dir, "stage_dir": stage_dir}
 
 
 def artifacts(name: str, result: Mapping[str, Any]) -> dict[str, Any]:

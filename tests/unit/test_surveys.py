@@ -53,6 +53,8 @@ TO_DO = {
     "train": {
         "train_name",
         "train_command",
+        "train_code",
+        "train_stage",
         "train_directory",
         "train_nodes",
         "train_min_nodes",

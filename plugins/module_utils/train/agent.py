@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import IO, Any, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     cause,
     contract,
     gpumesh_run,
     lines,
     processes,
+    stage,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Progress
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -54,7 +55,10 @@ _TURNS = 5
 
 
 class Task(NamedTuple):
-    """What the agents of all nodes get, on their command line. ``token``: of the submission that is in charge."""
+    """What the agents of all nodes get, on their command line. ``token``: of the submission that is in charge.
+
+    ``stage_dir``: where a node has its copy of the data, if there is any to be copied.
+    """
 
     run: str
     folder: str
@@ -65,6 +69,7 @@ class Task(NamedTuple):
     command: Sequence[str]
     directory: str
     port: int
+    stage_dir: str = ""
 
 
 class Rank:
@@ -159,6 +164,7 @@ class Agent:
         self._output = output
         self._listened_to = True
         self._ranks: List[Rank] = []
+        self._staging: Optional[stage.Staging] = None
         self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
         self._deadline: Optional[float] = None
         self._beat_at = 0.0
@@ -171,15 +177,24 @@ class Agent:
                 self._output.flush()
 
     def start(self) -> None:
-        """Raises OSError."""
+        """Start the ranks, or the copy of the data that they need first. Raises OSError, GpumeshError."""
         task = self._task
         processes.kill_marked("GPUMESH_RUN_DIR", task.folder)
         Path(self._local, "gpumesh_run.py").write_text(inspect.getsource(gpumesh_run), encoding="utf-8")
+        if task.stage_dir:
+            self._staging = stage.Staging(stage.read(task.folder), task.stage_dir, task.folder)
+            self._staging.begin()
+        else:
+            self._start_ranks()
+
+    def _start_ranks(self, staged: str = "") -> None:
+        """Raises OSError."""
+        task = self._task
         master = {"MASTER_ADDR": _address(task.nodes[0]), "MASTER_PORT": str(task.port)}
         for local_rank in range(task.ranks_per_node):
             place = contract.Place(task.nodes, self._node, local_rank, task.ranks_per_node)
             variables = contract.environment(
-                os.environ, place, task.run, task.folder, task.attempt, master, self._local
+                os.environ, place, task.run, task.folder, task.attempt, master, self._local, staged
             )
             log = Folder(task.folder).attempt(task.attempt) / f"rank-{place.rank}.log"
             self._ranks.append(Rank(place.rank, task.command, task.directory, variables, log))
@@ -223,6 +238,8 @@ class Agent:
             Path(self._local, "stop").touch()
             for rank in self._living():
                 rank.warn()
+        elif word == "start" and self._staging and self._staging.path and not self._ranks:
+            self._start_ranks(self._staging.path)
         elif word == "end":
             self.end()
         elif word == "look":
@@ -268,9 +285,19 @@ class Agent:
         if moved or time.monotonic() - self._beat_at > _BEAT:
             self._beat_at = time.monotonic()
             self.say("beat", ranks=moved)
+            self._tell_staging()
+
+    def _tell_staging(self) -> None:
+        staging = self._staging
+        if staging and staging.failure:
+            self.say("failed", reason=str(staging.failure), of_node=isinstance(staging.failure, HostStateError))
+        elif staging and not self._ranks:
+            self.say("staging", done=staging.done, total=staging.total, ready=bool(staging.path))
 
     def close(self) -> None:
         """Leave nothing behind, and say so."""
+        if self._staging:
+            self._staging.stop()
         processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
         shutil.rmtree(self._local, ignore_errors=True)
         self.say("gone")

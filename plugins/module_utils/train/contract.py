@@ -9,6 +9,7 @@ The program finds, in each rank:
     GPUMESH_RUN              name of the run
     GPUMESH_RUN_DIR          its folder, on the shared volume
     GPUMESH_CHECKPOINT_DIR   where its checkpoints go, below that folder
+    GPUMESH_STAGE_DIR        the copy on the node's own disk of the data that --stage has named
     GPUMESH_ATTEMPT          1, 2, ...: how often the run has been started
     GPUMESH_PROGRESS_FILE    the rank writes it, on a local disk
     GPUMESH_STOP_FILE        is there as soon as the rank should save a checkpoint and end; SIGUSR1 says the same to a
@@ -91,8 +92,10 @@ def environment(
     attempt: int,
     master: Mapping[str, str],
     local: str,
+    staged: str = "",
 ) -> Dict[str, str]:
-    """The variables of one rank. ``master``: MASTER_ADDR and MASTER_PORT; ``local``: a folder on the node's own disk.
+    """The variables of one rank. ``master``: MASTER_ADDR and MASTER_PORT; ``local``: a folder on the node's own disk;
+    ``staged``: where it has its copy of the data.
 
     Slurm and the job environment describe the agent, which is one task of its node: what differs for a rank is replaced, since
     Lightning, JAX and others read it too.
@@ -120,5 +123,7 @@ def environment(
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONPATH": ":".join(part for part in (inherited.get("PYTHONPATH", ""), local) if part),
     }
+    if staged:
+        own["GPUMESH_STAGE_DIR"] = staged
     kept = {name: value for name, value in inherited.items() if name != "TF_CONFIG" or place.ranks_per_node == 1}
     return {**kept, **master, **world, **own}

@@ -20,7 +20,7 @@ def part(params: Mapping[str, Any]) -> Part:
     """The desired program, by the parameters of the module train."""
     if params["state"] == "absent":
         return package.part(program.PATH, None)
-    settings = {name: params[name] for name in ("volumes", "run_dir")}
+    settings = {name: params[name] for name in ("volumes", "run_dir", "stage_dir")}
     return package.part(program.PATH, package.build(sys.executable, program.__name__, settings))
 
 

@@ -47,14 +47,14 @@ def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
     return kind in _SHARED or kind.startswith(_SHARED_PREFIX)
 
 
-def refuse_local(path: str, volumes: Sequence[str]) -> None:
+def refuse_local(path: str, volumes: Sequence[str], option: str = "--run-dir") -> None:
     """Raises InputError for a folder that only this node sees."""
     with open(_MOUNTS, encoding="utf-8", errors="replace") as stream:
         mounts = stream.read()
     if not is_shared(os.path.realpath(path), volumes, mounts):
         known = f"The cluster has {', '.join(volumes)}." if volumes else "The cluster has none."
         raise InputError(
-            f"{path} is not on a shared volume.", f"{known} Give a directory that all nodes see with --run-dir."
+            f"{path} is not on a shared volume.", f"{known} Give a directory that all nodes see with {option}."
         )
 
 
@@ -82,7 +82,11 @@ def refuse_few(wanted: int, able: Sequence[str], states: Mapping[str, str]) -> N
 def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, str]:
     """What nodes lack, by node: the command, or the directory. A node that cannot be asked is not among them."""
     here = os.uname().nodename.partition(".")[0]
-    directory, program = shlex.quote(request.directory), shlex.quote(request.command[0])
+    # What is in the snapshot of the code is on a shared volume, or will be.
+    program, directory = request.command[0], request.directory
+    if request.code:
+        program, directory = ("true" if "/" in program and not program.startswith("/") else program), "/"
+    directory, program = shlex.quote(directory), shlex.quote(program)
     look = (
         f"cd {directory} 2>/dev/null || {{ echo directory {directory}; exit {_LACKS}; }}; "
         f"PATH={shlex.quote(os.environ.get('PATH', ''))}; "
@@ -117,5 +121,7 @@ def refuse_lacking(found: Mapping[str, str]) -> None:
 def check(run: Runner, request: Request, program: str, volumes: Sequence[str]) -> None:
     """All of it. Raises GpumeshError."""
     refuse_local(request.folder, volumes)
+    if request.stage:
+        refuse_local(request.stage, volumes, "--stage")
     refuse_lacking(lacking(run, request, usable(run, request)))
     scheduler.refuse_impossible(run, request, program)

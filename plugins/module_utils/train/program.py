@@ -17,7 +17,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import runs, scheduler, show, store, supervisor
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    runs,
+    scheduler,
+    show,
+    snapshot,
+    stage,
+    store,
+    supervisor,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -40,6 +48,7 @@ class Settings:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.volumes: List[str] = list(values["volumes"])
         self.run_dir: str = str(values["run_dir"])
+        self.stage_dir: str = str(values.get("stage_dir") or stage.DIRECTORY)
 
     def base(self, given: str) -> str:
         """The folder with the runs of this user. Raises InputError where there is none."""
@@ -50,6 +59,10 @@ class Settings:
         if self.volumes:
             return f"{self.volumes[0]}/{getpass.getuser()}/runs"
         raise InputError("The cluster has no shared volume.", "Give a directory that all nodes see with --run-dir.")
+
+    def local(self, given: str) -> str:
+        """Where nodes have this user's copies of data."""
+        return os.path.normpath(os.path.join("/", given or self.stage_dir.replace("{user}", getpass.getuser())))
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
@@ -105,6 +118,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--grace", type=float, default=60.0, help="seconds for a checkpoint after a warning (default: 60)"
     )
+    made.add_argument("--code", default="", metavar="DIR", help="copy this directory into the run, and start there")
+    made.add_argument(
+        "--code-limit",
+        type=int,
+        default=snapshot.LIMIT,
+        metavar="MIB",
+        help=f"refuse a larger directory (default: {snapshot.LIMIT})",
+    )
+    made.add_argument("--stage", default="", metavar="DIR", help="copy this data to a local disk of each node first")
+    made.add_argument("--stage-dir", default="", metavar="DIR", help="the directory of the nodes for such copies")
     made.add_argument("--detach", action="store_true", help="return as soon as the run is submitted")
     made.add_argument("--dry-run", action="store_true", help="check everything, and show the batch script")
     return made
@@ -141,10 +164,14 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
         hang_timeout=given.hang_timeout,
         grace=given.grace,
         directory=os.getcwd(),
+        code=given.code and os.path.abspath(given.code),
+        stage=given.stage and os.path.abspath(given.stage),
+        stage_dir=settings.local(given.stage_dir) if given.stage else "",
     )
+    host = host._replace(code_limit=given.code_limit)
     if given.dry_run:
         runs.refuse(host, request)
-        sys.stdout.write(requests.shown(request, host.program))
+        sys.stdout.write(requests.shown(runs.placed(host, request), host.program))
         return 0
     run = runs.start(host, request)
     return _follow(host, Folder(request.folder), run, given.detach)
@@ -254,7 +281,7 @@ def _agent(program: str, text: str) -> int:
     try:
         agent.start()
         present = agent.run(sys.stdin.fileno())
-    except OSError as failure:
+    except (OSError, GpumeshError) as failure:
         agent.say("failed", reason=str(failure))
     finally:
         agent.close()

@@ -53,6 +53,9 @@ def checked(request: Request) -> Request:
     _check_numbers(request)
     if request.time and not _TIME.fullmatch(request.time):
         raise InputError(f"Invalid --time '{request.time}'.", "Give it as for Slurm, for example 90, 12:00:00 or 2-00.")
+    for option, path in (("--code", request.code), ("--stage", request.stage)):
+        if path and not path.startswith("/"):
+            raise InputError(f"Invalid {option} '{path}'.", "Give an absolute path.")
     _check_options(request.sbatch)
     return request
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, scheduler, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, scheduler, snapshot, stage, store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -20,11 +20,15 @@ _CANCEL = 40.0
 
 
 class Host(NamedTuple):
-    """What the program needs to know of where it runs. ``program``: its path, the same on all nodes."""
+    """What the program needs to know of where it runs. ``program``: its path, the same on all nodes.
+
+    ``code_limit``: MiB that a snapshot of code may have.
+    """
 
     run: Runner
     program: str
     volumes: Sequence[str]
+    code_limit: int = snapshot.LIMIT
 
 
 def refuse(host: Host, request: Request) -> None:
@@ -32,14 +36,34 @@ def refuse(host: Host, request: Request) -> None:
     checked(request)
     if store.is_run(request.folder):
         raise store.in_use(request.name, request.folder)
+    if request.code:
+        without = snapshot.without(request.folder)
+        snapshot.check(request.code, request.command, request.directory, host.code_limit, without)
+    if request.stage:
+        stage.listed(request.stage)
     preflight.check(host.run, request, host.program, host.volumes)
+
+
+def placed(host: Host, request: Request) -> Request:
+    """The request as it is noted: with a snapshot of code, the command starts in that."""
+    if not request.code:
+        return request
+    directory = snapshot.start_directory(request.code, request.directory, request.folder)
+    return request._replace(directory=directory, commit=snapshot.commit(host.run, request.code))
 
 
 def start(host: Host, request: Request) -> Run:
     """Submit a run. Raises GpumeshError; then nothing has been submitted."""
     refuse(host, request)
     folder = Folder(request.folder)
-    folder.create(request)
+
+    def fill() -> None:
+        if request.code:
+            snapshot.take(request.code, request.folder, host.code_limit, snapshot.without(request.folder))
+        if request.stage:
+            stage.write(request.folder, stage.listed(request.stage))
+
+    folder.create(placed(host, request), fill)
     return _submit(host, folder, Run(request.name))
 
 
@@ -55,6 +79,8 @@ def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
     if run.state not in ENDED and waits:
         return run, False
     preflight.check(host.run, request, host.program, host.volumes)
+    if request.stage:
+        stage.write(request.folder, stage.listed(request.stage))
     return _submit(host, folder, run._replace(counted=len(run.attempts) + 1)), True
 
 

@@ -17,7 +17,8 @@ class Request(NamedTuple):
 
     ``min_nodes``: with fewer than this many nodes the run is queued again; ``spare``: nodes that it holds besides.
     ``hang_timeout`` and ``grace`` in seconds: without progress of any rank, and to save a checkpoint after a warning.
-    ``sbatch``: further options of sbatch; ``directory``: where the command starts.
+    ``sbatch``: further options of sbatch; ``directory``: where the command starts. ``code``: the directory of which the run has
+    a snapshot, and ``commit`` what git said of it. ``stage``: a directory of which each node has a copy in ``stage_dir``.
     """
 
     name: str
@@ -34,6 +35,10 @@ class Request(NamedTuple):
     hang_timeout: float = 600.0
     grace: float = 60.0
     directory: str = "."
+    code: str = ""
+    commit: str = ""
+    stage: str = ""
+    stage_dir: str = ""
 
     @property
     def ranks_per_node(self) -> int:

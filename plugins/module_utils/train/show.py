@@ -33,6 +33,7 @@ def line(run: Run, now: float, waits: str = "") -> str:
         saved = run.checkpoint_at
         return _joined(
             where,
+            run.detail,
             _step(run.step, run.steps),
             "" if run.loss is None else f"loss {run.loss:.4g}",
             "" if run.steps_per_second is None else f"{run.steps_per_second:.3g} steps/s",
@@ -73,4 +74,9 @@ def full(request: Request, run: Run, now: float, waits: str = "") -> str:
     """All of a run."""
     nodes = f"{request.nodes} nodes" + (f", at least {request.min_nodes}" if request.min_nodes < request.nodes else "")
     command = printable(" ".join(request.command))
-    return "\n".join([line(run, now, waits), f"  {nodes}, {request.folder}", f"  {command}", *attempts(run, now), ""])
+    heads = [line(run, now, waits), f"  {nodes}, {request.folder}", f"  {command}"]
+    if request.code:
+        heads.append(printable(f"  code of {request.code}" + (f", commit {request.commit}" if request.commit else "")))
+    if request.stage:
+        heads.append(printable(f"  data of {request.stage} in {request.stage_dir} on each node"))
+    return "\n".join([*heads, *attempts(run, now), ""])

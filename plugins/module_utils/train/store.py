@@ -9,14 +9,16 @@ run.json            what has happened, written by the supervisor
 supervisor.log      what the supervisor says
 attempts/001/       a log a rank; heir-N, made by whoever goes on with the run when the supervisor is lost
 checkpoints/        the program's
+code/               the snapshot of its code, where one was asked for
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
@@ -41,8 +43,11 @@ class Folder:
     def __init__(self, path: str) -> None:
         self.path = Path(path)
 
-    def create(self, request: Request) -> None:
-        """Raises InputError where the name is in use: of two who ask at the same time, one gets it."""
+    def create(self, request: Request, fill: Callable[[], None] = lambda: None) -> None:
+        """Raises InputError where the name is in use: of two who ask at the same time, one gets it.
+
+        ``fill``: put in what the run needs. It is a run when that is done, and nothing is left of it where that fails.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
@@ -55,7 +60,12 @@ class Folder:
                 f"The directory {self.path} cannot be created: {failure.strerror}.",
                 "Give a directory on a shared volume that you may write to with --run-dir.",
             ) from failure
-        write_atomic(str(self.path / _REQUEST), requests.to_text(request), 0o644)
+        try:
+            fill()
+            write_atomic(str(self.path / _REQUEST), requests.to_text(request), 0o644)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def request(self) -> Request:
         """Raises InputError, also where there is no such run."""
@@ -120,6 +130,12 @@ class Folder:
 
 def in_use(name: str, path: str) -> InputError:
     """What is said where a run has this name already."""
+    if not (Path(path) / _REQUEST).is_file():
+        return InputError(
+            f"{path} is there, and has no run in it.",
+            "Another one is starting, or was interrupted before it began: then remove the directory. Or choose another name.",
+            run=name,
+        )
     return InputError(
         f"There is already a run '{name}', in {path}.",
         f"Choose another name, or go on with it: gpumesh-train resume {name}",

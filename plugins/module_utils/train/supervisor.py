@@ -190,7 +190,12 @@ class Supervisor:
             scheduler.submit(self._runner, self._folder, self._post.program, excluded or barred, fewer=True)
         except GpumeshError as failure:
             _say(f"without {', '.join(excluded)}: {failure}")
-            scheduler.submit(self._runner, self._folder, self._post.program, barred, fewer=True, hold=_HOLD)
+            try:
+                scheduler.submit(self._runner, self._folder, self._post.program, barred, fewer=True, hold=_HOLD)
+            except GpumeshError as last:
+                detail = f"{self._run.detail}. {last}"
+                self._folder.write(self._run._replace(state="failed", detail=detail))
+                raise
 
     def _attempt(self, nodes: Sequence[str]) -> None:
         request, post = self._request, self._post
@@ -208,6 +213,7 @@ class Supervisor:
             list(request.command),
             request.directory,
             _PORTS[(post.job * 31 + number * 7) % len(_PORTS)],
+            request.stage_dir,
         )
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())
@@ -268,6 +274,7 @@ class Supervisor:
                 loss=self._run.loss if now.loss is None else now.loss,
                 steps_per_second=speed,
                 checkpoint_at=time.time() if saved else self._run.checkpoint_at,
+                detail=watch.staging(),
             )
         )
 
@@ -307,6 +314,7 @@ class Course:
         self._past: Deque[Tuple[float, int]] = deque()
         self._warned: Optional[Cause] = None
         self._warned_at = 0.0
+        self._staged = False
         self._noted = 0.0
         self._asked = 0.0
         self._over_at: Optional[float] = None
@@ -320,6 +328,9 @@ class Course:
             if cause is not None:
                 self._supervisor.take_progress(self._watch, self._speed(now))
                 return cause
+            if self._watch.staged() and not self._staged:
+                self._staged = True
+                self._step.order("start")
             self._warn(now)
             self._ask(now)
             if now - self._noted > _NOTE:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause as causes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
@@ -46,6 +46,7 @@ class Watch:
         self._start_failure: Optional[Cause] = None
         self._gone: Set[str] = set()
         self._warned: Optional[Cause] = None
+        self._staging: Dict[str, Tuple[int, int, bool]] = {}
         #: Nodes that no rank runs on any more, and why; those of them that answer can be used again.
         self.lost: Dict[str, str] = {}
         self.alive: Set[str] = set()
@@ -66,12 +67,21 @@ class Watch:
         if said.node not in self.nodes:
             return
         self._heard[said.node] = now
-        hearers = {"beat": self._beat, "ended": self._ended, "started": self._started, "state": self._state}
+        hearers = {
+            "beat": self._beat,
+            "ended": self._ended,
+            "started": self._started,
+            "state": self._state,
+            "staging": self._stage,
+        }
         if said.event in hearers:
             hearers[said.event](said, now)
         elif said.event == "failed":
             reason = str(said.values.get("reason"))
-            self._start_failure = Cause("start", f"on {said.node}: {reason}", None, said.node)
+            if said.values.get("of_node"):
+                self.lost[said.node] = f"cannot have the data: {reason}"
+            else:
+                self._start_failure = Cause("start", f"on {said.node}: {reason}", None, said.node)
         elif said.event == "gone":
             self._gone.add(said.node)
 
@@ -81,6 +91,26 @@ class Watch:
 
     def _started(self, said: Said, _now: float) -> None:
         self._rank_nodes.update({int(rank): said.node for rank in said.values["ranks"]})
+
+    def _stage(self, said: Said, now: float) -> None:
+        values = said.values
+        self._staging[said.node] = (int(values["done"]), int(values["total"]), bool(values["ready"]))
+        if self._moved is not None:
+            # Ranks that have not begun do not hang.
+            self._moved = now
+
+    def staged(self) -> bool:
+        """Whether all nodes have their copy of the data, so that the ranks can start."""
+        return len(self._staging) == len(self.nodes) and all(ready for _done, _total, ready in self._staging.values())
+
+    def staging(self) -> str:
+        """How far the copies of the data are; empty where there are none to be made."""
+        if not self._staging or self.staged():
+            return ""
+        ready = sum(1 for one in self._staging.values() if one[2])
+        done = sum(one[0] for one in self._staging.values())
+        total = max(one[1] for one in self._staging.values()) * len(self.nodes)
+        return f"staging: {ready} of {len(self.nodes)} nodes have the data, {done / 1e9:.1f} of {total / 1e9:.1f} GB"
 
     def _state(self, said: Said, _now: float) -> None:
         rank = int(said.values["rank"])

@@ -81,8 +81,8 @@ def test_the_host_is_compared_with_what_the_roles_are_told() -> None:
     assert modules["job environment"] == sent(job_environment, {"record": RECORD, "rdma": False, **told})
     sharing = asked(storage_server="ganesha")["modules"]["storage"]
     assert {**sharing, "force": False} == sent(storage, {"record": RECORD, "server": "ganesha"})
-    trains = asked(train_run_dir="/mnt/shared/runs")["modules"]["train"]
-    assert trains == sent(train, {"record": RECORD, "run_dir": "/mnt/shared/runs"})
+    trains = asked(train_run_dir="/mnt/shared/runs", train_stage_dir="/scratch")["modules"]["train"]
+    assert trains == sent(train, {"record": RECORD, "run_dir": "/mnt/shared/runs", "stage_dir": "/scratch"})
     assert paths() - paths(slurm_accounting="false") == {"slurmdbd.service"}
 
 

@@ -41,8 +41,13 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_program_knows_the_volumes_that_can_be_written_to() -> None:
-    played = play(train.ActionModule, {"record": RECORD}, {"gpumesh.cluster.train": [{"changed": True}]}, HERE)
-    wanted = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": ""}
+    played = play(
+        train.ActionModule,
+        {"record": RECORD, "stage_dir": "/scratch"},
+        {"gpumesh.cluster.train": [{"changed": True}]},
+        HERE,
+    )
+    wanted = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": "", "stage_dir": "/scratch"}
     assert played.ran == [("gpumesh.cluster.train", wanted)]
 
 

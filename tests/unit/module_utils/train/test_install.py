@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, compare_modules
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, program
 
-WANTED = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": ""}
+WANTED = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": "", "stage_dir": "/var/tmp/gpumesh-{user}"}
 
 
 def test_a_host_is_compared_with_the_program_that_the_module_writes(

@@ -82,3 +82,16 @@ def test_each_node_is_asked_for_what_the_run_needs() -> None:
     assert "/mnt/a b" in asked["n1"]
     with pytest.raises(HostStateError, match="n1 has no command python9"):
         preflight.refuse_lacking(found)
+
+
+def test_a_command_in_the_snapshot_of_the_code_is_not_looked_for_on_nodes() -> None:
+    asked = []
+
+    def run(argv: list[str], **_options: Any) -> Completed:
+        asked.append(argv[-1])
+        return Completed(0, "", "")
+
+    for command in ("./train.sh", "/usr/bin/python9"):
+        preflight.lacking(run, REQUEST._replace(code="/x", command=(command,)), ["n1"])
+    assert "train.sh" not in asked[0] and "/usr/bin/python9" in asked[1]
+    assert not [text for text in asked if "/mnt/a b" in text]

@@ -24,6 +24,7 @@ SLURM = {
     "sinfo": 'echo "n1|idle"',
     "sbatch": """
         case " $* " in *" --test-only "*) exit 0;; esac
+        case "$*" in *--exclude=n1*) echo "sbatch: error: Requested node configuration is not available" >&2; exit 1;; esac
         for word; do case $word in --output=*) output=${word#*=};; esac; done
         cat > job.sh
         setsid env SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1 SLURMD_NODENAME=n1 sh job.sh >> "$output" 2>&1 < /dev/null &
@@ -57,6 +58,8 @@ while step < 20:
         time.sleep(0.1)
     if sys.argv[1] == "always" and step == 3:
         sys.exit("no such column")
+if "GPUMESH_STAGE_DIR" in os.environ:
+    print(open(os.path.join(os.environ["GPUMESH_STAGE_DIR"], "shard")).read())
 print("done", os.environ["WORLD_SIZE"])
 """
 
@@ -68,7 +71,7 @@ class Host:
         self.folder = folder
         self.runs = folder / "runs"
         commands = {name: f"#!/bin/sh\n{text}\n".encode() for name, text in SLURM.items()}
-        settings = {"volumes": [str(folder)], "run_dir": str(self.runs)}
+        settings = {"volumes": [str(folder)], "run_dir": str(self.runs), "stage_dir": str(folder / "local-{user}")}
         commands["gpumesh-train"] = build(sys.executable, program.__name__, settings)
         (folder / "bin").mkdir()
         for name, content in commands.items():
@@ -182,6 +185,56 @@ def test_what_cannot_work_is_refused(host: Host, arguments: list[str], words: st
     done = host.train("--name", "nano", *arguments)
     assert done.returncode == 2 and words in done.stderr, done.stderr
     assert not (host.folder / "job").exists()
+
+
+def test_a_run_has_a_snapshot_of_its_code(host: Host) -> None:
+    done = host.start("wait", "--code", str(host.folder / "lib"), "--detach")
+    assert done.returncode == 2 and "lib is not a directory" in done.stderr
+    (host.folder / "lib").mkdir()
+    (host.folder / "lib" / "train.py").write_text(TRAINER, encoding="ascii")
+    assert "/runs/nano/code\n" in host.start("wait", "--code", "lib", "--dry-run").stdout
+    assert not host.runs.exists()
+    assert host.start("wait", "--code", "lib", "--detach").returncode == 0
+    host.wait("step", 12)
+    # What becomes of the original is nothing to the run, also when it is resumed.
+    (host.folder / "lib" / "train.py").write_text("raise SystemExit(1)", encoding="ascii")
+    assert "cancelled" in host.train("cancel", "nano").stdout
+    assert host.train("resume", "nano").returncode == 0
+    assert host.kinds == ["cancelled", "finished"]
+    assert f"code of {host.folder}/lib\n" in host.train("show", "nano").stdout
+
+
+def test_a_run_whose_code_cannot_be_copied_is_none(host: Host) -> None:
+    (host.folder / "lib").mkdir()
+    os.mkfifo(host.folder / "lib" / "train.py")
+    host.runs.mkdir()
+    (host.runs / "nano").mkdir()
+    done = host.start("", "--code", "lib")
+    assert done.returncode == 2 and "is there, and has no run in it" in done.stderr
+
+
+def test_the_ranks_find_a_copy_of_the_data_that_was_made_before(host: Host) -> None:
+    assert "is not a directory" in host.start("", "--stage", "data").stderr
+    (host.folder / "data").mkdir()
+    (host.folder / "data" / "shard").write_text("some data", encoding="ascii")
+    assert host.start("crash", "--stage", "data", "--gpus-per-node", "2").returncode == 0
+    assert host.kinds == ["crash", "finished"]
+    assert host.train("logs", "nano", "--rank", "1").stdout == "some data\ndone 2\n"
+    copies = [path for path in host.folder.iterdir() if path.name.startswith("local-")]
+    assert len(copies) == 1 and len(list(copies[0].iterdir())) == 1
+    assert host.run["detail"] == ""
+
+
+def test_a_run_whose_data_cannot_be_copied_says_why(host: Host) -> None:
+    (host.folder / "data").mkdir()
+    (host.folder / "data" / "shard").write_text("some data", encoding="ascii")
+    (host.folder / "open").mkdir(mode=0o755)
+    done = host.start("", "--stage", "data", "--stage-dir", str(host.folder / "open"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert host.kinds == ["node"] * 3
+    assert "0 of the 1 nodes that it needs are left" in host.run["detail"] and "not available" in host.run["detail"]
+    assert "is open to other users" in host.run["attempts"][0]["cause"]["detail"]
+    assert host.run["attempts"][0]["cause"]["node"] == "n1"
 
 
 def test_a_dry_run_submits_nothing(host: Host) -> None:

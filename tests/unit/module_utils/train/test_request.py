@@ -28,6 +28,8 @@ REQUEST = Request(name="nano", command=("python3", "train.py"), folder="/mnt/a b
         ({"gpus_per_node": -1}, "--gpus-per-node -1"),
         ({"hang_timeout": 0.0}, "more than 0 seconds"),
         ({"time": "soon"}, "--time 'soon'"),
+        ({"code": "src"}, "Invalid --code 'src'"),
+        ({"stage": "data"}, "Invalid --stage 'data'"),
         ({"sbatch": ("--nodes=4",)}, "'--nodes=4' cannot be passed"),
         ({"sbatch": ("-p", "x")}, "'-p' cannot be passed"),
     ],

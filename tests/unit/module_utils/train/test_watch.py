@@ -161,3 +161,34 @@ def test_an_agent_that_cannot_start_its_ranks_says_why(watch: Watch) -> None:
     cause = watch.verdict(2.0)
     assert cause is not None and (cause.kind, cause.node) == ("start", "n2")
     assert "python9" in cause.detail
+
+
+def staging(node: str, done: int, ready: bool = False) -> Said:
+    return said("staging", node, done=done, total=2_000_000_000, ready=ready)
+
+
+def test_the_ranks_start_when_all_nodes_have_the_data() -> None:
+    watch = Watch(REQUEST, NODES, 0.0, tells=True)
+    assert not watch.staged() and watch.staging() == ""
+    for now in range(100):
+        watch.hear(staging("n1", 2_000_000_000, ready=True), float(now))
+        watch.hear(staging("n2", 500_000_000), float(now))
+    assert watch.staging() == "staging: 1 of 3 nodes have the data, 2.5 of 6.0 GB"
+    # Ranks that have not begun do not hang.
+    assert not watch.hangs(100.0) and not watch.staged()
+    for node in ("n2", "n3"):
+        watch.hear(staging(node, 2_000_000_000, ready=True), 100.0)
+    assert watch.staged() and watch.staging() == ""
+
+
+def test_a_full_disk_is_the_nodes_and_missing_data_is_not(watch: Watch) -> None:
+    watch.hear(said("failed", "n2", reason="no room", of_node=True), 2.0)
+    assert watch.verdict(2.0) == Cause("node", "n2 cannot have the data: no room", None, "n2")
+    # The next attempt is on another one.
+    assert set(watch.lost) - watch.alive == {"n2"}
+
+
+def test_data_that_has_changed_is_not_the_fault_of_a_node(watch: Watch) -> None:
+    watch.hear(said("failed", "n2", reason="it has changed", of_node=False), 2.0)
+    assert watch.verdict(2.0) == Cause("start", "on n2: it has changed", None, "n2")
+    assert not watch.lost

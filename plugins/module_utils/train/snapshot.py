@@ -1,0 +1,193 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The code of a run: a copy of a directory, made before the run is submitted, which all of its attempts use.
+
+What the copy has: files with their permissions and times, directories and links. A link within the directory becomes one
+within the copy; one that leads out of it leads to the same place as before. Pipes, sockets and devices are left out, and so
+is what version control and Python keep for themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+
+#: The directory in that of the run.
+NAME = "code"
+#: What is left out, wherever it is.
+LEFT_OUT = (".git", ".hg", ".svn", "__pycache__")
+#: MiB that a snapshot may have unless the user says otherwise: it is code, and no data.
+LIMIT = 256
+_MIB = 1 << 20
+#: How often a file is copied that changes meanwhile.
+_TRIES = 3
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Found(NamedTuple):
+    """Something in the directory. ``path`` is relative to it; ``kind`` is that of the mode."""
+
+    path: str
+    kind: int
+    size: int
+
+
+def start_directory(source: str, directory: str, folder: str) -> str:
+    """Where the command starts: at the place in the copy where the user is in the original, else at its top."""
+    root, here = os.path.realpath(source), os.path.realpath(directory)
+    top = f"{folder}/{NAME}"
+    inside = here.startswith(root.rstrip("/") + "/")
+    return f"{top}/{os.path.relpath(here, root)}" if inside else top
+
+
+def listed(root: str, without: Sequence[str] = ()) -> Iterator[Found]:
+    """All that a copy has, a directory before what is in it. ``without``: real paths that are left out.
+
+    What vanishes meanwhile, such as the temporary file of an editor, is not among it. Raises HostStateError.
+    """
+    try:
+        with os.scandir(root) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+    except OSError as failure:
+        raise _unreadable(root, failure) from failure
+    for entry in found:
+        if entry.name in LEFT_OUT or entry.path in without:
+            continue
+        try:
+            about = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        kind = stat.S_IFMT(about.st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            continue
+        yield Found(entry.name, kind, about.st_size if kind == stat.S_IFREG else 0)
+        if kind == stat.S_IFDIR:
+            for below in listed(entry.path, without):
+                yield below._replace(path=f"{entry.name}/{below.path}")
+
+
+def check(source: str, command: Sequence[str], directory: str, limit: int, without: Sequence[str] = ()) -> None:
+    """Raises InputError for a directory that is none, that is too large, or that lacks the command."""
+    root = os.path.realpath(source)
+    if not os.path.isdir(root):
+        raise InputError(f"{source} is not a directory.", "Give the directory of the code with --code.")
+    sizes: Dict[str, int] = {}
+    for found in listed(root, without):
+        top = found.path.partition("/")[0]
+        sizes[top] = sizes.get(top, 0) + found.size
+    total = sum(sizes.values())
+    if total > limit * _MIB:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        named = ", ".join(f"{name} {sizes[name] / _MIB:.0f} MiB" for name in largest)
+        raise InputError(
+            f"{source} has {total / _MIB:.0f} MiB, more than the {limit} MiB of a snapshot of code ({named}).",
+            "Keep data elsewhere, or allow more with --code-limit MIB.",
+        )
+    program = command[0] if command else ""
+    if "/" in program and not program.startswith("/"):
+        here = start_directory(source, directory, "")[len(NAME) + 2 :]
+        if not os.access(os.path.join(root, here, program), os.X_OK):
+            raise InputError(f"{source} has no command {program}.", "Give its path from where the command starts.")
+
+
+def take(source: str, folder: str, limit: int, without: Sequence[str] = ()) -> None:
+    """Make the copy. It has its name when it is complete, not before. Raises GpumeshError."""
+    root = os.path.realpath(source)
+    draft = f"{folder}/.{NAME}.{secrets.token_hex(4)}"
+    left = limit * _MIB
+    modes: List[Tuple[str, int]] = []
+    try:
+        os.mkdir(draft)
+        for found in listed(root, without):
+            original, copy = f"{root}/{found.path}", f"{draft}/{found.path}"
+            try:
+                if found.kind == stat.S_IFDIR:
+                    modes.append((copy, stat.S_IMODE(os.lstat(original).st_mode) & 0o777 | 0o700))
+                    os.mkdir(copy, 0o700)
+                elif found.kind == stat.S_IFLNK:
+                    os.symlink(link_target(root, found.path, os.readlink(original)), copy)
+                else:
+                    left -= _copy(original, copy, left)
+            except FileNotFoundError:
+                # It has vanished meanwhile. Whoever takes the run's own directory away hears of it below.
+                continue
+        # Last, since one without write permission for others takes nothing more from them.
+        for path, mode in reversed(modes):
+            if os.path.isdir(path):
+                os.chmod(path, mode)
+        os.rename(draft, f"{folder}/{NAME}")
+    except OSError as failure:
+        raise HostStateError(
+            f"{source} cannot be copied to {folder}: {failure.strerror} ({failure.filename}).",
+            "Make it readable, and see that the shared volume has room.",
+        ) from failure
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def link_target(root: str, path: str, target: str) -> str:
+    """What a link at ``path`` below ``root`` says in the copy."""
+    place = os.path.dirname(os.path.join(root, path))
+    absolute = os.path.normpath(os.path.join(place, target))
+    if absolute == root or absolute.startswith(root.rstrip("/") + "/"):
+        return os.path.relpath(absolute, place)
+    return absolute
+
+
+def _copy(original: str, copy: str, most: int) -> int:
+    """Copy a file; its size. Raises OSError, InputError and HostStateError."""
+    source = os.open(original, _READ)
+    try:
+        for _try in range(_TRIES):
+            before = os.fstat(source)
+            if not stat.S_ISREG(before.st_mode):
+                raise FileNotFoundError(original)
+            if before.st_size > most:
+                raise InputError(f"{original} has grown meanwhile.", "Keep data out of the directory of the code.")
+            os.lseek(source, 0, os.SEEK_SET)
+            with os.fdopen(os.open(copy, _WRITE, 0o600), "wb") as stream:
+                for part in iter(lambda: os.read(source, _MIB), b""):
+                    stream.write(part)
+                stream.flush()
+                os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode) & 0o777 | 0o600)
+                os.utime(stream.fileno(), ns=(before.st_mtime_ns, before.st_mtime_ns))
+                os.fsync(stream.fileno())
+                size = stream.tell()
+            after = os.fstat(source)
+            if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns) and size == before.st_size:
+                return size
+            os.unlink(copy)
+    finally:
+        os.close(source)
+    raise HostStateError(f"{original} changes while it is copied.", "Wait for what writes it, and start the run again.")
+
+
+def commit(run: Runner, source: str) -> str:
+    """The commit that the directory has in git, with ``-dirty`` where files differ from it; empty where there is none."""
+    try:
+        done = run(
+            ["git", "-C", os.path.realpath(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            timeout=20.0,
+            check=False,
+        )
+    except CommandError:
+        return ""
+    return "" if done.rc else done.stdout.strip()
+
+
+def _unreadable(path: str, failure: OSError) -> HostStateError:
+    return HostStateError(f"{path} cannot be read: {failure.strerror}.", "Make it readable, or give another --code.")
+
+
+def without(folder: str) -> List[str]:
+    """What is never in a snapshot: the directory with the runs, where it is in that of the code."""
+    base = os.path.realpath(os.path.dirname(folder))
+    return [base, f"{base}/{os.path.basename(folder)}"]

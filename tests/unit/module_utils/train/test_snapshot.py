@@ -1,0 +1,175 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The code of a run: what a copy has, what it has not, and that a half one is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import snapshot
+
+
+@pytest.fixture(name="source")
+def _source(tmp_path: Path) -> Path:
+    made = tmp_path / "source"
+    (made / "lib" / "__pycache__").mkdir(parents=True)
+    (made / ".git").mkdir()
+    (made / ".git" / "HEAD").write_text("x")
+    (made / "lib" / "__pycache__" / "a.pyc").write_text("x")
+    (made / "train.py").write_text("print()\n")
+    (made / "lib" / "run.sh").write_text("#!/bin/sh\n")
+    (made / "lib" / "run.sh").chmod(0o4755)
+    return made
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    made = tmp_path / "runs" / "nano"
+    made.mkdir(parents=True)
+    return made
+
+
+def taken(source: Path, folder: Path) -> Path:
+    snapshot.take(str(source), str(folder), snapshot.LIMIT, snapshot.without(str(folder)))
+    return folder / "code"
+
+
+def names(copy: Path) -> list[str]:
+    return sorted(str(path.relative_to(copy)) for path in copy.rglob("*"))
+
+
+def test_a_copy_has_files_with_their_permissions_and_times(source: Path, folder: Path) -> None:
+    (source / "lib").chmod(0o555)
+    os.utime(source / "train.py", ns=(1, 12345678912345678))
+    copy = taken(source, folder)
+    (source / "lib").chmod(0o755)
+    assert names(copy) == ["lib", "lib/run.sh", "train.py"]
+    assert (copy / "train.py").read_text() == "print()\n"
+    assert (copy / "train.py").stat().st_mtime_ns == 12345678912345678
+    # Whoever runs it later must not become another user by it, and whoever made it must be able to remove it.
+    assert stat.S_IMODE((copy / "lib" / "run.sh").stat().st_mode) == 0o755
+    assert stat.S_IMODE((copy / "lib").stat().st_mode) == 0o755
+    assert [path.name for path in folder.iterdir()] == ["code"]
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "copied"),
+    [
+        ("now", "train.py", "train.py"),
+        ("lib/up", "../train.py", "../train.py"),
+        ("inside", "{root}/lib/run.sh", "lib/run.sh"),
+        ("lib/data", "../../data", "{root}/../data"),
+        ("absolute", "/data", "/data"),
+        ("broken", "nothing", "nothing"),
+    ],
+)
+def test_links_lead_to_the_copy_or_out_of_it(source: Path, folder: Path, path: str, target: str, copied: str) -> None:
+    (source / path).symlink_to(target.format(root=source))
+    expected = copied.format(root=source)
+    copy = taken(source, folder)
+    assert os.readlink(copy / path) == (os.path.normpath(expected) if ".." in target and "data" in target else expected)
+
+
+def test_pipes_and_sockets_are_left_out(source: Path, folder: Path) -> None:
+    os.mkfifo(source / "pipe")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(source / "s"))
+        assert names(taken(source, folder)) == ["lib", "lib/run.sh", "train.py"]
+
+
+def test_the_runs_in_the_directory_are_left_out(source: Path) -> None:
+    for base, run_name in ((source / "runs", "nano"), (source, "pico")):
+        folder = base / run_name
+        folder.mkdir(parents=True)
+        assert "train.py" in names(taken(source, folder))
+        assert not [name for name in names(folder / "code") if run_name in name]
+
+
+def test_what_vanishes_meanwhile_is_left_out(source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [*snapshot.listed(str(source)), snapshot.Found(".train.py.swp", stat.S_IFREG, 3)]
+    monkeypatch.setattr(snapshot, "listed", lambda *_given: iter(found))
+    assert names(taken(source, folder)) == ["lib", "lib/run.sh", "train.py"]
+
+
+def test_a_file_that_changes_all_the_time_is_refused_and_nothing_stays(
+    source: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.lseek
+
+    def seek(descriptor: int, *rest: int) -> int:
+        with (source / "train.py").open("a") as stream:
+            stream.write("x")
+        return real(descriptor, *rest)
+
+    monkeypatch.setattr(os, "lseek", seek)
+    with pytest.raises(HostStateError, match=r"train.py changes while it is copied"):
+        taken(source, folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_too_large_is_refused_with_what_is_large_in_it(source: Path) -> None:
+    with (source / "weights.bin").open("wb") as stream:
+        stream.truncate(300 << 20)
+    with pytest.raises(InputError, match=r"has 300 MiB, more than the 256 MiB .*\(weights.bin 300 MiB, .*--code-limit"):
+        snapshot.check(str(source), ["python3"], "/", snapshot.LIMIT)
+    snapshot.check(str(source), ["python3"], "/", 301)
+
+
+def test_a_file_that_grows_after_that_is_refused(source: Path, folder: Path) -> None:
+    with (source / "log").open("wb") as stream:
+        stream.truncate(2 << 20)
+    with pytest.raises(InputError, match="has grown meanwhile"):
+        snapshot.take(str(source), str(folder), 1)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_command_of_the_code_must_be_there(source: Path) -> None:
+    snapshot.check(str(source), ["lib/run.sh"], "/", 1)
+    snapshot.check(str(source), ["./run.sh"], str(source / "lib"), 1)
+    for wrong in ("./run.sh", "./train.py"):
+        with pytest.raises(InputError, match="has no command"):
+            snapshot.check(str(source), [wrong], "/", 1)
+    with pytest.raises(InputError, match="is not a directory"):
+        snapshot.check(str(source / "train.py"), ["true"], "/", 1)
+
+
+def test_where_the_command_starts(source: Path) -> None:
+    def begin(directory: str) -> str:
+        return snapshot.start_directory(str(source), directory, "/runs/nano")
+
+    assert begin(str(source)) == begin("/elsewhere") == begin(f"{source}-2") == "/runs/nano/code"
+    assert begin(str(source / "lib")) == "/runs/nano/code/lib"
+
+
+def test_the_commit_is_noted(source: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=x", "-c", "user.email=x@example.com")
+        subprocess.run(["git", "-C", str(source), *identity, *arguments], check=True, capture_output=True)
+
+    (source / ".git" / "HEAD").unlink()
+    (source / ".git").rmdir()
+    assert snapshot.commit(run, str(source)) == ""
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "x")
+    git("tag", "-a", "v1", "-m", "x")
+    clean = snapshot.commit(run, str(source))
+    assert len(clean) == 40
+    (source / "train.py").write_text("print(1)\n")
+    assert snapshot.commit(run, str(source)) == f"{clean}-dirty"
+
+
+def test_where_there_is_no_git_there_is_no_commit() -> None:
+    def missing(argv: list[str], **_options: object) -> Completed:
+        raise CommandError(argv, "cannot be run")
+
+    assert snapshot.commit(missing, "/x") == ""
