@@ -32,6 +32,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     contract,
     gpumesh_run,
     lines,
+    load,
     processes,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Progress
@@ -48,6 +49,8 @@ _PATIENCE = 5.0
 _TAIL = 4096
 #: Seconds for the stacks of the ranks to arrive in their output.
 _DUMP = 0.5
+#: From MASTER_PORT to the port on which agents time their ways to each other. Nothing else of a run uses those below.
+_BELOW = 4000
 #: Seconds for an heir to begin another attempt, before another agent tries; and how often that is done.
 _HEIR = 60.0
 _TURNS = 5
@@ -128,6 +131,11 @@ class Rank:
         self._copying.join(1.0)
         return True
 
+    @property
+    def group(self) -> int:
+        """Its process group."""
+        return self._process.pid
+
     def tail(self) -> str:
         """What it has written last."""
         return self._tail.decode("utf-8", "replace")
@@ -162,6 +170,8 @@ class Agent:
         self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
         self._deadline: Optional[float] = None
         self._beat_at = 0.0
+        self._listener: Optional[load.Listener] = None
+        self._load: Optional[load.Load] = None
 
     def say(self, event: str, **values: Any) -> None:
         """Tell the supervisor. Where nobody reads any more, what follows from that is decided elsewhere."""
@@ -184,6 +194,10 @@ class Agent:
             log = Folder(task.folder).attempt(task.attempt) / f"rank-{place.rank}.log"
             self._ranks.append(Rank(place.rank, task.command, task.directory, variables, log))
         self.say("started", ranks=[rank.number for rank in self._ranks])
+        port = task.port - _BELOW
+        others = {node: _address(node) for node in load.peers(task.nodes, self._node)}
+        self._listener = load.Listener(_address(self._node), port)
+        self._load = load.Load({rank.number: rank.group for rank in self._ranks}, others, port)
 
     def run(self, orders: int) -> bool:
         """Until the supervisor has ended the attempt; False where it was lost. ``orders``: its words come there.
@@ -268,9 +282,15 @@ class Agent:
         if moved or time.monotonic() - self._beat_at > _BEAT:
             self._beat_at = time.monotonic()
             self.say("beat", ranks=moved)
+        measured = self._load and self._load.take()
+        if measured:
+            self.say("load", **measured)
 
     def close(self) -> None:
         """Leave nothing behind, and say so."""
+        for part in (self._load, self._listener):
+            if part is not None:
+                part.close()
         processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
         shutil.rmtree(self._local, ignore_errors=True)
         self.say("gone")

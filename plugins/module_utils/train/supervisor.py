@@ -18,7 +18,7 @@ from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, decide, lines, scheduler
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, decide, lines, scheduler, show
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Attempt, Cause, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -259,6 +259,7 @@ class Supervisor:
             first=watch.first,
             last=last.last if now.step is None else now.step,
             checkpoint=last.checkpoint if now.checkpoint is None else now.checkpoint,
+            stragglers=tuple(watch.pace.stragglers),
         )
         self._save(
             self._run._replace(
@@ -322,6 +323,8 @@ class Course:
                 return cause
             self._warn(now)
             self._ask(now)
+            for slow in self._watch.pace.look(now, time.time()):
+                _say(show.slow(slow))
             if now - self._noted > _NOTE:
                 self._noted = now
                 self._supervisor.take_progress(self._watch, self._speed(now))

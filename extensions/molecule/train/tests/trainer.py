@@ -1,7 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch: STEPS SECONDS.
+"""A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch.
+
+    trainer.py STEPS SECONDS [--work SECONDS] [--waiting]
+
+In each step, a rank sleeps for some seconds and computes for others; it may tell how long it waits for the others.
 
 Each step, the ranks share out 12 samples, which are numbers, and rank 0 adds up what all of them have. The last line of rank
 0 has the weight that comes of it, and the sum of the samples that were read: one that was read twice or left out shows.
@@ -9,11 +13,12 @@ Each step, the ranks share out 12 samples, which are numbers, and rank 0 adds up
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import socket
 import struct
-import sys
 import time
 from pathlib import Path
 
@@ -62,8 +67,21 @@ def all_reduce(peers: list[socket.socket], gradient: float, samples: float) -> t
     return receive(peers[0])
 
 
+def work(seconds: float) -> None:
+    """Use a processor for so long, however long it takes to get it."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(1000))
+
+
 def main() -> None:
-    steps, seconds = int(sys.argv[1]), float(sys.argv[2])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--work", type=float, default=0.0)
+    parser.add_argument("--waiting", action="store_true")
+    given = parser.parse_args()
+    steps = given.steps
     state = {"step": 0, "weight": 100.0, "samples": 0.0}
     if CHECKPOINT.exists():
         state = json.loads(CHECKPOINT.read_text(encoding="ascii"))
@@ -73,13 +91,15 @@ def main() -> None:
     while state["step"] < steps:
         mine = [state["step"] * BATCH + number for number in range(BATCH)][RANK::SIZE]
         gradient = sum(state["weight"] * (1 + sample % 7) for sample in mine)
-        gradient, samples = all_reduce(peers, gradient, float(sum(mine)))
+        with gpumesh_run.waiting() if given.waiting else contextlib.nullcontext():
+            gradient, samples = all_reduce(peers, gradient, float(sum(mine)))
         state = {
             "step": state["step"] + 1,
             "weight": state["weight"] - 1e-4 * gradient,
             "samples": state["samples"] + samples,
         }
-        time.sleep(seconds)
+        time.sleep(given.seconds)
+        work(given.work)
         stopping = gpumesh_run.stopping()
         if RANK == 0 and (stopping or state["step"] % INTERVAL == 0):
             draft = CHECKPOINT.with_suffix(".new")
