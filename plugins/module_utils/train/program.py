@@ -16,8 +16,15 @@ from typing import Any, List, Mapping, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    health,
+    runs,
+    scheduler,
+    show,
+    store,
+    supervisor,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import runs, scheduler, show, store, supervisor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -73,6 +80,8 @@ def _main(settings: Settings, arguments: List[str]) -> int:
         return _supervise(program, arguments[1], arguments[2])
     if first == "agent":
         return _agent(program, arguments[1])
+    if first == "examine":
+        return _examine(settings, arguments[1])
     if first in _COMMANDS:
         return _manage(host, settings, arguments)
     return _start(host, settings, arguments)
@@ -254,6 +263,19 @@ def _agent(program: str, text: str) -> int:
     if not present and not told and agents.inherits(task, node):
         return _succeed(program, task)
     return 0
+
+
+def _examine(settings: Settings, path: str) -> int:
+    """Say whether this node is healthy, as far as a user can tell."""
+    try:
+        gpus = bool(Folder(path).request().gpus_per_node)
+    except InputError as failure:
+        # Its other nodes have read it.
+        sys.stdout.write(f"{failure.message}\n")
+        return health.UNHEALTHY
+    failing = health.examine([volume for volume in settings.volumes if os.path.ismount(volume)], gpus)
+    sys.stdout.write(f"{health.words(failing)}\n" if failing else "")
+    return health.UNHEALTHY if failing else 0
 
 
 def _succeed(program: str, task: agents.Task) -> int:

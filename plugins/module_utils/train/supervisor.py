@@ -73,7 +73,8 @@ class Supervisor:
         self._runner = runner
         self._request: Request = folder.request()
         self._run: Run = folder.read()
-        self._asking = Asking(runner, post.job)
+        examination = [post.program, "examine", str(folder.path)]
+        self._asking = Asking(runner, post.job, examination, self._request.gpus_per_node)
         self._lost: List[str] = []
         #: The attempt that this process follows.
         self._started = 0
@@ -154,7 +155,8 @@ class Supervisor:
         while not self._cancelled:
             self._require_charge()
             try:
-                fit = self._asking.fit(self._post.allocated, self._lost)
+                suspects = decide.suspects(self._counted())
+                fit = self._asking.fit(self._post.allocated, self._lost, suspects)
             except CommandError as failure:
                 _say(f"waiting for the controller: {failure}")
                 # It takes a while to know its nodes again.
@@ -280,7 +282,26 @@ class Supervisor:
             where = f"restarted on {', '.join(decision.nodes)}"
             words = {"finish": "", "cancel": "", "fail": "stopped", "resubmit": "another job was submitted"}
             action = words.get(decision.action, where)
-            self._replace_last(self._run.attempts[-1]._replace(action=action))
+            last = self._run.attempts[-1]
+            out = self._left_out(last.nodes) if decision.action in ("restart", "resubmit") else []
+            self._replace_last(last._replace(action="; ".join([action, *out])))
+            for text in out:
+                _say(text)
+
+    def _left_out(self, before: Sequence[str]) -> List[str]:
+        """Nodes of the last attempt that are not used any more, and why."""
+        barred = decide.unreliable(self._counted())
+        for node in barred:
+            # Only administrators can have it looked at, and take it out of service.
+            scheduler.note(self._runner, self._post.job, f"{node} has failed {decide.REPEATED} times in this run")
+        unfit = self._asking.unfit
+        return [
+            f"{node} is not used any more in this run: it has failed {decide.REPEATED} times"
+            if node in barred
+            else f"{node} {unfit[node]}"
+            for node in before
+            if node in barred or node in unfit
+        ]
 
     def _save(self, new: Run) -> bool:
         """Whether the volume has taken it. One that has not may take the next one: the run must not end for that.
