@@ -16,14 +16,16 @@ import contextlib
 import socket
 import threading
 import time
+from statistics import median
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.pace import LOOK
 
-#: Other nodes that an agent times, handshakes with each of them, and seconds for one.
+#: Other nodes that an agent times, handshakes with each of them, seconds between these, and seconds for one.
 _PEERS = 8
 _TIMES = 3
+_SPACING = 0.3
 _PATIENCE = 2.0
 
 
@@ -79,16 +81,15 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def trip(address: str, port: int) -> Optional[float]:
-    """Milliseconds of the quickest of a few handshakes; None where the other side is not there."""
-    took: List[float] = []
-    for _time in range(_TIMES):
-        begun = time.perf_counter()
-        try:
-            socket.create_connection((address, port), _PATIENCE).close()
-        except OSError:
-            return None
-        took.append(time.perf_counter() - begun)
-    return round(min(took) * 1000, 3)
+    """Milliseconds of one handshake; None where the other side is not there."""
+    begun = time.perf_counter()
+    try:
+        connection = socket.create_connection((address, port), _PATIENCE)
+    except OSError:
+        return None
+    took = time.perf_counter() - begun
+    connection.close()
+    return took * 1000
 
 
 def peers(nodes: Sequence[str], node: str) -> List[str]:
@@ -114,9 +115,23 @@ class Load:
         while not self._over.wait(LOOK):
             pids = processes.groups(set(self._groups.values()))
             held = self._held.shares({rank: pids[group] for rank, group in self._groups.items()}, time.monotonic())
-            trips = {node: trip(address, self._port) for node, address in self._addresses.items()}
+            trips = self._trips()
             with self._lock:
-                self._found = {"held": held, "trips": {node: took for node, took in trips.items() if took is not None}}
+                self._found = {"held": held, "trips": trips}
+
+    def _trips(self) -> Dict[str, float]:
+        """The median of several handshakes with each node that is there: they may meet more or less traffic."""
+        took: Dict[str, List[float]] = {}
+        away = set()
+        for _time in range(_TIMES):
+            for node, address in self._addresses.items():
+                one = None if node in away else trip(address, self._port)
+                if one is None:
+                    away.add(node)
+                else:
+                    took.setdefault(node, []).append(one)
+            self._over.wait(_SPACING)
+        return {node: round(median(times), 3) for node, times in took.items() if node not in away}
 
     def take(self) -> Optional[Dict[str, Any]]:
         """What was measured, once."""

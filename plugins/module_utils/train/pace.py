@@ -229,7 +229,7 @@ class Pace:
         return found
 
     def _far(self, lost: float) -> Dict[str, Sign]:
-        trips = {pair: min(times) for pair, times in self._trips.items()}
+        trips = {pair: median(times) for pair, times in self._trips.items()}
         before = {pair: best.value for pair, best in self._nearest.items() if best.value is not None}
         found = farther(trips, before, lost)
         for pair, trip in trips.items():

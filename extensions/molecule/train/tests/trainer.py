@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch.
 
-    trainer.py STEPS SECONDS [--work SECONDS] [--waiting]
+    trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS]
 
-In each step, a rank sleeps for some seconds and computes for others; it may tell how long it waits for the others.
+In each step, a rank sleeps for some seconds and computes for others. It may tell how long it waits for the others, send rank
+0 so much besides, and take its time with a checkpoint.
 
 Each step, the ranks share out 12 samples, which are numbers, and rank 0 adds up what all of them have. The last line of rank
 0 has the weight that comes of it, and the sum of the samples that were read: one that was read twice or left out shows.
@@ -55,15 +56,22 @@ def receive(peer: socket.socket) -> tuple[float, float]:
     return struct.unpack("!dd", data)
 
 
-def all_reduce(peers: list[socket.socket], gradient: float, samples: float) -> tuple[float, float]:
+def drain(peer: socket.socket, size: int) -> None:
+    while size > 0:
+        size -= len(peer.recv(min(size, 1 << 16))) or size
+
+
+def all_reduce(peers: list[socket.socket], gradient: float, samples: float, payload: int) -> tuple[float, float]:
     if RANK == 0:
+        for peer in peers:
+            drain(peer, payload)
         # Sorted, so that the sum is the same to the bit whoever comes first.
         received = sorted(receive(peer) for peer in peers)
         gradient, samples = gradient + sum(one for one, _ in received), samples + sum(two for _, two in received)
         for peer in peers:
             peer.sendall(struct.pack("!dd", gradient, samples))
         return gradient, samples
-    peers[0].sendall(struct.pack("!dd", gradient, samples))
+    peers[0].sendall(bytes(payload) + struct.pack("!dd", gradient, samples))
     return receive(peers[0])
 
 
@@ -74,12 +82,31 @@ def work(seconds: float) -> None:
         sum(range(1000))
 
 
+def save(state: dict[str, float], seconds: float) -> bool:
+    """Under another name first. A volume that is full gets the next checkpoint, and keeps the last one."""
+    draft, text = CHECKPOINT.with_suffix(".new"), json.dumps(state)
+    try:
+        with draft.open("w", encoding="ascii") as stream:
+            for half in (text[: len(text) // 2], text[len(text) // 2 :]):
+                stream.write(half)
+                stream.flush()
+                time.sleep(seconds / 2)
+            os.fsync(stream.fileno())
+    except OSError as failure:
+        print(f"step {state['step']} is not saved: {failure}")
+        return False
+    draft.replace(CHECKPOINT)
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--work", type=float, default=0.0)
     parser.add_argument("--waiting", action="store_true")
+    parser.add_argument("--payload", type=int, default=0)
+    parser.add_argument("--saving", type=float, default=0.0)
     given = parser.parse_args()
     steps = given.steps
     state = {"step": 0, "weight": 100.0, "samples": 0.0}
@@ -92,7 +119,7 @@ def main() -> None:
         mine = [state["step"] * BATCH + number for number in range(BATCH)][RANK::SIZE]
         gradient = sum(state["weight"] * (1 + sample % 7) for sample in mine)
         with gpumesh_run.waiting() if given.waiting else contextlib.nullcontext():
-            gradient, samples = all_reduce(peers, gradient, float(sum(mine)))
+            gradient, samples = all_reduce(peers, gradient, float(sum(mine)), given.payload)
         state = {
             "step": state["step"] + 1,
             "weight": state["weight"] - 1e-4 * gradient,
@@ -101,10 +128,7 @@ def main() -> None:
         time.sleep(given.seconds)
         work(given.work)
         stopping = gpumesh_run.stopping()
-        if RANK == 0 and (stopping or state["step"] % INTERVAL == 0):
-            draft = CHECKPOINT.with_suffix(".new")
-            draft.write_text(json.dumps(state), encoding="ascii")
-            draft.replace(CHECKPOINT)
+        if RANK == 0 and (stopping or state["step"] % INTERVAL == 0) and save(state, given.saving):
             saved = state["step"]
         gpumesh_run.progress(state["step"], steps, loss=state["weight"], checkpoint=saved)
         if stopping:
