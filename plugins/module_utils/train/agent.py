@@ -279,20 +279,20 @@ class Agent:
                 )
             elif self._deadline is not None and time.monotonic() > self._deadline:
                 rank.signal(signal.SIGKILL)
-        if moved or time.monotonic() - self._beat_at > _BEAT:
-            self._beat_at = time.monotonic()
-            self.say("beat", ranks=moved)
         measured = self._load and self._load.take()
         if measured:
             self.say("load", **measured)
+        if moved or time.monotonic() - self._beat_at > _BEAT:
+            self._beat_at = time.monotonic()
+            self.say("beat", ranks=moved)
 
     def close(self) -> None:
         """Leave nothing behind, and say so."""
+        processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
+        shutil.rmtree(self._local, ignore_errors=True)
         for part in (self._load, self._listener):
             if part is not None:
                 part.close()
-        processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
-        shutil.rmtree(self._local, ignore_errors=True)
         self.say("gone")
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request
 
@@ -35,6 +35,13 @@ def suspects(attempts: Sequence[Attempt]) -> List[str]:
     """Nodes from which a failure came: their health is looked at before they are used again."""
     causes = [attempt.cause for attempt in attempts if attempt.cause and attempt.cause.kind not in _BLAMELESS]
     return sorted({cause.node for cause in causes if cause.node})
+
+
+def left_out(attempts: Sequence[Attempt], before: Sequence[str], unfit: Mapping[str, str]) -> List[str]:
+    """In words, those of the nodes ``before`` that are not used any more. ``unfit``: why nodes cannot be used now."""
+    barred = unreliable(attempts)
+    words = dict.fromkeys(barred, f"is not used any more: it has failed {REPEATED} times in this run")
+    return [f"{node} {words.get(node) or unfit[node]}" for node in before if node in barred or node in unfit]
 
 
 def repeats(attempts: Sequence[Attempt]) -> bool:

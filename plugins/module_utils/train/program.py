@@ -16,15 +16,9 @@ from typing import Any, List, Mapping, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
-    health,
-    runs,
-    scheduler,
-    show,
-    store,
-    supervisor,
-)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health as node_health
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import runs, scheduler, show, store, supervisor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -272,10 +266,10 @@ def _examine(settings: Settings, path: str) -> int:
     except InputError as failure:
         # Its other nodes have read it.
         sys.stdout.write(f"{failure.message}\n")
-        return health.UNHEALTHY
-    failing = health.examine([volume for volume in settings.volumes if os.path.ismount(volume)], gpus)
-    sys.stdout.write(f"{health.words(failing)}\n" if failing else "")
-    return health.UNHEALTHY if failing else 0
+        return node_health.UNHEALTHY
+    failing = node_health.examine([volume for volume in settings.volumes if os.path.ismount(volume)], gpus)
+    sys.stdout.write(f"{node_health.words(failing)}\n" if failing else "")
+    return node_health.UNHEALTHY if failing else 0
 
 
 def _succeed(program: str, task: agents.Task) -> int:

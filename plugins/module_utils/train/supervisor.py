@@ -283,25 +283,15 @@ class Supervisor:
             words = {"finish": "", "cancel": "", "fail": "stopped", "resubmit": "another job was submitted"}
             action = words.get(decision.action, where)
             last = self._run.attempts[-1]
-            out = self._left_out(last.nodes) if decision.action in ("restart", "resubmit") else []
+            out = []
+            if decision.action in ("restart", "resubmit"):
+                out = decide.left_out(self._counted(), last.nodes, self._asking.unfit)
             self._replace_last(last._replace(action="; ".join([action, *out])))
             for text in out:
                 _say(text)
-
-    def _left_out(self, before: Sequence[str]) -> List[str]:
-        """Nodes of the last attempt that are not used any more, and why."""
-        barred = decide.unreliable(self._counted())
-        for node in barred:
-            # Only administrators can have it looked at, and take it out of service.
-            scheduler.note(self._runner, self._post.job, f"{node} has failed {decide.REPEATED} times in this run")
-        unfit = self._asking.unfit
-        return [
-            f"{node} is not used any more in this run: it has failed {decide.REPEATED} times"
-            if node in barred
-            else f"{node} {unfit[node]}"
-            for node in before
-            if node in barred or node in unfit
-        ]
+            if out and decide.unreliable(self._counted()):
+                # Only administrators can have a node looked at, or take it out of service.
+                scheduler.note(self._runner, self._post.job, f"gpumesh-train: {'; '.join(out)}")
 
     def _save(self, new: Run) -> bool:
         """Whether the volume has taken it. One that has not may take the next one: the run must not end for that.

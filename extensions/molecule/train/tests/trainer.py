@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch.
 
-    trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS]
+    trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS] [--times]
 
 In each step, a rank sleeps for some seconds and computes for others. It may tell how long it waits for the others, send rank
 0 so much besides, and take its time with a checkpoint.
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--waiting", action="store_true")
     parser.add_argument("--payload", type=int, default=0)
     parser.add_argument("--saving", type=float, default=0.0)
+    parser.add_argument("--times", action="store_true")
     given = parser.parse_args()
     steps = given.steps
     state = {"step": 0, "weight": 100.0, "samples": 0.0}
@@ -115,6 +116,7 @@ def main() -> None:
     saved = state["step"] or None
     print(f"rank {RANK} of {SIZE} begins at step {state['step']}")
     peers = connect()
+    begun = time.monotonic()
     while state["step"] < steps:
         mine = [state["step"] * BATCH + number for number in range(BATCH)][RANK::SIZE]
         gradient = sum(state["weight"] * (1 + sample % 7) for sample in mine)
@@ -134,6 +136,8 @@ def main() -> None:
         if stopping:
             print(f"stops at step {state['step']}")
             return
+    if given.times:
+        print(f"steps-took {time.monotonic() - begun:.3f}")
     print(f"weight {state['weight']!r} samples {state['samples']!r}")
 
 

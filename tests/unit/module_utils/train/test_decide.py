@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.decide import (
+    left_out,
     placement,
     suspects,
     unreliable,
@@ -67,6 +68,16 @@ def test_a_node_that_fails_three_times_is_left_out() -> None:
     assert unreliable(attempts[:2]) == []
     assert unreliable(attempts) == ["n3"]
     assert placement(REQUEST, attempts, FOUR, FOUR).nodes == ("n1", "n2", "n4")
+
+
+def test_it_says_which_nodes_are_left_out_and_why() -> None:
+    attempts = [lost("n3", number) for number in (1, 2, 3)]
+    unfit = {"n2": "is drained: gpumesh health: health.gpu_ecc: 12 errors", "n4": "does not answer"}
+    assert left_out(attempts, ["n1", "n2", "n3"], unfit) == [
+        "n2 is drained: gpumesh health: health.gpu_ecc: 12 errors",
+        "n3 is not used any more: it has failed 3 times in this run",
+    ]
+    assert left_out(attempts[:2], ["n1", "n3"], {}) == []
 
 
 def test_whoever_a_failure_came_from_is_looked_at() -> None:
