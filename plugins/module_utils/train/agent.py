@@ -105,12 +105,16 @@ class Rank:
             self._tail = (self._tail + part)[-_TAIL:]
             with contextlib.suppress(OSError):
                 os.write(descriptor, part)
+        source.close()
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
-    def look(self) -> bool:
-        """Whether it has told of new progress."""
+    def look(self, last: bool = False) -> bool:
+        """Whether it has told of new progress. ``last``: it has ended, so that nothing comes after this look."""
         try:
+            # Two files that are written within a tick of the kernel's clock have the same time.
             stamp = os.stat(self._progress_file).st_mtime_ns
-            if stamp == self._stamp:
+            if stamp == self._stamp and not last:
                 return False
             with open(self._progress_file, "rb") as stream:
                 told = contract.parse_progress(stream.read(1 << 17))
@@ -268,7 +272,7 @@ class Agent:
             if rank.look():
                 moved[str(rank.number)] = rank.progress._asdict()
             if rank.ended():
-                rank.look()
+                rank.look(last=True)
                 self.say(
                     "ended",
                     rank=rank.number,
