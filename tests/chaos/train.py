@@ -45,7 +45,7 @@ FULL, NAMED = 20.0, 60.0
 #: Seconds of steps before somebody becomes slow: what is slower is measured against them.
 BEFORE = 40.0
 #: Percent of a processor, and what a node may send.
-SLOW_BY = {"cpu": "10", "link": "1mbit"}
+SLOW_BY = {"cpu": "2", "link": "1mbit"}
 #: Of the shared volume.
 SIZE = "size=64m"
 
@@ -258,8 +258,8 @@ class Session:
                 time.sleep(1)
             took = time.monotonic() - at
         finally:
-            limit(node, "")
             lab.train("cancel", name)
+            limit(node, "")
         print(f"      {node} was made slow; after {took:.0f} s: {named}", flush=True)
         if [one["node"] for one in named] != [node]:
             return f"{node} is slow, and {named} was named"

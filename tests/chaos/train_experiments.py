@@ -30,7 +30,7 @@ KILLS = {
 }
 #: Not killed, but named while the run goes on.
 SLOW = {
-    "cpu": "a node gets 10 % of a processor",
+    "cpu": "a rank gets 2 % of a processor",
     "link": "a node may send no more than 1 Mbit/s",
 }
 HARMLESS = ("slurmd", "full")

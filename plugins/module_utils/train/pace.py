@@ -29,9 +29,10 @@ LOOK = 5.0
 _IN_A_ROW = 4
 #: Shares of the time. A rank that costs less is not worth a word.
 _COSTLY = 0.2
+_STARVED = 0.25
 #: Looks whose median is taken for the pace, or for the distance, of that time.
 _SPAN = 3
-#: How much longer a step of one's own takes than those of the others.
+#: How many times as long as the others: a step of one's own, or the time without a processor.
 _SLOWER = 1.5
 #: How much a handshake takes longer than before: so many times as long, and so many milliseconds.
 _FARTHER, _FARTHER_MS = 2.0, 5.0
@@ -94,7 +95,7 @@ def held_up(held: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Si
     """Those that get no processor when they need one. ``held``: the share of the time."""
 
     def unlike(own: float, others: float) -> Optional[Sign]:
-        if own < 2 * others + _COSTLY:
+        if own < _SLOWER * others or own < others + _STARVED:
             return None
         return Sign(None, own - others, f"ready to run, but without a processor {own:.0%} of the time")
 
