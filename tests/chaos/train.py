@@ -214,7 +214,7 @@ class Session:
         elif experiment.kind == "stop":
             lab.signal(node, "STOP")
         elif experiment.kind == "agent":
-            lab.run(node, "pkill", "-KILL", "-f", rf"^\S*python\S* \S*gpumesh-train agent .*{name}")
+            lab.run(node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent .*{name}")
             lab.signal(node, "KILL")
         elif experiment.kind in ("node", "first"):
             lab.kill(node)

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import IO, Any, Callable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
@@ -51,8 +51,10 @@ _TAIL = 4096
 _DUMP = 0.5
 #: From MASTER_PORT to the port on which agents time their ways to each other. Nothing else of a run uses those below.
 _BELOW = 4000
-#: Seconds for an heir to begin another attempt, before another agent tries; and how often that is done.
+#: Seconds for an heir to begin another attempt, before another agent tries; seconds between two looks for the controller;
+#: and how often that is done.
 _HEIR = 60.0
+_AGAIN = 5.0
 _TURNS = 5
 
 
@@ -308,17 +310,28 @@ def _address(node: str) -> str:
         return node
 
 
-def inherits(task: Task, node: str, sleep: Any = time.sleep) -> bool:
-    """Whether this node is to go on with the run, whose supervisor is lost. False once somebody has."""
+def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> bool:
+    """Whether this node is to go on with the run, whose supervisor is lost. False once somebody has.
+
+    ``reaches``: whether the controller answers. Without it the run could not go on here. Most likely it is this node then
+    that is cut off, not that of the supervisor, even if it still has the shared volume.
+    """
     folder = Folder(task.folder)
-    for turn in range(_TURNS):
-        if folder.claim(task.attempt, turn, node):
+    turn = 0
+    while turn < _TURNS:
+        able = reaches()
+        if able and folder.claim(task.attempt, turn, node):
             return True
-        for _second in range(int(_HEIR)):
+        turn += able
+        for _second in range(int(_HEIR if able else _AGAIN)):
             sleep(1.0)
             with contextlib.suppress(GpumeshError):
-                run = folder.read()
-                if run.state in ENDED or len(run.attempts) > task.attempt or folder.submission().token != task.token:
+                state = folder.read()
+                if (
+                    state.state in ENDED
+                    or len(state.attempts) > task.attempt
+                    or folder.submission().token != task.token
+                ):
                     return False
     return False
 

@@ -72,10 +72,10 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     first = arguments[0]
     if first == "supervise":
         return _supervise(program, arguments[1], arguments[2])
-    if first == "agent":
-        return _agent(program, arguments[1])
     if first == "examine":
         return _examine(settings, arguments[1])
+    if first == "agent":
+        return _agent(program, arguments[1])
     if first in _COMMANDS:
         return _manage(host, settings, arguments)
     return _start(host, settings, arguments)
@@ -254,7 +254,7 @@ def _agent(program: str, text: str) -> int:
         agent.say("failed", reason=str(failure))
     finally:
         agent.close()
-    if not present and not told and agents.inherits(task, node):
+    if not present and not told and agents.inherits(task, node, lambda: scheduler.answers(run_command)):
         return _succeed(program, task)
     return 0
 

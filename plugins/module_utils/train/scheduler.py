@@ -98,6 +98,15 @@ def note(run: Runner, job: int, text: str) -> None:
         run(["scontrol", "update", f"job={job}", f"comment={text}"], timeout=20.0)
 
 
+def answers(run: Runner) -> bool:
+    """Whether the controller does."""
+    try:
+        node_states(run)
+    except CommandError:
+        return False
+    return True
+
+
 def leaves(state: str) -> bool:
     """Whether the node is drained, or about to be."""
     return state.startswith(_LEAVING)
