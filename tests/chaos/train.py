@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from lab_hosts import ROOT, ansible
 from train_experiments import HANG_TIMEOUT, KILLS, SLOW, Experiment, draw, expected, judge
-from train_runs import INTERVAL, SCENARIO, STEPS, Found, TrainLab, all_samples, causes
+from train_runs import INTERVAL, SCENARIO, STEPS, TRAINER, Found, TrainLab, all_samples, causes
 
 #: Seconds for which the volume is full, and in which a straggler has to be named.
 FULL, NAMED = 20.0, 60.0
@@ -214,8 +214,8 @@ class Session:
         elif experiment.kind == "stop":
             lab.signal(node, "STOP")
         elif experiment.kind == "agent":
-            lab.run(node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent .*{name}")
-            lab.signal(node, "KILL")
+            # Its ranks may be gone with it.
+            lab.run(node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent .*{name}|^python3 {TRAINER}")
         elif experiment.kind in ("node", "first"):
             lab.kill(node)
             undo = partial(lab.revive, node)
