@@ -45,9 +45,9 @@ molecule: ## Run the scenarios on real hosts (SCENARIO=name for one)
 	@lab/bootstrap dev engine
 	@tests/run molecule
 
-chaos: ## Kill operations everywhere and run them again (hours; CHAOS="--count 20 --seed 7" for less)
+chaos: ## Kill operations everywhere and run them again (hours; CHAOS="--count 20 --seed 7" for less; PART=train: training runs)
 	@lab/bootstrap dev engine
-	@.venv/bin/python tests/chaos/chaos.py $(or $(CHAOS),--all)
+	@.venv/bin/python tests/chaos/$(or $(PART),chaos).py $(or $(CHAOS),$(if $(PART),,--all))
 
 check: ## Run all gates that need no hosts: what to run before each commit
 	@lab/bootstrap dev

@@ -126,16 +126,7 @@ class Cluster:
 
     def await_host(self, host: str) -> None:
         """Wait until it has booted. Where nobody else does, start supervisord, as the guide on containers says."""
-        if host != "c3":
-            words = {"running", "degraded"}
-            self._wait(
-                f"{host} has booted",
-                lambda: self.lab.run(host, "systemctl", "is-system-running", check=False).strip() in words,
-            )
-            return
-        self._wait(f"{host} answers", lambda: bool(self.lab.run(host, "pgrep", "-x", "sshd", check=False)))
-        started = "test ! -e $1 || pgrep -x supervisord || exec supervisord -c $1"
-        self.lab.run(host, "sh", "-c", started, "-", SUPERVISORD)
+        self.lab.await_boot(host, SUPERVISORD if host == "c3" else "")
 
     def kill_module(self, host: str, seconds: float = 20) -> bool:
         """Kill the first module of Ansible that runs on the host in that time. False: none did."""

@@ -128,17 +128,27 @@ class Lab:
     def start(self, host: str) -> None:
         """Start the host and wait for its services."""
         subprocess.run(["docker", "start", self._container(host)], check=True, capture_output=True, timeout=120)
-        self.wait(
-            f"{host} is up",
-            lambda: self.run(host, "systemctl", "is-system-running", check=False).strip() in {"running", "degraded"},
-        )
+        self.await_boot(host)
 
-    def wait(self, what: str, holds, seconds: float = 120) -> None:
+    def await_boot(self, host: str, supervisord: str = "") -> None:
+        """Wait until it has booted. Where nobody else does, start supervisord with this configuration, if it is there."""
+        if not supervisord:
+            words = {"running", "degraded"}
+            self.wait(
+                f"{host} has booted",
+                lambda: self.run(host, "systemctl", "is-system-running", check=False).strip() in words,
+            )
+            return
+        self.wait(f"{host} answers", lambda: bool(self.run(host, "pgrep", "-x", "sshd", check=False)))
+        started = "test ! -e $1 || pgrep -x supervisord || exec supervisord -c $1"
+        self.run(host, "sh", "-c", started, "-", supervisord)
+
+    def wait(self, what: str, holds, seconds: float = 120, spacing: float = 1.0) -> None:
         """Wait until it holds, or fail."""
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-            time.sleep(1)
+            time.sleep(spacing)
 
     def mark(self, hosts: Sequence[str]) -> None:
         """Begin to watch for changes; see `changes`."""

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import IO, Any, Callable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
@@ -32,6 +32,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     contract,
     gpumesh_run,
     lines,
+    load,
     processes,
     stage,
 )
@@ -49,8 +50,12 @@ _PATIENCE = 5.0
 _TAIL = 4096
 #: Seconds for the stacks of the ranks to arrive in their output.
 _DUMP = 0.5
-#: Seconds for an heir to begin another attempt, before another agent tries; and how often that is done.
+#: From MASTER_PORT to the port on which agents time their ways to each other. Nothing else of a run uses those below.
+_BELOW = 4000
+#: Seconds for an heir to begin another attempt, before another agent tries; seconds between two looks for the controller;
+#: and how often that is done.
 _HEIR = 60.0
+_AGAIN = 5.0
 _TURNS = 5
 
 
@@ -107,12 +112,16 @@ class Rank:
             self._tail = (self._tail + part)[-_TAIL:]
             with contextlib.suppress(OSError):
                 os.write(descriptor, part)
+        source.close()
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
-    def look(self) -> bool:
-        """Whether it has told of new progress."""
+    def look(self, last: bool = False) -> bool:
+        """Whether it has told of new progress. ``last``: it has ended, so that nothing comes after this look."""
         try:
+            # Two files that are written within a tick of the kernel's clock have the same time.
             stamp = os.stat(self._progress_file).st_mtime_ns
-            if stamp == self._stamp:
+            if stamp == self._stamp and not last:
                 return False
             with open(self._progress_file, "rb") as stream:
                 told = contract.parse_progress(stream.read(1 << 17))
@@ -132,6 +141,11 @@ class Rank:
         self.signal(signal.SIGKILL)
         self._copying.join(1.0)
         return True
+
+    @property
+    def group(self) -> int:
+        """Its process group."""
+        return self._process.pid
 
     def tail(self) -> str:
         """What it has written last."""
@@ -168,6 +182,8 @@ class Agent:
         self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
         self._deadline: Optional[float] = None
         self._beat_at = 0.0
+        self._listener: Optional[load.Listener] = None
+        self._load: Optional[load.Load] = None
 
     def say(self, event: str, **values: Any) -> None:
         """Tell the supervisor. Where nobody reads any more, what follows from that is decided elsewhere."""
@@ -199,6 +215,10 @@ class Agent:
             log = Folder(task.folder).attempt(task.attempt) / f"rank-{place.rank}.log"
             self._ranks.append(Rank(place.rank, task.command, task.directory, variables, log))
         self.say("started", ranks=[rank.number for rank in self._ranks])
+        port = task.port - _BELOW
+        others = {node: _address(node) for node in load.peers(task.nodes, self._node)}
+        self._listener = load.Listener(_address(self._node), port)
+        self._load = load.Load({rank.number: rank.group for rank in self._ranks}, others, port)
 
     def run(self, orders: int) -> bool:
         """Until the supervisor has ended the attempt; False where it was lost. ``orders``: its words come there.
@@ -271,7 +291,7 @@ class Agent:
             if rank.look():
                 moved[str(rank.number)] = rank.progress._asdict()
             if rank.ended():
-                rank.look()
+                rank.look(last=True)
                 self.say(
                     "ended",
                     rank=rank.number,
@@ -282,6 +302,9 @@ class Agent:
                 )
             elif self._deadline is not None and time.monotonic() > self._deadline:
                 rank.signal(signal.SIGKILL)
+        measured = self._load and self._load.take()
+        if measured:
+            self.say("load", **measured)
         if moved or time.monotonic() - self._beat_at > _BEAT:
             self._beat_at = time.monotonic()
             self.say("beat", ranks=moved)
@@ -300,6 +323,9 @@ class Agent:
             self._staging.stop()
         processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
         shutil.rmtree(self._local, ignore_errors=True)
+        for part in (self._load, self._listener):
+            if part is not None:
+                part.close()
         self.say("gone")
 
 
@@ -311,17 +337,28 @@ def _address(node: str) -> str:
         return node
 
 
-def inherits(task: Task, node: str, sleep: Any = time.sleep) -> bool:
-    """Whether this node is to go on with the run, whose supervisor is lost. False once somebody has."""
+def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> bool:
+    """Whether this node is to go on with the run, whose supervisor is lost. False once somebody has.
+
+    ``reaches``: whether the controller answers. Without it the run could not go on here. Most likely it is this node then
+    that is cut off, not that of the supervisor, even if it still has the shared volume.
+    """
     folder = Folder(task.folder)
-    for turn in range(_TURNS):
-        if folder.claim(task.attempt, turn, node):
+    turn = 0
+    while turn < _TURNS:
+        able = reaches()
+        if able and folder.claim(task.attempt, turn, node):
             return True
-        for _second in range(int(_HEIR)):
+        turn += able
+        for _second in range(int(_HEIR if able else _AGAIN)):
             sleep(1.0)
             with contextlib.suppress(GpumeshError):
-                run = folder.read()
-                if run.state in ENDED or len(run.attempts) > task.attempt or folder.submission().token != task.token:
+                state = folder.read()
+                if (
+                    state.state in ENDED
+                    or len(state.attempts) > task.attempt
+                    or folder.submission().token != task.token
+                ):
                     return False
     return False
 

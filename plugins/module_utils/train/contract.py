@@ -15,9 +15,9 @@ The program finds, in each rank:
     GPUMESH_STOP_FILE        is there as soon as the rank should save a checkpoint and end; SIGUSR1 says the same to a
                              program that has a handler for it
 
-A progress file has one JSON object, {"step": 1200, "steps": 20000, "loss": 2.31, "checkpoint": 1150}, all of them
-optional, written to another name and renamed. `checkpoint` is the step of the last checkpoint that is complete. A rank
-that never writes one is not watched for hangs.
+A progress file has one JSON object, {"step": 1200, "steps": 20000, "loss": 2.31, "checkpoint": 1150, "waited": 35.2}, all
+of them optional, written to another name and renamed. `checkpoint` is the step of the last checkpoint that is complete, and
+`waited` the seconds in all that the rank has waited for the others. A rank that never writes one is not watched for hangs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ def parse_progress(raw: bytes) -> Optional[Progress]:
     if not isinstance(told, dict):
         return None
     return Progress(
-        _count(told.get("step")), _count(told.get("steps")), _real(told.get("loss")), _count(told.get("checkpoint"))
+        _count(told.get("step")),
+        _count(told.get("steps")),
+        _real(told.get("loss")),
+        _count(told.get("checkpoint")),
+        _real(told.get("waited")),
     )
 
 

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request
 
 #: The same failure at the same step so many times is the program's, and so many failures of one node are the node's.
-_REPEATED = 3
+REPEATED = 3
 #: Ends of attempts that are nobody's failure.
 _BLAMELESS = ("finished", "warned", "cancelled")
 
@@ -28,15 +28,28 @@ class Decision(NamedTuple):
 def unreliable(attempts: Sequence[Attempt]) -> List[str]:
     """Nodes that have failed so often that no attempt uses them any more."""
     failures = Counter(attempt.cause.node for attempt in attempts if attempt.cause and attempt.cause.kind == "node")
-    return sorted(node for node, number in failures.items() if node and number >= _REPEATED)
+    return sorted(node for node, number in failures.items() if node and number >= REPEATED)
+
+
+def suspects(attempts: Sequence[Attempt]) -> List[str]:
+    """Nodes from which a failure came: their health is looked at before they are used again."""
+    causes = [attempt.cause for attempt in attempts if attempt.cause and attempt.cause.kind not in _BLAMELESS]
+    return sorted({cause.node for cause in causes if cause.node})
+
+
+def left_out(attempts: Sequence[Attempt], before: Sequence[str], unfit: Mapping[str, str]) -> List[str]:
+    """In words, those of the nodes ``before`` that are not used any more. ``unfit``: why nodes cannot be used now."""
+    barred = unreliable(attempts)
+    words = dict.fromkeys(barred, f"is not used any more: it has failed {REPEATED} times in this run")
+    return [f"{node} {words.get(node) or unfit[node]}" for node in before if node in barred or node in unfit]
 
 
 def repeats(attempts: Sequence[Attempt]) -> bool:
     """Whether the last attempts have all failed in the same way at the same step."""
-    last = attempts[-_REPEATED:]
+    last = attempts[-REPEATED:]
     causes = [attempt.cause for attempt in last if attempt.cause and attempt.cause.kind in ("crash", "hang", "start")]
     ends = {(attempt.cause.kind, _error(attempt.cause.detail), attempt.last) for attempt in last if attempt.cause}
-    return len(causes) == _REPEATED and len(ends) == 1
+    return len(causes) == REPEATED and len(ends) == 1
 
 
 def _error(detail: str) -> str:
@@ -63,7 +76,7 @@ def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]
     if repeats(attempts):
         return Decision(
             "fail",
-            f"the program has failed {_REPEATED} times at the same step in the same way: {cause.detail}. Correct it, then "
+            f"the program has failed {REPEATED} times at the same step in the same way: {cause.detail}. Correct it, then "
             f"run 'gpumesh-train resume {request.name}'.",
         )
     if restarts(attempts) > request.max_restarts:

@@ -7,19 +7,23 @@ It is there for every rank, needs nothing but Python, and does nothing where the
 
     gpumesh_run.progress(step, steps, loss=loss, checkpoint=saved)    after each step
     if gpumesh_run.stopping(): save a checkpoint and exit
+    with gpumesh_run.waiting(): all_reduce(...)                       so that a rank that is slower than the others is named
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
 import signal
-from typing import Any, List, Optional
+import time
+from typing import Any, Dict, Iterator, List, Optional
 
 _PROGRESS_FILE = os.environ.get("GPUMESH_PROGRESS_FILE", "")
 _STOP_FILE = os.environ.get("GPUMESH_STOP_FILE", "")
 _warnings: List[int] = []
+_waited: Dict[str, float] = {}
 
 
 def progress(
@@ -27,10 +31,20 @@ def progress(
 ) -> None:
     """Tell where the program is. ``checkpoint``: the step of the last one that is complete."""
     if _PROGRESS_FILE:
-        told = {"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint}
+        told = {"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint, **_waited}
         with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:
             json.dump(told, stream)
         os.replace(_PROGRESS_FILE + ".new", _PROGRESS_FILE)
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """What is done in here waits for other ranks: a barrier, an exchange of gradients."""
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        _waited["waited"] = _waited.get("waited", 0.0) + time.monotonic() - begun
 
 
 def stopping() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import Iterator, List, Tuple
+from typing import Collection, Dict, Iterator, List, Tuple
 
 _PROC = "/proc"
 #: States in which a process does not run and will not by itself.
@@ -18,6 +18,25 @@ _STOPPED = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waitin
 def group(number: int) -> List[int]:
     """The processes of a process group."""
     return [pid for pid, words in _all() if int(words[2]) == number]
+
+
+def groups(numbers: Collection[int]) -> Dict[int, List[int]]:
+    """The same for several groups."""
+    found: Dict[int, List[int]] = {number: [] for number in numbers}
+    for pid, words in _all():
+        found.get(int(words[2]), []).append(pid)
+    return found
+
+
+def run_delays(pid: int) -> Dict[int, int]:
+    """By thread: nanoseconds in which it was ready to run and had no processor. Empty where the kernel does not count."""
+    found: Dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"{_PROC}/{pid}/task"):
+            path = f"{_PROC}/{pid}/task/{thread}/schedstat"
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as stream:
+                found[int(thread)] = int(stream.read().split()[1])
+    return found
 
 
 def stopped(number: int) -> str:

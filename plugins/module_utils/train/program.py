@@ -16,6 +16,7 @@ from typing import Any, List, Mapping, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health as node_health
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     runs,
@@ -85,6 +86,8 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     first = arguments[0]
     if first == "supervise":
         return _supervise(program, arguments[1], arguments[2])
+    if first == "examine":
+        return _examine(settings, arguments[1])
     if first == "agent":
         return _agent(program, arguments[1])
     if first in COMMANDS:
@@ -285,9 +288,22 @@ def _agent(program: str, text: str) -> int:
         agent.say("failed", reason=str(failure))
     finally:
         agent.close()
-    if not present and not told and agents.inherits(task, node):
+    if not present and not told and agents.inherits(task, node, lambda: scheduler.answers(run_command)):
         return _succeed(program, task)
     return 0
+
+
+def _examine(settings: Settings, path: str) -> int:
+    """Say whether this node is healthy, as far as a user can tell."""
+    try:
+        gpus = bool(Folder(path).request().gpus_per_node)
+    except InputError as failure:
+        # Its other nodes have read it.
+        sys.stdout.write(f"{failure.message}\n")
+        return node_health.UNHEALTHY
+    failing = node_health.examine([volume for volume in settings.volumes if os.path.ismount(volume)], gpus)
+    sys.stdout.write(f"{node_health.words(failing)}\n" if failing else "")
+    return node_health.UNHEALTHY if failing else 0
 
 
 def _succeed(program: str, task: agents.Task) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -82,6 +83,28 @@ def node_states(run: Runner, partition: str = "") -> Dict[str, str]:
     """The state of each node. Raises CommandError where the controller does not answer."""
     only = [f"--partition={partition}"] if partition else []
     return parse_states(run(["sinfo", "--noheader", "--Node", "--format=%N|%T", *only], timeout=20.0).stdout)
+
+
+def why_out(run: Runner, node: str) -> str:
+    """Why a node is drained or down, in the words of whoever has done that; empty where nobody says. Raises CommandError."""
+    printed = run(["sinfo", "--noheader", f"--nodes={node}", "--format=%E"], timeout=20.0).stdout
+    reason = (printed.strip().splitlines() or [""])[0].strip()
+    return "" if reason in ("none", "N/A") else reason
+
+
+def note(run: Runner, job: int, text: str) -> None:
+    """Leave a comment on a job of one's own, which administrators see in squeue and, with accounting, in sacct."""
+    with contextlib.suppress(CommandError):
+        run(["scontrol", "update", f"job={job}", f"comment={text}"], timeout=20.0)
+
+
+def answers(run: Runner) -> bool:
+    """Whether the controller does."""
+    try:
+        node_states(run)
+    except CommandError:
+        return False
+    return True
 
 
 def leaves(state: str) -> bool:

@@ -47,12 +47,16 @@ class Request(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a rank has told last. ``checkpoint``: the step of the last one that is complete."""
+    """What a rank has told last. ``checkpoint``: the step of the last one that is complete.
+
+    ``waited``: seconds in all that it has waited for other ranks.
+    """
 
     step: Optional[int] = None
     steps: Optional[int] = None
     loss: Optional[float] = None
     checkpoint: Optional[int] = None
+    waited: Optional[float] = None
 
 
 class RankEnd(NamedTuple):
@@ -81,6 +85,20 @@ class Cause(NamedTuple):
     node: str = ""
 
 
+class Straggler(NamedTuple):
+    """A rank, or all of a node, that holds up the others. ``cost``: about the share of the time that is lost by it.
+
+    ``since`` and ``until`` in seconds since 1970; the latter is None while it goes on.
+    """
+
+    rank: Optional[int]
+    node: str
+    since: float
+    cost: float
+    detail: str
+    until: Optional[float] = None
+
+
 class Attempt(NamedTuple):
     """One of them. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
 
@@ -99,6 +117,7 @@ class Attempt(NamedTuple):
     checkpoint: Optional[int] = None
     cause: Optional[Cause] = None
     action: str = ""
+    stragglers: Tuple[Straggler, ...] = ()
 
 
 #: A run in one of these states goes on only when it is resumed.
@@ -137,7 +156,12 @@ def as_values(run: Run) -> Dict[str, Any]:
     """The content of run.json."""
     values = run._asdict()
     values["attempts"] = [
-        {**attempt._asdict(), "nodes": list(attempt.nodes), "cause": attempt.cause and dict(attempt.cause._asdict())}
+        {
+            **attempt._asdict(),
+            "nodes": list(attempt.nodes),
+            "cause": attempt.cause and dict(attempt.cause._asdict()),
+            "stragglers": [dict(straggler._asdict()) for straggler in attempt.stragglers],
+        }
         for attempt in run.attempts
     ]
     return dict(values)
@@ -152,6 +176,7 @@ def from_values(values: Any) -> Run:
                     **attempt,
                     "nodes": tuple(attempt["nodes"]),
                     "cause": Cause(**attempt["cause"]) if attempt["cause"] else None,
+                    "stragglers": tuple(Straggler(**one) for one in attempt.get("stragglers", ())),
                 }
             )
             for attempt in values["attempts"]

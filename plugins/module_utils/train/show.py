@@ -9,7 +9,7 @@ import time
 from typing import List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run, Straggler
 
 _SEPARATOR = " · "
 
@@ -39,6 +39,7 @@ def line(run: Run, now: float, waits: str = "") -> str:
             "" if run.steps_per_second is None else f"{run.steps_per_second:.3g} steps/s",
             "" if saved is None else f"last checkpoint {span(max(0.0, now - saved))} ago",
             "" if last.number == 1 else f"attempt {last.number}",
+            *(slow(one) for one in last.stragglers if one.until is None),
         )
     return _joined(f"{run.name}: {run.state}", _step(run.step, run.steps), run.detail)
 
@@ -58,6 +59,17 @@ def _cause(attempt: Attempt) -> str:
     return "it goes on" if cause is None else f"{cause.kind}: {cause.detail}" if cause.detail else cause.kind
 
 
+def slow(straggler: Straggler) -> str:
+    """A straggler in words."""
+    who = straggler.node if straggler.rank is None else f"rank {straggler.rank} on {straggler.node}"
+    return f"{who} slows the run down by about {straggler.cost:.0%}: {straggler.detail}"
+
+
+def _past(straggler: Straggler, attempt: Attempt, now: float) -> str:
+    until = straggler.until or attempt.end or now
+    return f"{slow(straggler)} (for {span(max(0.0, until - straggler.since))})"
+
+
 def attempts(run: Run, now: float) -> List[str]:
     """A line an attempt."""
     lines = []
@@ -67,6 +79,7 @@ def attempts(run: Run, now: float) -> List[str]:
         took = span((one.end or now) - one.begin)
         where = f"job {one.job} on {', '.join(one.nodes)}"
         lines.append(_joined(f"  {one.number}: {began}", took, where, steps, _cause(one), one.action))
+        lines += [printable(f"     {_past(straggler, one, now)}") for straggler in one.stragglers]
     return lines
 
 

@@ -16,7 +16,7 @@ from typing import Callable, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, scheduler
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, health, scheduler
 
 #: Seconds between two words to the agents.
 _SPACING = 1.0
@@ -24,6 +24,8 @@ _SPACING = 1.0
 _PARTING = 1.0
 #: Seconds for a node to say that it is there.
 _PROBE = 8.0
+#: The same to say how it is.
+_EXAMINATION = 30.0
 
 
 class Step:
@@ -98,9 +100,14 @@ class Step:
 class Asking:
     """Questions to the controller and to nodes, which may take long: in threads, so that the ranks are heard meanwhile."""
 
-    def __init__(self, runner: Runner, job: int) -> None:
+    def __init__(self, runner: Runner, job: int, examination: Sequence[str] = (), gpus_per_node: int = 0) -> None:
+        """``examination``: the command by which a node says whether it is healthy."""
         self._runner = runner
         self._job = job
+        self._examination = examination
+        self._gpus_per_node = gpus_per_node
+        #: Why nodes could not be used, when that was asked last.
+        self.unfit: Dict[str, str] = {}
         self._pending: Dict[str, threading.Thread] = {}
         self.answers: queue.Queue[Tuple[str, bool]] = queue.Queue()
         self.states: Dict[str, str] = {}
@@ -125,28 +132,54 @@ class Asking:
             self.states = scheduler.node_states(self._runner)
             self.time_left = scheduler.time_left(self._runner, self._job)
 
+    def _srun(self, node: str) -> List[str]:
+        one = [f"--jobid={self._job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet"]
+        return ["srun", *one]
+
     def probe(self, node: str) -> bool:
         """Whether a step runs there, which is what an attempt needs."""
-        one = [f"--jobid={self._job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet"]
         try:
-            self._runner(["srun", *one, "true"], timeout=_PROBE)
+            self._runner([*self._srun(node), "true"], timeout=_PROBE)
         except CommandError:
             return False
         return True
 
-    def fit(self, nodes: Sequence[str], lost: Sequence[str]) -> List[str]:
+    def examine(self, node: str) -> str:
+        """Why a node that answers is not healthy; empty where it is, or cannot say so."""
+        gpus = [f"--gpus-per-node={self._gpus_per_node}"] if self._gpus_per_node else []
+        try:
+            asked = [*self._srun(node), *gpus, *self._examination]
+            done = self._runner(asked, timeout=_EXAMINATION, check=False)
+        except CommandError as failure:
+            return f"its health could not be looked at: {failure.message.rstrip('.')}"
+        lines = done.stdout.strip().splitlines()
+        return lines[-1] if done.rc == health.UNHEALTHY and lines else ""
+
+    def _judge(self, node: str, suspect: bool) -> None:
+        """Note why a node cannot be used, if it cannot."""
+        if not self.probe(node):
+            self.unfit[node] = "does not answer"
+            return
+        reason = self.examine(node) if suspect and self._examination else ""
+        if reason:
+            self.unfit[node] = f"is unhealthy: {reason}"
+
+    def fit(self, nodes: Sequence[str], lost: Sequence[str], suspects: Sequence[str] = ()) -> List[str]:
         """Those of the nodes that may be used, and answer. Raises CommandError where the controller does not.
 
-        ``lost``: not asked, since the answer is known.
+        ``lost``: not asked, since the answer is known. ``suspects``: those whose health is looked at.
         """
         self.states = scheduler.node_states(self._runner)
-        able = [node for node in nodes if node not in lost and scheduler.fit(self.states.get(node, ""))]
-        found: List[str] = []
-        threads = [
-            threading.Thread(target=lambda node=node: found.append(node) if self.probe(node) else None) for node in able
-        ]
+        self.unfit = dict.fromkeys((node for node in nodes if node in lost), "does not answer")
+        for node in nodes:
+            state = self.states.get(node, "")
+            if node not in lost and not scheduler.fit(state):
+                reason = scheduler.why_out(self._runner, node)
+                self.unfit[node] = f"is {state}" + (f": {reason}" if reason else "")
+        able = [node for node in nodes if node not in self.unfit]
+        threads = [threading.Thread(target=self._judge, args=(node, node in suspects)) for node in able]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return [node for node in able if node in found]
+        return [node for node in able if node not in self.unfit]

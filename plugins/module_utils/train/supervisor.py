@@ -18,7 +18,7 @@ from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, decide, lines, scheduler
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, decide, lines, scheduler, show
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Attempt, Cause, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -73,7 +73,8 @@ class Supervisor:
         self._runner = runner
         self._request: Request = folder.request()
         self._run: Run = folder.read()
-        self._asking = Asking(runner, post.job)
+        examination = [post.program, "examine", str(folder.path)]
+        self._asking = Asking(runner, post.job, examination, self._request.gpus_per_node)
         self._lost: List[str] = []
         #: The attempt that this process follows.
         self._started = 0
@@ -154,7 +155,8 @@ class Supervisor:
         while not self._cancelled:
             self._require_charge()
             try:
-                fit = self._asking.fit(self._post.allocated, self._lost)
+                suspects = decide.suspects(self._counted())
+                fit = self._asking.fit(self._post.allocated, self._lost, suspects)
             except CommandError as failure:
                 _say(f"waiting for the controller: {failure}")
                 # It takes a while to know its nodes again.
@@ -265,6 +267,7 @@ class Supervisor:
             first=watch.first,
             last=last.last if now.step is None else now.step,
             checkpoint=last.checkpoint if now.checkpoint is None else now.checkpoint,
+            stragglers=tuple(watch.pace.stragglers),
         )
         self._save(
             self._run._replace(
@@ -286,7 +289,16 @@ class Supervisor:
             where = f"restarted on {', '.join(decision.nodes)}"
             words = {"finish": "", "cancel": "", "fail": "stopped", "resubmit": "another job was submitted"}
             action = words.get(decision.action, where)
-            self._replace_last(self._run.attempts[-1]._replace(action=action))
+            last = self._run.attempts[-1]
+            out = []
+            if decision.action in ("restart", "resubmit"):
+                out = decide.left_out(self._counted(), last.nodes, self._asking.unfit)
+            self._replace_last(last._replace(action="; ".join([action, *out])))
+            for text in out:
+                _say(text)
+            if out and decide.unreliable(self._counted()):
+                # Only administrators can have a node looked at, or take it out of service.
+                scheduler.note(self._runner, self._post.job, f"gpumesh-train: {'; '.join(out)}")
 
     def _save(self, new: Run) -> bool:
         """Whether the volume has taken it. One that has not may take the next one: the run must not end for that.
@@ -333,6 +345,8 @@ class Course:
                 self._step.order("start")
             self._warn(now)
             self._ask(now)
+            for slow in self._watch.pace.look(now, time.time()):
+                _say(show.slow(slow))
             if now - self._noted > _NOTE:
                 self._noted = now
                 self._supervisor.take_progress(self._watch, self._speed(now))

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import cause as causes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import Said
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.pace import Pace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, Progress, RankEnd, Request
 
 #: Seconds without a sign of life after which a node is asked about, and after a failure; and so many to start an agent.
@@ -52,6 +53,7 @@ class Watch:
         self.alive: Set[str] = set()
         #: The first step that was told of.
         self.first: Optional[int] = None
+        self.pace = Pace(self.world_size)
 
     @property
     def world_size(self) -> int:
@@ -76,6 +78,8 @@ class Watch:
         }
         if said.event in hearers:
             hearers[said.event](said, now)
+        elif said.event == "load":
+            self.pace.load(said.node, said.values)
         elif said.event == "failed":
             reason = str(said.values.get("reason"))
             if said.values.get("of_node"):
@@ -88,6 +92,7 @@ class Watch:
     def _beat(self, said: Said, now: float) -> None:
         for rank, told in said.values["ranks"].items():
             self._tell(int(rank), told, now)
+            self.pace.tell(int(rank), said.node, self._progress.get(int(rank), Progress()), now)
 
     def _started(self, said: Said, _now: float) -> None:
         self._rank_nodes.update({int(rank): said.node for rank in said.values["ranks"]})

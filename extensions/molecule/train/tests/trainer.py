@@ -1,7 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch: STEPS SECONDS.
+"""A program whose ranks need each other in every step, as those of PyTorch do, without PyTorch.
+
+    trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS] [--times]
+
+In each step, a rank sleeps for some seconds and computes for others. It may tell how long it waits for the others, send rank
+0 so much besides, and take its time with a checkpoint.
 
 Each step, the ranks share out 12 samples, which are numbers, and rank 0 adds up what all of them have. The last line of rank
 0 has the weight that comes of it, and the sum of the samples that were read: one that was read twice or left out shows.
@@ -9,11 +14,12 @@ Each step, the ranks share out 12 samples, which are numbers, and rank 0 adds up
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import socket
 import struct
-import sys
 import time
 from pathlib import Path
 
@@ -50,46 +56,88 @@ def receive(peer: socket.socket) -> tuple[float, float]:
     return struct.unpack("!dd", data)
 
 
-def all_reduce(peers: list[socket.socket], gradient: float, samples: float) -> tuple[float, float]:
+def drain(peer: socket.socket, size: int) -> None:
+    while size > 0:
+        size -= len(peer.recv(min(size, 1 << 16))) or size
+
+
+def all_reduce(peers: list[socket.socket], gradient: float, samples: float, payload: int) -> tuple[float, float]:
     if RANK == 0:
+        for peer in peers:
+            drain(peer, payload)
         # Sorted, so that the sum is the same to the bit whoever comes first.
         received = sorted(receive(peer) for peer in peers)
         gradient, samples = gradient + sum(pair[0] for pair in received), samples + sum(pair[1] for pair in received)
         for peer in peers:
             peer.sendall(struct.pack("!dd", gradient, samples))
         return gradient, samples
-    peers[0].sendall(struct.pack("!dd", gradient, samples))
+    peers[0].sendall(bytes(payload) + struct.pack("!dd", gradient, samples))
     return receive(peers[0])
 
 
+def work(seconds: float) -> None:
+    """Use a processor for so long, however long it takes to get it."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(1000))
+
+
+def save(state: dict[str, float], seconds: float) -> bool:
+    """Under another name first. A volume that is full gets the next checkpoint, and keeps the last one."""
+    draft, text = CHECKPOINT.with_suffix(".new"), json.dumps(state)
+    try:
+        with draft.open("w", encoding="ascii") as stream:
+            for half in (text[: len(text) // 2], text[len(text) // 2 :]):
+                stream.write(half)
+                stream.flush()
+                time.sleep(seconds / 2)
+            os.fsync(stream.fileno())
+    except OSError as failure:
+        print(f"step {state['step']} is not saved: {failure}")
+        return False
+    draft.replace(CHECKPOINT)
+    return True
+
+
 def main() -> None:
-    steps, seconds = int(sys.argv[1]), float(sys.argv[2])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--work", type=float, default=0.0)
+    parser.add_argument("--waiting", action="store_true")
+    parser.add_argument("--payload", type=int, default=0)
+    parser.add_argument("--saving", type=float, default=0.0)
+    parser.add_argument("--times", action="store_true")
+    given = parser.parse_args()
+    steps = given.steps
     state = {"step": 0, "weight": 100.0, "samples": 0.0}
     if CHECKPOINT.exists():
         state = json.loads(CHECKPOINT.read_text(encoding="ascii"))
     saved = state["step"] or None
     print(f"rank {RANK} of {SIZE} begins at step {state['step']}")
     peers = connect()
+    begun = time.monotonic()
     while state["step"] < steps:
         mine = [state["step"] * BATCH + number for number in range(BATCH)][RANK::SIZE]
         gradient = sum(state["weight"] * (1 + sample % 7) for sample in mine)
-        gradient, samples = all_reduce(peers, gradient, float(sum(mine)))
+        with gpumesh_run.waiting() if given.waiting else contextlib.nullcontext():
+            gradient, samples = all_reduce(peers, gradient, float(sum(mine)), given.payload)
         state = {
             "step": state["step"] + 1,
             "weight": state["weight"] - 1e-4 * gradient,
             "samples": state["samples"] + samples,
         }
-        time.sleep(seconds)
+        time.sleep(given.seconds)
+        work(given.work)
         stopping = gpumesh_run.stopping()
-        if RANK == 0 and (stopping or state["step"] % INTERVAL == 0):
-            draft = CHECKPOINT.with_suffix(".new")
-            draft.write_text(json.dumps(state), encoding="ascii")
-            draft.replace(CHECKPOINT)
+        if RANK == 0 and (stopping or state["step"] % INTERVAL == 0) and save(state, given.saving):
             saved = state["step"]
         gpumesh_run.progress(state["step"], steps, loss=state["weight"], checkpoint=saved)
         if stopping:
             print(f"stops at step {state['step']}")
             return
+    if given.times:
+        print(f"steps-took {time.monotonic() - begun:.3f}")
     print(f"weight {state['weight']!r} samples {state['samples']!r}")
 
 

@@ -5,7 +5,13 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.decide import placement, unreliable, verdict
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.decide import (
+    left_out,
+    placement,
+    suspects,
+    unreliable,
+    verdict,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Cause, Request
 
 REQUEST = Request(name="nano", command=["python3", "train.py"], folder="/mnt/shared/runs/nano", nodes=3, min_nodes=2)
@@ -62,6 +68,21 @@ def test_a_node_that_fails_three_times_is_left_out() -> None:
     assert unreliable(attempts[:2]) == []
     assert unreliable(attempts) == ["n3"]
     assert placement(REQUEST, attempts, FOUR, FOUR).nodes == ("n1", "n2", "n4")
+
+
+def test_it_says_which_nodes_are_left_out_and_why() -> None:
+    attempts = [lost("n3", number) for number in (1, 2, 3)]
+    unfit = {"n2": "is drained: gpumesh health: health.gpu_ecc: 12 errors", "n4": "does not answer"}
+    assert left_out(attempts, ["n1", "n2", "n3"], unfit) == [
+        "n2 is drained: gpumesh health: health.gpu_ecc: 12 errors",
+        "n3 is not used any more: it has failed 3 times in this run",
+    ]
+    assert left_out(attempts[:2], ["n1", "n3"], {}) == []
+
+
+def test_whoever_a_failure_came_from_is_looked_at() -> None:
+    warned = attempt(3, Cause("warned", "n1 is to be drained", None, "n1"))
+    assert suspects([*crashes(10), lost("n2", 2), warned, attempt(4, Cause("finished"))]) == ["n2", "n3"]
 
 
 def test_the_same_failure_at_the_same_step_three_times_is_the_program() -> None:

@@ -15,6 +15,25 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import sched
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
 
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [("gpumesh health: storage.mounts: gone\n", "gpumesh health: storage.mounts: gone"), ("none\n", ""), ("", "")],
+)
+def test_why_a_node_is_out_of_service(printed: str, reason: str) -> None:
+    assert scheduler.why_out(lambda *_args, **_options: Completed(0, printed, ""), "n1") == reason
+
+
+def test_a_note_is_left_on_the_runs_own_job_or_not_at_all() -> None:
+    asked: list[list[str]] = []
+
+    def refuse(argv: list[str], **_options: object) -> Completed:
+        asked.append(argv)
+        raise CommandError(argv, "exited 1", rc=1)
+
+    scheduler.note(refuse, 41, "n3 is not used any more")
+    assert asked == [["scontrol", "update", "job=41", "comment=n3 is not used any more"]]
+
+
 def test_states_of_nodes() -> None:
     assert scheduler.parse_states("t1|allocated\nt2|down*\nt2|down*\n\n") == {"t1": "allocated", "t2": "down*"}
 

@@ -1,0 +1,270 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which rank holds up the others while all of them run, and what that costs.
+
+Ranks that exchange gradients make their steps at the same pace, that of the slowest. So what tells is not how long a step
+takes, but
+
+    what the program says      how long a rank has waited for the others: who is awaited waits least
+    what the kernel says       how long a rank was ready to run without getting a processor (a CPU limit, other programs)
+    how far away a node is     the time of a TCP handshake with the others has risen, and so has that of a step
+    steps of their own         where ranks do not wait for each other, one makes fewer of them
+
+Nobody is named for one disturbed moment: it takes several looks in a row, and most of the others must be unlike the one
+that is named. Nothing here waits or runs anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import mean, median
+from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress, Straggler
+
+#: Seconds between two looks, at least: each rank has to have made a step meanwhile.
+LOOK = 5.0
+#: Looks in a row after which a rank is named, and after which it is one no more.
+_IN_A_ROW = 4
+#: Shares of the time. A rank that costs less is not worth a word.
+_COSTLY = 0.2
+_STARVED = 0.25
+#: Looks whose median is taken for the pace, or for the distance, of that time.
+_SPAN = 3
+#: How many times as long as the others: a step of one's own, or the time without a processor.
+_SLOWER = 1.5
+#: How much a handshake takes longer than before: so many times as long, and so many milliseconds.
+_FARTHER, _FARTHER_MS = 2.0, 5.0
+
+
+class Sign(NamedTuple):
+    """What makes a node unlike the others now. ``cost``: share of the time."""
+
+    rank: Optional[int]
+    cost: float
+    words: str
+
+
+class Told(NamedTuple):
+    """What a rank has said last, and when that came."""
+
+    at: float
+    step: int
+    waited: Optional[float]
+
+
+Pair = FrozenSet[str]
+
+
+def _apart(
+    values: Mapping[int, float], nodes: Mapping[int, str], unlike: Callable[[float, float], Optional[Sign]]
+) -> Dict[str, Sign]:
+    """By node, its rank that is most unlike those of the others, if only few nodes have one. The sign's rank is set here.
+
+    ``unlike``: gets the value of a rank and the median of those on other nodes. In a run on one node the ranks are compared
+    with each other. Where many are unlike the median, there is nothing that they could be measured by.
+    """
+    alone = len(set(nodes.values())) == 1
+    found: Dict[int, Sign] = {}
+    for rank, value in values.items():
+        others = [
+            other for number, other in values.items() if number != rank and (alone or nodes[number] != nodes[rank])
+        ]
+        sign = unlike(value, median(others)) if others else None
+        if sign is not None:
+            found[rank] = sign._replace(rank=rank)
+    units = found if alone else {nodes[rank] for rank in found}
+    if len(units) > max(1, len(values if alone else set(nodes.values())) // 4):
+        return {}
+    worst = sorted(found.values(), key=lambda sign: sign.cost)
+    return {nodes[sign.rank]: sign for sign in worst if sign.rank is not None}
+
+
+def awaited(waits: Mapping[int, float], seconds: float, nodes: Mapping[int, str]) -> Dict[str, Sign]:
+    """Those for whom the others wait. ``waits``: seconds a step that each rank has waited; a step takes ``seconds``."""
+
+    def unlike(own: float, others: float) -> Optional[Sign]:
+        cost = min(1.0, (others - own) / seconds)
+        return Sign(None, cost, f"the others wait for it {cost:.0%} of the time") if cost >= _COSTLY else None
+
+    return _apart(waits, nodes, unlike)
+
+
+def held_up(held: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Sign]:
+    """Those that get no processor when they need one. ``held``: the share of the time."""
+
+    def unlike(own: float, others: float) -> Optional[Sign]:
+        if own < _SLOWER * others or own < others + _STARVED:
+            return None
+        return Sign(None, own - others, f"ready to run, but without a processor {own:.0%} of the time")
+
+    return _apart(held, nodes, unlike)
+
+
+def slower(steps: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Sign]:
+    """Those whose own steps take longer. ``steps``: seconds a step."""
+
+    def unlike(own: float, others: float) -> Optional[Sign]:
+        if own < _SLOWER * others:
+            return None
+        return Sign(None, 1 - others / own, f"a step takes {own:.3g} s, and {others:.3g} s with the others")
+
+    return _apart(steps, nodes, unlike)
+
+
+def farther(trips: Mapping[Pair, float], before: Mapping[Pair, float], cost: float) -> Dict[str, Sign]:
+    """The node to and from which all takes longer than before. Milliseconds by pair of nodes."""
+    known = {pair: trip for pair, trip in trips.items() if pair in before}
+    risen = [pair for pair, trip in known.items() if trip > _FARTHER * before[pair] + _FARTHER_MS]
+    if not risen or cost < _COSTLY:
+        return {}
+    ends = set(frozenset.intersection(*risen))
+    # Of a single pair, the node that is as near to others as ever is not the one.
+    near = {node for pair in known if pair not in risen for node in pair}
+    blamed = ends - near if len(ends) > 1 else ends
+    if len(blamed) != 1:
+        return {}
+    (node,) = blamed
+    now, then = (median(times[pair] for pair in risen) for times in (trips, before))
+    return {node: Sign(None, cost, f"its connections take {now:.3g} ms, and took {then:.2g} ms before")}
+
+
+class _Best:
+    """The least that something has taken for a while: the median of several looks in a row."""
+
+    def __init__(self) -> None:
+        self._last: Deque[float] = deque(maxlen=_SPAN)
+        self.value: Optional[float] = None
+
+    def add(self, value: float) -> None:
+        """One look."""
+        self._last.append(value)
+        if len(self._last) == _SPAN:
+            lately = median(self._last)
+            self.value = lately if self.value is None else min(self.value, lately)
+
+
+class _Suspicion:
+    """How often in a row a node was unlike the others, and since when."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.unseen = 0
+        self.since = 0.0
+        self.named: Optional[Straggler] = None
+
+
+class Pace:
+    """The pace of one attempt. ``ranks``: how many there are."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._nodes: Dict[int, str] = {}
+        self._told: Dict[int, Told] = {}
+        self._before: Dict[int, Told] = {}
+        self._looked = 0.0
+        self._held: Dict[int, List[float]] = {}
+        self._trips: Dict[Pair, List[float]] = {}
+        self._nearest: Dict[Pair, _Best] = {}
+        self._quickest = _Best()
+        self._suspicions: Dict[str, _Suspicion] = {}
+
+    @property
+    def stragglers(self) -> List[Straggler]:
+        """All that were named in this attempt, also those that are none any more."""
+        return [one.named for one in self._suspicions.values() if one.named is not None]
+
+    def tell(self, rank: int, node: str, progress: Progress, now: float) -> None:
+        """Take in what a rank says."""
+        if progress.step is not None:
+            self._nodes[rank] = node
+            self._told[rank] = Told(now, progress.step, progress.waited)
+
+    def load(self, node: str, values: Mapping[str, Any]) -> None:
+        """Take in what an agent has measured: see `load`."""
+        for rank, share in values["held"].items():
+            self._held.setdefault(int(rank), []).append(float(share))
+        for other, trip in values["trips"].items():
+            self._trips.setdefault(frozenset((node, other)), []).append(float(trip))
+
+    def look(self, now: float, wall: float) -> List[Straggler]:
+        """Judge once more, if it is time; those that are named now for the first time. ``wall``: seconds since 1970."""
+        if now - self._looked < LOOK or len(self._told) < self._ranks:
+            return []
+        made = {rank: told.step - self._before[rank].step for rank, told in self._told.items() if rank in self._before}
+        if any(steps == 0 for steps in made.values()):
+            return []
+        named: List[Straggler] = []
+        if len(made) == self._ranks and min(made.values()) > 0:
+            named = self._weigh(self._signs(made), wall - (now - self._looked))
+        self._before, self._looked = dict(self._told), now
+        self._held, self._trips = {}, {}
+        return named
+
+    def _signs(self, made: Mapping[int, int]) -> Dict[str, Sign]:
+        """By node, of all signs the one that says most."""
+        nodes, before = self._nodes, self._before
+        steps = {rank: (told.at - before[rank].at) / made[rank] for rank, told in self._told.items()}
+        seconds = max(median(steps.values()), 1e-6)
+        waits = {
+            rank: (told.waited - (before[rank].waited or 0.0)) / made[rank]
+            for rank, told in self._told.items()
+            if told.waited is not None
+        }
+        held = {rank: mean(shares) for rank, shares in self._held.items() if rank in nodes}
+        lost = 0.0 if self._quickest.value is None else max(0.0, 1 - self._quickest.value / seconds)
+        starved = held_up(held, nodes) if len(held) == self._ranks else {}
+        found = self._far(lost)
+        found.update(slower(steps, nodes))
+        if len(waits) == self._ranks:
+            # The program knows. The processors say why.
+            for node, sign in awaited(waits, seconds, nodes).items():
+                why = f"; {starved[node].words}" if node in starved else ""
+                found[node] = sign._replace(words=sign.words + why)
+        else:
+            # Where the pace before is known, it says better what is lost.
+            cost = lost if lost >= _COSTLY else 0.0
+            found.update({node: sign._replace(cost=cost or sign.cost) for node, sign in starved.items()})
+        self._quickest.add(seconds)
+        return found
+
+    def _far(self, lost: float) -> Dict[str, Sign]:
+        trips = {pair: median(times) for pair, times in self._trips.items()}
+        before = {pair: best.value for pair, best in self._nearest.items() if best.value is not None}
+        found = farther(trips, before, lost)
+        for pair, trip in trips.items():
+            self._nearest.setdefault(pair, _Best()).add(trip)
+        return found
+
+    def _weigh(self, signs: Mapping[str, Sign], since: float) -> List[Straggler]:
+        """One more look at each node; ``since``: when what was looked at began."""
+        for node in signs:
+            self._suspicions.setdefault(node, _Suspicion())
+        return [
+            named
+            for node, suspicion in self._suspicions.items()
+            for named in [_weigh_one(suspicion, node, signs.get(node), since)]
+            if named is not None
+        ]
+
+
+def _weigh_one(suspicion: _Suspicion, node: str, sign: Optional[Sign], since: float) -> Optional[Straggler]:
+    """The straggler, if it is named by this look."""
+    named = suspicion.named
+    if sign is None:
+        suspicion.seen = 0
+        suspicion.unseen += 1
+        if named is not None and named.until is None and suspicion.unseen == _IN_A_ROW:
+            suspicion.named = named._replace(until=since)
+        return None
+    suspicion.unseen = 0
+    suspicion.seen += 1
+    if suspicion.seen == 1:
+        suspicion.since = since
+    slow = named is not None and named.until is None
+    if not slow and suspicion.seen < _IN_A_ROW:
+        return None
+    begun = named.since if named is not None else suspicion.since
+    suspicion.named = Straggler(sign.rank, node, begun, round(sign.cost, 2), sign.words)
+    return None if slow else suspicion.named

@@ -1,0 +1,117 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What gpumesh-train costs a run that nobody disturbs, against plain srun on the same nodes.
+
+    python tests/bench/bench_train.py [--lab molecule-train] [--nodes 3] [--steps 600] [--runs 3]
+
+The lab is one that has gpumesh-train, such as that of scenario train after `molecule converge -s train`. The same program
+makes the same steps under srun and under gpumesh-train, in turns. Told are, of the best of several turns,
+
+steps      seconds from the first step to the last one, by the clock of rank 0: what watching costs
+whole      seconds from the start of the step to its end, without the time that Slurm needs to start the job
+
+The bar is 2 % for the ratio of the steps: a run of hours has no other
+cost. Times on a busy machine are noisy, so that both are made in one call. Exits 1 above the bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from train_runs import MANAGER, PATIENCE, TRAINER, TrainLab
+
+BAR = 1.02
+#: Seconds that a rank sleeps and computes in each step.
+SLEEP, WORK = "0.02", "0.02"
+#: Sets for plain srun what gpumesh-train sets by itself. The port is free in a lab.
+BARE = (
+    "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_PORT=24999 MASTER_ADDR=$1 PYTHONPATH=/mnt/shared/bench "
+    'GPUMESH_CHECKPOINT_DIR=$2; shift 2; exec python3 "$@"'
+)
+
+
+class Took(NamedTuple):
+    """Seconds."""
+
+    steps: float
+    whole: float
+
+
+def program(steps: int) -> list[str]:
+    """The arguments of the trainer."""
+    return [TRAINER, str(steps), SLEEP, "--work", WORK, "--times"]
+
+
+def read(text: str) -> float:
+    """Between the first and the last step, as rank 0 has printed it."""
+    return float(next(line.split()[1] for line in reversed(text.splitlines()) if line.startswith("steps-took ")))
+
+
+def bare(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
+    """Under plain srun."""
+    folder = f"/mnt/shared/bench/{number}"
+    lab.run(MANAGER, "mkdir", "-p", folder)
+    argv = ["srun", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--exclusive"]
+    began = time.monotonic()
+    words = [*argv, "sh", "-c", BARE, "-", nodes[0], folder, *program(steps)]
+    said = lab.run(MANAGER, *words, timeout=PATIENCE + steps)
+    return Took(read(said), time.monotonic() - began)
+
+
+def supervised(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
+    """Under gpumesh-train."""
+    name = f"bench-{time.time():.0f}-{number}"
+    options = ["--detach", "--name", name, "--nodes", str(len(nodes)), "--sbatch", f"--nodelist={','.join(nodes)}"]
+    lab.train(*options, "--", "python3", *program(steps))
+    found = lab.finish(name)
+    (attempt,) = found["attempts"]
+    assert found["state"] == "finished" and not attempt["stragglers"], json.dumps(found)
+    log = lab.runs / name / "attempts" / "001" / "rank-0.log"
+    return Took(read(log.read_text(encoding="utf-8")), attempt["end"] - attempt["begin"])
+
+
+def main() -> int:
+    """Measure in turns, tell, and say whether it holds."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--lab", default="molecule-train")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--runs", type=int, default=3)
+    given = parser.parse_args()
+    lab = TrainLab(given.lab)
+    lab.bring_trainer()
+    nodes = [f"t{number}" for number in range(1, given.nodes + 1)]
+    # The trainer imports it; without the variables of a run it does nothing.
+    helper = Path(__file__).resolve().parents[2] / "plugins" / "module_utils" / "train" / "gpumesh_run.py"
+    bench = lab.shared / "bench"
+    bench.mkdir(exist_ok=True)
+    (bench / "gpumesh_run.py").write_bytes(helper.read_bytes())
+    plain: list[Took] = []
+    ours: list[Took] = []
+    for number in range(given.runs):
+        lab.idle()
+        plain.append(bare(lab, nodes, given.steps, int(time.time())))
+        lab.idle()
+        ours.append(supervised(lab, nodes, given.steps, number))
+        print(f"turn {number + 1}: srun {plain[-1].steps:.2f} s, gpumesh-train {ours[-1].steps:.2f} s", flush=True)
+    best = [min(took.steps for took in turns) for turns in (plain, ours)]
+    whole = [min(took.whole for took in turns) for turns in (plain, ours)]
+    ratio = best[1] / best[0]
+    print(f"{given.steps} steps on {given.nodes} nodes: srun {best[0]:.2f} s, gpumesh-train {best[1]:.2f} s")
+    print(f"whole: srun {whole[0]:.2f} s, gpumesh-train {whole[1]:.2f} s")
+    print(f"ratio of the steps: {ratio:.4f} (bar: {BAR})")
+    print(f"command: {shlex.join(program(given.steps))}")
+    return 0 if ratio <= BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

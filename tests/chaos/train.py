@@ -1,0 +1,341 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Training runs on four hosts, each of which is hit once while it runs, and has to finish all the same.
+
+    make chaos PART=train                                        # 20 random ones
+    python tests/chaos/train.py --count 20 --seed 7
+    python tests/chaos/train.py --experiment node:31@2+spare     # one of them again: KIND:STEP@RANK
+    python tests/chaos/train.py --undisturbed 20                 # nobody may be named, nothing may be restarted
+    python tests/chaos/train.py --count 10 --kinds cpu,link,stop # who is slow, or hangs, is named while it runs
+
+What is required of each run: it finishes; no more steps are made twice than between two checkpoints; each sample is read
+once; the result is that of an undisturbed run, to the bit where the number of ranks has not changed; run.json names the
+cause and the culprit; and from the kill to the next step it takes no longer than starting the program and --longest
+seconds. A straggler has to be named within a minute, and no attempt may end for it.
+
+The seed is printed first, and with it the experiments are the same. The hosts are a lab of their own, whose shared volume is
+a small file system. Logs are in .lab/NAME-logs/. Exits 1 when a run was not as it has to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from lab_hosts import ROOT, ansible
+from train_experiments import HANG_TIMEOUT, KILLS, SLOW, Experiment, draw, expected, judge
+from train_runs import INTERVAL, SCENARIO, STEPS, TRAINER, Found, TrainLab, all_samples, causes
+
+#: Seconds for which the volume is full, and in which a straggler has to be named.
+FULL, NAMED = 20.0, 60.0
+#: Seconds of steps before somebody becomes slow: what is slower is measured against them.
+BEFORE = 40.0
+#: Percent of a processor, and what a node may send.
+SLOW_BY = {"cpu": "2", "link": "1mbit"}
+#: Of the shared volume.
+SIZE = "size=64m"
+
+
+def listed(text: str) -> list[str]:
+    """A list with commas."""
+    return [word for word in text.split(",") if word]
+
+
+def read_arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--count", type=int, default=20, help="random experiments (20)")
+    parser.add_argument("--kinds", type=listed, default=list(KILLS), help="of " + ",".join([*KILLS, *SLOW]))
+    parser.add_argument("--experiment", type=Experiment.parse, nargs="+", default=[], help="these alone")
+    parser.add_argument("--undisturbed", type=int, default=0, help="so many runs that nobody disturbs, instead")
+    parser.add_argument("--longest", type=float, default=30.0, help="seconds from a kill to the next step (30)")
+    parser.add_argument("--running", action="store_true", help="the lab's hosts run, and have gpumesh-train")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure, and leave the lab")
+    parser.add_argument("--keep", action="store_true", help="leave the lab in any case")
+    parser.add_argument("--lab", default="chaos-train", help="its name")
+    parser.add_argument("--network", default="10.79.82", help="its network's first three numbers")
+    return parser.parse_args()
+
+
+def nothing() -> None:
+    """What undoes a kill that is over with itself."""
+
+
+class Hit(NamedTuple):
+    """What was done to a run, when, and how to undo it."""
+
+    rank: int
+    node: str
+    at: float
+    undo: Callable[[], object]
+
+
+class Session:
+    """All that one call does."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.lab = TrainLab(options.lab)
+        self.logs = ROOT / ".lab" / f"{options.lab}-logs"
+        self.failures: list[str] = []
+        self.kinds: Counter[str] = Counter()
+        self.well: Counter[str] = Counter()
+        #: By number of ranks: what an undisturbed run comes to, and the seconds until its first step.
+        self.results: dict[int, tuple[list[str], float]] = {}
+        self.number = 0
+
+    # The lab
+
+    def up(self) -> None:
+        """Hosts with gpumesh-train, whose shared volume can be filled."""
+        self._playbook("down")
+        self.unmount()
+        self.lab.shared.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", SIZE, "gpumesh-chaos", str(self.lab.shared)], check=True)
+        self._playbook("up")
+        done = ansible("ansible-playbook", "-i", str(self.lab.inventory), str(SCENARIO / "converge.yml"))
+        assert done.code == 0, done.output[-3000:]
+
+    def down(self) -> None:
+        """Leave nothing of it."""
+        self._playbook("down")
+        self.unmount()
+
+    def unmount(self) -> None:
+        if os.path.ismount(self.lab.shared):
+            subprocess.run(["umount", str(self.lab.shared)], check=True)
+
+    def _playbook(self, name: str) -> None:
+        os.environ["LAB"] = str(SCENARIO / "lab.yml")
+        settings = {"lab_name": self.lab.name, "train_network": self.options.network}
+        done = ansible("ansible-playbook", "-i", "localhost,", f"lab/{name}.yml", "-e", json.dumps(settings))
+        assert done.code == 0, f"lab/{name}.yml ended with {done.code}:\n{done.output[-3000:]}"
+
+    # Runs
+
+    def name(self, text: str) -> str:
+        """Of a run that this lab has had none of."""
+        self.number += 1
+        return f"{self.options.seed}-{self.number:03}-{text}"
+
+    def undisturbed(self, ranks: int) -> str:
+        """A run that nobody disturbs; what is wrong with it."""
+        name = self.name(f"calm-{ranks}")
+        self.lab.idle()
+        self.lab.begin(name, "--nodes", str(ranks), "--hang-timeout", str(HANG_TIMEOUT))
+        found = self.lab.again(name, 1)
+        took = time.time() - found["attempts"][0]["begin"]
+        found = self.lab.finish(name)
+        if causes(found) != [("finished", None, "")] or found["attempts"][0]["stragglers"]:
+            return f"undisturbed, and {found['attempts']}"
+        result = self.lab.result(name)
+        if result[2:] != ["samples", repr(all_samples(STEPS))]:
+            return f"not all samples were read once: {result}"
+        known = self.results.setdefault(ranks, (result, took))
+        return "" if known[0] == result else f"two undisturbed runs came to {known[0]} and {result}"
+
+    def reference(self, ranks: int) -> tuple[list[str], float]:
+        """What an undisturbed run with so many ranks comes to."""
+        if ranks not in self.results:
+            wrong = self.undisturbed(ranks)
+            assert not wrong, wrong
+        return self.results[ranks]
+
+    def experiment(self, experiment: Experiment) -> str:
+        """Hit a run; what is wrong with it."""
+        ranks = int(experiment.options[1])
+        result, starting = self.reference(ranks)
+        name = self.name(experiment.kind)
+        self.lab.idle()
+        extra = ["--saving", "1.5"] if experiment.kind == "checkpoint" else []
+        self.lab.begin(name, *experiment.options, extra=extra)
+        found = self.lab.at_step(name, 1, experiment.step)
+        hit = self.hit(experiment, name, found)
+        try:
+            wrong = self.await_next(experiment, name, hit, starting)
+            found = self.lab.finish(name)
+        finally:
+            hit.undo()
+        wrong += judge(experiment, found, hit.rank, hit.node, INTERVAL)
+        if found["state"] == "finished":
+            wrong += self.compare(name, found, ranks, result)
+        return "; ".join(wrong)
+
+    def await_next(self, experiment: Experiment, name: str, hit: Hit, starting: float) -> list[str]:
+        """Until the next attempt makes steps, where there has to be one."""
+        if experiment.kind == "full":
+            time.sleep(FULL)
+            hit.undo()
+        if not expected(experiment.kind, hit.rank, hit.node):
+            return []
+        self.lab.again(name, 2)
+        took = time.monotonic() - hit.at
+        allowed = self.options.longest + starting + (HANG_TIMEOUT if experiment.kind == "stop" else 0)
+        print(f"      {hit.node} (rank {hit.rank}) was hit; the next step after {took:.0f} s", flush=True)
+        return [] if took <= allowed else [f"the next step came after {took:.0f} s, and not within {allowed:.0f} s"]
+
+    def compare(self, name: str, found: Found, ranks: int, result: list[str]) -> list[str]:
+        """With the undisturbed run."""
+        came = self.lab.result(name)
+        if came[2:] != result[2:]:
+            return [f"not all samples were read once: {came}, and {result}"]
+        same = {attempt["world_size"] for attempt in found["attempts"]} == {ranks}
+        return [f"the result is {came}, and {result} undisturbed"] if same and came != result else []
+
+    # What hits them
+
+    def hit(self, experiment: Experiment, name: str, found: Found) -> Hit:
+        """Do it now."""
+        lab, nodes = self.lab, found["attempts"][-1]["nodes"]
+        rank = experiment.victim(nodes)
+        node = nodes[rank]
+        undo: Callable[[], object] = nothing
+        if experiment.kind == "checkpoint":
+            draft = lab.runs / name / "checkpoints" / "latest.new"
+            lab.wait("a checkpoint is written", draft.exists, 60, 0.02)
+        at = time.monotonic()
+        if experiment.kind in ("rank", "checkpoint"):
+            lab.signal(node, "KILL")
+        elif experiment.kind == "stop":
+            lab.signal(node, "STOP")
+        elif experiment.kind == "agent":
+            # Its ranks may be gone with it.
+            lab.run(node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent .*{name}|^python3 {TRAINER}")
+        elif experiment.kind in ("node", "first"):
+            lab.kill(node)
+            undo = partial(lab.revive, node)
+        elif experiment.kind == "slurmd":
+            lab.run(node, "pkill", "-KILL", "-x", "slurmd")
+            undo = partial(self.start_slurmd, node)
+        elif experiment.kind == "network":
+            interface = lab.interface(node)
+            lab.link(node, interface, "down")
+            undo = partial(lab.link, node, interface, "up")
+        elif experiment.kind == "full":
+            undo = partial(lab.fill().unlink, missing_ok=True)
+        return Hit(rank, node, at, undo)
+
+    def start_slurmd(self, node: str) -> None:
+        """Where nobody else has done it."""
+        if not self.lab.run(node, "pgrep", "-x", "slurmd", check=False):
+            starts = "systemctl restart slurmd || supervisorctl start gpumesh-slurmd"
+            self.lab.run(node, "sh", "-c", starts, check=False)
+
+    # Who is slow
+
+    def slow(self, experiment: Experiment) -> str:
+        """Make a node slow while a run goes on; what is wrong."""
+        lab, name = self.lab, self.name(experiment.kind)
+        lab.idle()
+        payload = ["--payload", "60000"] if experiment.kind == "link" else ["--work", "0.05"]
+        lab.begin(name, "--nodes", "4", "--hang-timeout", "300", steps=100000, extra=payload)
+        lab.at_step(name, 1, 3)
+        time.sleep(BEFORE)
+        found = lab.state(name)
+        if found["attempts"][0]["stragglers"]:
+            return f"before anybody was slow: {found['attempts'][0]['stragglers']}"
+        node = found["attempts"][0]["nodes"][1 + experiment.rank % 3]
+        at = time.monotonic()
+        limit = {"cpu": lab.limit_cpu, "link": lab.limit_network}[experiment.kind]
+        limit(node, SLOW_BY[experiment.kind])
+        try:
+            while not (named := lab.state(name)["attempts"][0]["stragglers"]) and time.monotonic() - at < 2 * NAMED:
+                time.sleep(1)
+            took = time.monotonic() - at
+        finally:
+            lab.train("cancel", name)
+            limit(node, "")
+        print(f"      {node} was made slow; after {took:.0f} s: {named}", flush=True)
+        if [one["node"] for one in named] != [node]:
+            return f"{node} is slow, and {named} was named"
+        return "" if took <= NAMED else f"it was named after {took:.0f} s"
+
+    # All of it
+
+    def one(self, kind: str, words: str, work: Callable[[], str]) -> None:
+        """One run, and what came of it."""
+        began = time.monotonic()
+        self.kinds[kind] += 1
+        try:
+            wrong = work()
+        except (AssertionError, subprocess.SubprocessError, OSError, StopIteration) as error:
+            wrong = f"{type(error).__name__}: {error}"
+        print(f"{words}: {f'FAILED: {wrong}' if wrong else 'well'} ({time.monotonic() - began:.0f} s)", flush=True)
+        if not wrong:
+            self.well[kind] += 1
+            return
+        self.failures.append(f"{words}: {wrong}")
+        self.keep_logs()
+
+    def keep_logs(self) -> None:
+        """What tells why the last run failed."""
+        folders = sorted(self.lab.runs.glob(f"{self.options.seed}-{self.number:03}-*"))
+        for folder in folders:
+            shutil.copytree(folder, self.logs / folder.name, dirs_exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        for host in ("t1", "t2", "t3", "t4"):
+            said = self.lab.run(host, "sh", "-c", "tail -n 200 /var/log/slurm/*.log 2>&1", check=False)
+            (self.logs / f"{self.number:03}-{host}.slurm").write_text(said, encoding="utf-8")
+
+    def run(self) -> int:
+        """Do them; the exit status."""
+        options = self.options
+        print(f"seed {options.seed}", flush=True)
+        try:
+            if not options.running:
+                self.up()
+            self.lab.bring_trainer()
+        except (AssertionError, subprocess.SubprocessError, OSError) as error:
+            print(f"FAILED before anything was hit: {error}")
+            return 1
+        chosen = options.experiment or draw(random.Random(options.seed), options.count, options.kinds)
+        if options.undisturbed:
+            works = [
+                ("undisturbed", f"{one + 1:4}  undisturbed", lambda: self.undisturbed(4))
+                for one in range(options.undisturbed)
+            ]
+        else:
+            works = [
+                (
+                    one.kind,
+                    f"{number:4}  {one}",
+                    (lambda one=one: self.slow(one)) if one.kind in SLOW else (lambda one=one: self.experiment(one)),
+                )
+                for number, one in enumerate(chosen, 1)
+            ]
+        for work in works:
+            self.one(*work)
+            if self.failures and options.stop:
+                break
+        for kind, count in sorted(self.kinds.items()):
+            print(f"{kind:12} {self.well[kind]} of {count}")
+        print(f"{sum(self.kinds.values())} runs, {len(self.failures)} failed; seed {options.seed}; logs in {self.logs}")
+        for line in self.failures:
+            print(f"FAILED {line}")
+        if not (options.keep or options.running or (self.failures and options.stop)):
+            self.down()
+        return 1 if self.failures else 0
+
+
+def main() -> None:
+    """Run what was asked for."""
+    sys.exit(Session(read_arguments()).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs of gpumesh-train in the lab of scenario train, or in one of its shape, and what can be done to their hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab_hosts import ROOT, Lab
+
+MANAGER, OTHERS = "t1", ("t2", "t3", "t4")
+#: The host without a service manager.
+BARE = "t4"
+SUPERVISORD = "/etc/supervisor/supervisord.conf"
+SCENARIO = ROOT / "extensions" / "molecule" / "train"
+TRAINER = "/mnt/shared/trainer.py"
+STEPS, SECONDS, INTERVAL = 120, 0.2, 10
+ENDED = ("finished", "failed", "cancelled")
+#: Seconds that a busy machine may take.
+PATIENCE = 240.0
+
+#: With control groups of either version: the name of the group, microseconds of each 100 ms, and the processes.
+LIMIT = """
+if test -d /sys/fs/cgroup/cpu; then group=/sys/fs/cgroup/cpu/$1 limit=cpu.cfs_quota_us none=-1
+else group=/sys/fs/cgroup/$1 limit=cpu.max none=max; fi
+mkdir -p $group && echo ${2:-$none} > $group/$limit
+test -z "$2" || for process in $(pgrep -f "$3"); do echo $process > $group/cgroup.procs; done
+test -n "$2" || rmdir $group || true
+"""
+
+Found = dict[str, Any]
+
+
+def all_samples(steps: int) -> float:
+    """The sum of all samples that a run reads: numbers from 0 to the last one, 12 a step."""
+    return float(sum(range(12 * steps)))
+
+
+def causes(found: Found) -> list[tuple[str, Any, str]]:
+    """Kind, rank and node of what has ended each attempt."""
+    return [(one["cause"]["kind"], one["cause"]["rank"], one["cause"]["node"]) for one in found["attempts"]]
+
+
+def check_steps(found: Found) -> None:
+    """Each attempt begins at the last checkpoint of that before it."""
+    for before, after in zip(found["attempts"], found["attempts"][1:]):
+        assert before["last"] - after["first"] < INTERVAL, (before, after)
+
+
+class TrainLab(Lab):
+    """Four hosts that have gpumesh-train, and a folder of this machine in which their runs are."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.shared = ROOT / ".lab" / name / "shared"
+        self.runs = self.shared / "root" / "runs"
+
+    def bring_trainer(self) -> None:
+        """Put the program that is trained with where all hosts see it."""
+        shutil.copy(SCENARIO / "tests" / "trainer.py", self.shared / "trainer.py")
+
+    def train(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run gpumesh-train on the manager."""
+        done = subprocess.run(
+            ["docker", "exec", self._container(MANAGER), "gpumesh-train", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def begin(self, name: str, *options: str, steps: int = STEPS, extra: Sequence[str] = ()) -> None:
+        """Start a run of the trainer."""
+        self.train("--detach", "--name", name, *options, "--", "python3", TRAINER, str(steps), str(SECONDS), *extra)
+
+    def state(self, name: str) -> Found:
+        """What run.json has."""
+        try:
+            return dict(json.loads((self.runs / name / "run.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {"state": "queued", "attempts": []}
+
+    def await_run(
+        self, name: str, what: str, holds: Callable[[Found], Any], seconds: float = PATIENCE, spacing: float = 1.0
+    ) -> Found:
+        """Wait until it holds of the run."""
+        self.wait(f"{name} {what}: {self.state(name)}", lambda: holds(self.state(name)), seconds, spacing)
+        return self.state(name)
+
+    def finish(self, name: str) -> Found:
+        """Wait for its end."""
+        return self.await_run(name, "has ended", lambda found: found["state"] in ENDED)
+
+    def at_step(self, name: str, attempt: int, some: int) -> Found:
+        """Wait until an attempt has made some steps of its own."""
+        return self.await_run(
+            name,
+            f"has made {some} steps in attempt {attempt}",
+            lambda found: (
+                len(found["attempts"]) == attempt
+                and found["attempts"][-1]["first"] is not None
+                and found["attempts"][-1]["last"] - found["attempts"][-1]["first"] >= some
+            ),
+            spacing=0.3,
+        )
+
+    def again(self, name: str, attempt: int) -> Found:
+        """Wait until an attempt has made its first step."""
+        return self.await_run(
+            name,
+            f"makes steps in attempt {attempt}",
+            lambda found: len(found["attempts"]) >= attempt and found["attempts"][attempt - 1]["first"] is not None,
+            spacing=0.3,
+        )
+
+    def signal(self, node: str, signal: str) -> None:
+        """Send it to the ranks on a node."""
+        self.run(node, "pkill", f"-{signal}", "-f", f"^python3 {TRAINER}")
+
+    def signal_rank(self, found: Found, rank: int, signal: str) -> str:
+        """Send it to the process of a rank; its node."""
+        node = str(found["attempts"][-1]["nodes"][rank])
+        self.signal(node, signal)
+        print(f"SIG{signal} to rank {rank} on {node} at step {found['step']}")
+        return node
+
+    def result(self, name: str) -> list[str]:
+        """The weight and the sum of the samples, in the words that rank 0 has printed last."""
+        log = self.runs / name / "attempts" / f"{len(self.state(name)['attempts']):03}" / "rank-0.log"
+        return log.read_text(encoding="utf-8").splitlines()[-1].split()
+
+    def idle(self) -> None:
+        """Wait until all nodes can be used."""
+        states = ("sinfo", "--noheader", "--format=%T")
+        self.wait("all nodes are idle", lambda: self.run(MANAGER, *states).split() == ["idle"], PATIENCE)
+
+    # Hosts that die
+
+    def kill(self, host: str) -> None:
+        """The host loses its power."""
+        subprocess.run(["docker", "kill", self._container(host)], check=True, capture_output=True, timeout=120)
+
+    def revive(self, host: str) -> None:
+        """It gets it back, and boots."""
+        subprocess.run(["docker", "start", self._container(host)], check=True, capture_output=True, timeout=120)
+        self.await_boot(host, SUPERVISORD if host == BARE else "")
+
+    def interface(self, host: str) -> str:
+        """The name of its interface in the lab's network."""
+        known = set(re.findall(r"\d+\.\d+\.\d+\.\d+", self.inventory.read_text(encoding="utf-8")))
+        lines = self.run(host, "ip", "-oneline", "-4", "address", "show", "scope", "global").splitlines()
+        return next(line.split()[1] for line in lines if line.split()[3].partition("/")[0] in known)
+
+    def link(self, host: str, interface: str, state: str) -> None:
+        """Take the interface ``down``, or ``up`` again."""
+        self.run(host, "ip", "link", "set", interface, state)
+
+    def limit_cpu(self, host: str, percent: str) -> None:
+        """Let the ranks on a host have so much of a processor; empty for no limit."""
+        quota = str(int(percent) * 1000) if percent else ""
+        self.run(host, "sh", "-c", LIMIT, "-", f"gpumesh-slow-{self.name}", quota, f"^python3 {TRAINER}")
+
+    def limit_network(self, host: str, rate: str) -> None:
+        """Let a host send no more than this, such as ``1mbit``; empty for no limit."""
+        interface = self.interface(host)
+        if rate:
+            limit = ("tbf", "rate", rate, "burst", "3000", "latency", "300ms")
+            self.run(host, "tc", "qdisc", "replace", "dev", interface, "root", *limit)
+        else:
+            self.run(host, "tc", "qdisc", "del", "dev", interface, "root", check=False)
+
+    def fill(self) -> Path:
+        """Leave no room on the shared volume; the file that takes it."""
+        path = self.shared / "filler"
+        with path.open("wb") as stream, contextlib.suppress(OSError):
+            while True:
+                stream.write(bytes(1 << 16))
+                stream.flush()
+        with path.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
+            while True:
+                stream.write(b"x")
+        return path

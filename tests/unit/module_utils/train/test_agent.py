@@ -1,0 +1,68 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an agent knows of a rank."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import Rank, Task, inherits
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+
+
+def test_the_last_step_counts_also_if_it_came_right_after_the_one_before(tmp_path: Path) -> None:
+    told = tmp_path / "progress"
+    rank = Rank(0, ["true"], str(tmp_path), {**os.environ, "GPUMESH_PROGRESS_FILE": str(told)}, tmp_path / "log")
+    for step in (19, 20):
+        told.write_text(f'{{"step": {step}}}', encoding="ascii")
+        # Within one tick of the clock.
+        os.utime(told, ns=(10**18, 10**18))
+        rank.look()
+    deadline = time.monotonic() + 30
+    while not rank.ended() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert rank.progress.step == 19
+    assert rank.look(last=True) and rank.progress.step == 20
+
+
+@pytest.fixture(name="task")
+def _task(tmp_path: Path) -> Task:
+    folder = Folder(str(tmp_path / "nano"))
+    folder.create(Request(name="nano", command=["true"], folder=str(folder.path)))
+    folder.attempt(1).mkdir()
+    folder.write(Run("nano", "running", attempts=(Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0),)))
+    return Task("nano", str(folder.path), "", 1, ["n1", "n2"], 1, ["true"], "/", 25000)
+
+
+def test_a_node_that_is_cut_off_does_not_go_on_with_the_run(task: Task) -> None:
+    slept: list[float] = []
+
+    def go_on(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 12:
+            folder = Folder(task.folder)
+            run = folder.read()
+            folder.write(run._replace(attempts=(*run.attempts, run.attempts[0]._replace(number=2))))
+
+    assert not inherits(task, "n2", lambda: False, go_on)
+    assert not Folder(task.folder).inherited(1) and len(slept) == 12
+
+
+def test_the_first_that_reaches_the_controller_goes_on_with_the_run(task: Task) -> None:
+    answers = iter([False, True])
+    slept: list[float] = []
+    assert inherits(task, "n2", lambda: next(answers), slept.append)
+    assert len(slept) == 5
+    # Of others, one tries again if that one does not begin an attempt.
+    assert inherits(task, "n1", lambda: True, slept.append)
+    assert len(slept) == 65
+    assert [path.read_text(encoding="ascii") for path in sorted(Folder(task.folder).attempt(1).iterdir())] == [
+        "n2\n",
+        "n1\n",
+    ]

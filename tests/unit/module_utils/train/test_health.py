@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A node that a failure came from is used again only if it is healthy, and run.json says why it is not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking
+
+EXAMINE = ["/usr/local/bin/gpumesh-train", "examine", "/x/nano"]
+
+
+class Slurm:
+    """A controller with nodes, and what they say when they are asked how they are."""
+
+    def __init__(self, states: str, answers: dict[str, Completed | CommandError]) -> None:
+        self.states = states
+        self.answers = answers
+        self.examined: list[str] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, argv: Sequence[str], **_options: Any) -> Completed:
+        if argv[0] == "sinfo":
+            said = "gpumesh health: health.gpu_ecc: 12 errors\n" if "--format=%E" in argv else self.states
+            return Completed(0, said, "")
+        node = next(word.partition("=")[2] for word in argv if word.startswith("--nodelist="))
+        if argv[-1] == "true":
+            return Completed(0, "", "")
+        assert argv[-3:] == EXAMINE
+        with self.lock:
+            self.examined.append(node)
+        answer = self.answers[node]
+        if isinstance(answer, CommandError):
+            raise answer
+        return answer
+
+
+def test_only_who_failed_is_examined_and_who_is_unhealthy_is_left_out() -> None:
+    slurm = Slurm(
+        "n1|allocated\nn2|allocated\nn3|drained\nn4|allocated\nn5|allocated\nn6|down*\n",
+        {
+            "n2": Completed(14, "module loaded\nhealth.gpu_ecc: Uncorrected memory errors: GPU 3: 12\n", ""),
+            "n4": Completed(0, "", ""),
+            "n5": CommandError(["srun"], "did not end within 30 s"),
+        },
+    )
+    asking = Asking(slurm, 41, EXAMINE, 8)
+    nodes = ["n1", "n2", "n3", "n4", "n5", "n6"]
+    assert asking.fit(nodes, ["n6"], ["n2", "n4", "n5", "n6"]) == ["n1", "n4"]
+    assert sorted(slurm.examined) == ["n2", "n4", "n5"]
+    assert asking.unfit == {
+        "n2": "is unhealthy: health.gpu_ecc: Uncorrected memory errors: GPU 3: 12",
+        "n3": "is drained: gpumesh health: health.gpu_ecc: 12 errors",
+        "n5": "is unhealthy: its health could not be looked at: 'srun' did not end within 30 s",
+        "n6": "does not answer",
+    }
+
+
+def test_a_program_that_fails_to_examine_does_not_take_a_node_away() -> None:
+    slurm = Slurm("n1|allocated\n", {"n1": Completed(2, "", "srun: error: Unable to create step")})
+    assert Asking(slurm, 41, EXAMINE).fit(["n1"], [], ["n1"]) == ["n1"]
+
+
+def test_gpus_are_looked_at_in_runs_that_use_them(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("580", encoding="ascii")
+    asked: list[str] = []
+
+    def smi(argv: Sequence[str], **_options: Any) -> Completed:
+        asked.append(argv[0])
+        row = "0, H100, 12, No, 16, 16, 40\n" if argv[1].startswith("--query-gpu") else ""
+        return Completed(0, row, "")
+
+    def look(volumes: Sequence[str], gpus: bool) -> str:
+        return health.words(health.examine(volumes, gpus, smi, Tree(str(tmp_path)), find=lambda name: name))
+
+    assert look([], False) == "" and asked == []
+    assert look([], True) == "health.gpu_ecc: Uncorrected memory errors: GPU 0: 12"
+
+
+def test_a_volume_that_is_not_there_is_named(tmp_path: Path) -> None:
+    failing = health.examine([str(tmp_path / "gone")], False)
+    assert health.words(failing).startswith(f"storage.mounts: {tmp_path}/gone: ")
+    # Nothing is written to one that is.
+    assert health.examine(["/proc"], False) == []

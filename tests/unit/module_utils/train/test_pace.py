@@ -1,0 +1,216 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A rank that holds up the others is named while all run, and nobody is for a moment of noise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import pace
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.pace import Pace
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress, Straggler
+
+WALL = 1_800_000_000.0
+
+
+class Simulated:
+    """Four nodes with a rank each, which make their steps together; seconds as they pass."""
+
+    def __init__(self, nodes: Sequence[str] = ("n1", "n2", "n3", "n4"), ranks_per_node: int = 1) -> None:
+        self.nodes = [node for node in nodes for _rank in range(ranks_per_node)]
+        self.pace = Pace(len(self.nodes))
+        self.now = 100.0
+        self.made = [0.0] * len(self.nodes)
+        self.waited = [0.0] * len(self.nodes)
+        self.held: dict[int, float] = {}
+        self.trips: dict[frozenset[str], float] = {}
+        self.seconds_per_step: dict[int, float] = {}
+        self.idle: dict[int, float] | None = None
+        self.chance = random.Random(7)
+        self.named: list[tuple[float, Straggler]] = []
+
+    def run(self, seconds: int, step: float = 0.5) -> Simulated:
+        for second in range(seconds):
+            self.now += 1.0
+            for rank, node in enumerate(self.nodes):
+                took = self.seconds_per_step.get(rank, step)
+                self.made[rank] += 1.0 / took
+                if self.idle is not None:
+                    self.waited[rank] += self.idle.get(rank, 0.5) + self.chance.uniform(-0.1, 0.1)
+                told = Progress(int(self.made[rank]), waited=None if self.idle is None else self.waited[rank])
+                self.pace.tell(rank, node, told, self.now + self.chance.uniform(0, 0.3))
+            if second % 5 == 0:
+                self.measure()
+            self.named += [(self.now, one) for one in self.pace.look(self.now, WALL + self.now)]
+        return self
+
+    def measure(self) -> None:
+        for node in dict.fromkeys(self.nodes):
+            held = {
+                str(rank): max(0.0, self.held.get(rank, 0.1) + self.chance.uniform(-0.1, 0.1))
+                for rank, own in enumerate(self.nodes)
+                if own == node
+            }
+            others = {
+                other: self.trips.get(frozenset((node, other)), 0.2) * self.chance.uniform(1, 3)
+                for other in dict.fromkeys(self.nodes)
+                if other != node
+            }
+            self.pace.load(node, {"held": held, "trips": others})
+
+    def slow(self) -> list[tuple[int | None, str]]:
+        return [(one.rank, one.node) for one in self.pace.stragglers if one.until is None]
+
+
+@pytest.mark.parametrize("held", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("idle", [None, {}])
+def test_nobody_is_named_where_all_are_alike_however_busy_the_nodes_are(
+    held: float, idle: dict[int, float] | None
+) -> None:
+    run = Simulated()
+    run.held, run.idle = dict.fromkeys(range(4), held), idle
+    assert run.run(3600).pace.stragglers == []
+
+
+def test_a_rank_without_a_processor_is_named_within_a_minute_and_no_more_when_it_has_one() -> None:
+    run = Simulated().run(60)
+    run.held[2] = 0.85
+    began = run.now
+    run.run(60, step=1.5)
+    ((at, named),) = run.named
+    assert at - began <= 40
+    assert (named.rank, named.node) == (2, "n3") and "without a processor" in named.detail
+    assert began - 10 < named.since - WALL < began + 10
+    # Measured against the pace before.
+    assert named.cost == pytest.approx(2 / 3, abs=0.1)
+    del run.held[2]
+    run.run(60)
+    (past,) = run.pace.stragglers
+    assert past.until is not None and run.slow() == []
+    assert len(run.named) == 1
+
+
+def test_one_disturbance_now_and_then_is_not_worth_a_word() -> None:
+    run = Simulated()
+    for _time in range(20):
+        run.held[1] = 0.9
+        run.run(12)
+        run.held[1] = 0.1
+        run.run(10)
+    assert run.pace.stragglers == []
+
+
+def test_who_does_not_wait_is_who_the_others_wait_for() -> None:
+    run = Simulated()
+    run.idle = dict.fromkeys(range(4), 0.6)
+    run.run(60)
+    run.idle[3] = 0.15
+    run.held[3] = 0.8
+    run.run(50)
+    ((_at, named),) = run.named
+    assert (named.rank, named.node) == (3, "n4") and 0.3 < named.cost < 0.6
+    assert "the others wait for it 4" in named.detail and "without a processor" in named.detail
+
+
+def test_a_program_that_says_that_nobody_waits_is_believed() -> None:
+    run = Simulated()
+    run.idle = {}
+    run.held[3] = 0.9
+    assert run.run(120).pace.stragglers == []
+
+
+def test_half_of_the_nodes_are_not_stragglers() -> None:
+    run = Simulated()
+    run.held.update({1: 0.9, 2: 0.9})
+    assert run.run(120).pace.stragglers == []
+
+
+def test_of_a_slow_node_with_many_ranks_the_worst_is_named() -> None:
+    run = Simulated(["n1", "n2", "n3"], 4)
+    run.held.update({4: 0.6, 5: 0.9, 6: 0.6, 7: 0.6})
+    assert run.run(60).slow() == [(5, "n2")]
+
+
+def test_on_one_node_ranks_are_compared_with_each_other() -> None:
+    run = Simulated(["n1"], 4)
+    run.held[1] = 0.9
+    assert run.run(60).slow() == [(1, "n1")]
+
+
+def test_a_rank_alone_is_slower_than_nobody() -> None:
+    run = Simulated(["n1"])
+    run.held[0] = 0.9
+    assert run.run(120).pace.stragglers == []
+
+
+@pytest.mark.parametrize("node", ["n1", "n3"])
+def test_a_node_far_away_is_named_when_steps_take_longer_since_then(node: str) -> None:
+    run = Simulated().run(60)
+    run.trips = {frozenset((node, other)): 100.0 for other in {"n1", "n2", "n3", "n4"} - {node}}
+    began = run.now
+    run.run(60, step=1.0)
+    ((at, named),) = run.named
+    assert at - began <= 40
+    assert (named.rank, named.node, named.cost) == (None, node, pytest.approx(0.5, abs=0.1))
+    assert "its connections take 1" in named.detail
+
+
+def test_what_was_far_away_from_the_start_or_costs_nothing_is_not_named() -> None:
+    run = Simulated()
+    far = {frozenset(("n1", other)): 80.0 for other in ("n2", "n3", "n4")}
+    run.trips = far
+    assert run.run(120).pace.stragglers == []
+    run = Simulated().run(60)
+    run.trips = far
+    assert run.run(120).pace.stragglers == []
+
+
+def test_steps_that_take_longer_for_all_have_no_culprit() -> None:
+    assert Simulated().run(60).run(300, step=2.0).pace.stragglers == []
+
+
+def test_ranks_that_do_not_wait_for_each_other_are_compared_by_their_steps() -> None:
+    run = Simulated()
+    run.seconds_per_step[1] = 1.4
+    assert run.run(60).slow() == [(1, "n2")]
+    assert run.pace.stragglers[0].detail.startswith("a step takes 1.")
+
+
+def test_long_steps_are_judged_too() -> None:
+    run = Simulated()
+    run.held[2] = 0.9
+    assert run.run(200, step=20.0).slow() == [(2, "n3")]
+
+
+def test_without_steps_nobody_is_judged() -> None:
+    run = Simulated()
+    run.held[2] = 0.9
+    assert run.run(200, step=1e6).pace.stragglers == []
+
+
+def pairs(**times: float) -> Mapping[frozenset[str], float]:
+    return {frozenset(name.split("_")): trip for name, trip in times.items()}
+
+
+@pytest.mark.parametrize(
+    ("now", "blamed"),
+    [
+        (pairs(a_b=100, b_c=100, a_c=1), {"b"}),
+        (pairs(a_b=100, b_c=1, a_c=1), set()),
+        # Of a pair the one that is near to nobody.
+        (pairs(a_b=100, a_c=1), {"b"}),
+        (pairs(a_b=100), set()),
+        (pairs(a_b=100, b_c=100, a_c=100), set()),
+        (pairs(a_b=1, b_c=1, a_c=1), set()),
+    ],
+)
+def test_the_node_that_all_longer_ways_have_in_common_is_far_away(
+    now: Mapping[frozenset[str], float], blamed: set[str]
+) -> None:
+    before = dict.fromkeys(now, 1.0)
+    assert set(pace.farther(now, before, 0.5)) == blamed
+    assert pace.farther(now, before, 0.1) == {}
