@@ -103,8 +103,7 @@ class Session:
 
     def up(self) -> None:
         """Hosts with gpumesh-train, whose shared volume can be filled."""
-        self._playbook("down")
-        self.unmount()
+        self.down()
         self.lab.shared.mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", SIZE, "gpumesh-chaos", str(self.lab.shared)], check=True)
         self._playbook("up")
@@ -112,13 +111,10 @@ class Session:
         assert done.code == 0, done.output[-3000:]
 
     def down(self) -> None:
-        """Leave nothing of it."""
-        self._playbook("down")
-        self.unmount()
-
-    def unmount(self) -> None:
+        """Leave nothing of it. The hosts have mounts of their own of what is mounted here."""
         if os.path.ismount(self.lab.shared):
             subprocess.run(["umount", str(self.lab.shared)], check=True)
+        self._playbook("down")
 
     def _playbook(self, name: str) -> None:
         os.environ["LAB"] = str(SCENARIO / "lab.yml")
