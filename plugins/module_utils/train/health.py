@@ -49,5 +49,5 @@ def examine(
 
 
 def words(failing: Sequence[Result]) -> str:
-    """They in one line."""
+    """The same in one line."""
     return "; ".join(f"{result['id']}: {result['reason'].rstrip('.')}" for result in failing)
