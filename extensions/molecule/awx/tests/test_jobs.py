@@ -163,6 +163,14 @@ def test_check_answers_with_numbers_and_lists(node: Node) -> None:
     assert job.artifacts["gpumesh_failing"] in ({}, [])
 
 
+def test_train_is_refused_where_no_volume_is_shared(node: Node) -> None:
+    """That a run goes on and ends is seen in the scenario train."""
+    job = node.run("train", limit=PAIR, train_name="nano", train_command="python3 train.py", train_nodes=2)
+    assert job.status == "failed", job.stdout
+    assert "The cluster has no shared volume" in " ".join(job.stdout.split())
+    assert job.changed == {}
+
+
 def test_join(node: Node, lab: Lab) -> None:
     job = node.run("join", cluster_machines="a3\n", credential=MUNGE)
     assert job.status == "successful", job.stdout
