@@ -25,6 +25,8 @@ SESSION_SECONDS = 180
 
 _MACHINE_COMMENT = "# Machine = "
 _PATH_COMMENT = "# Path MTU = "
+#: wg-quick(8) is bash, which sends datagrams by itself: one to the port "discard" of each address.
+_GREETING = "for peer in {}; do echo > /dev/udp/$peer/9 || true; done 2>/dev/null"
 _SECRET_KEYS = ("privatekey", "presharedkey")
 
 
@@ -355,8 +357,12 @@ def render_conf(desired: Desired, key_path: str) -> str:
 
     The preshared keys stay in their files. The keepalives are set together with the key, since WireGuard sends the
     first one at the moment when it is set: in the section of the peer that would be before there is a key, and a member
-    behind NAT could not be reached for the first interval. ``Table = off``: all members are in the network of ``address``, whose one route the kernel makes by
-    itself; wg-quick would run ip(8) once for each peer. Routes of networks outside of it are set explicitly.
+    behind NAT could not be reached for the first interval. ``Table = off``: all members are in the network of
+    ``address``, whose one route the kernel makes by itself; wg-quick would run ip(8) once for each peer. Routes of
+    networks outside of it are set explicitly.
+
+    Last, the other peers are sent a byte each, which makes new sessions: a peer that has one from before this host was
+    restarted sends into it for 15 seconds before it tries again, and nothing arrives.
     """
     peers = "".join(
         f" peer {peer.public_key}{_with_preshared(peer)}{_with_keepalive(peer)}"
@@ -375,6 +381,13 @@ def render_conf(desired: Desired, key_path: str) -> str:
     lines += [f"PostUp = ip route replace {network} dev %i" for network in sorted(_outside_networks(desired))]
     if desired.forward:
         lines += [f"PostUp = echo {value} > {path}" for path, value in forwarding_settings(desired.address, "%i")]
+    greeted = [
+        peer.allowed_ips[0].partition("/")[0]
+        for peer in desired.peers
+        if peer.endpoint and peer.allowed_ips and not peer.persistent_keepalive
+    ]
+    if greeted:
+        lines.append(f"PostUp = {_GREETING.format(' '.join(greeted))}")
     for peer in desired.peers:
         lines += ["", "[Peer]", f"{_MACHINE_COMMENT}{peer.machine}"]
         if peer.path_mtu is not None:

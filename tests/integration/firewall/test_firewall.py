@@ -19,6 +19,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
+from namespaces import call, joined
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMBER, STRANGER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.1"
@@ -60,12 +61,6 @@ table inet filter {
 """
 
 
-def call(*argv: str, stdin: str | None = None) -> str:
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}{done.stdout}"
-    return done.stdout
-
-
 class Pair:
     """A host with the firewall, and one that dials it from two addresses."""
 
@@ -103,61 +98,42 @@ class Pair:
 def _pair(tmp_path: Path) -> Iterator[Pair]:
     made = Pair(tmp_path)
     listener = None
-    try:
-        for namespace in (made.host, made.dialler):
-            call("ip", "netns", "add", namespace)
-            call("ip", "-n", namespace, "link", "set", "lo", "up")
-        call(
-            "ip",
-            "link",
-            "add",
-            "eth0",
-            "netns",
-            made.host,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            made.dialler,
-        )
-        call("ip", "-n", made.host, "address", "add", f"{OWN}/24", "dev", "eth0")
-        for address in (MEMBER, STRANGER):
-            call("ip", "-n", made.dialler, "address", "add", f"{address}/24", "dev", "eth0")
-        for namespace in (made.host, made.dialler):
-            call("ip", "-n", namespace, "link", "set", "eth0", "up")
-        listener = subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                made.host,
-                sys.executable,
-                "-c",
-                LISTENER,
-                "22",
-                "2049",
-                "6818",
-                "7777",
-                "40000",
-                "8080",
-                "6820",
-                "15000",
-                "24999",
-                "17000",
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert listener.stdout is not None
-        assert listener.stdout.readline() == b"ready\n"
-        yield made
-    finally:
-        if listener is not None:
-            listener.communicate()
-        for namespace in (made.host, made.dialler):
-            subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True)
+    with joined(made.host, made.dialler):
+        try:
+            call("ip", "-n", made.host, "address", "add", f"{OWN}/24", "dev", "eth0")
+            for address in (MEMBER, STRANGER):
+                call("ip", "-n", made.dialler, "address", "add", f"{address}/24", "dev", "eth0")
+            for namespace in (made.host, made.dialler):
+                call("ip", "-n", namespace, "link", "set", "eth0", "up")
+            listener = subprocess.Popen(
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    made.host,
+                    sys.executable,
+                    "-c",
+                    LISTENER,
+                    "22",
+                    "2049",
+                    "6818",
+                    "7777",
+                    "40000",
+                    "8080",
+                    "6820",
+                    "15000",
+                    "24999",
+                    "17000",
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            assert listener.stdout is not None
+            assert listener.stdout.readline() == b"ready\n"
+            yield made
+        finally:
+            if listener is not None:
+                listener.communicate()
 
 
 GIVEN: dict[str, Any] = {"members": [MEMBER, OWN], "tcp_ports": ["2049", "6817-6819", "32768-60999"]}

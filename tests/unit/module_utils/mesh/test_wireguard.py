@@ -171,6 +171,7 @@ def test_configuration_holds_no_secret_and_reads_back() -> None:
         f"PostUp = wg set %i private-key /etc/wireguard/gpumesh0.key peer {key('n2')} persistent-keepalive 25" in conf
     )
     assert "PostUp = ip route replace 192.0.2.0/24 dev %i" in conf
+    assert "/dev/udp/" not in conf, "one peer keeps its session alive, and the other one cannot be dialled"
     assert "10.99.0.2/32 dev" not in conf
     assert wg.parse_conf(conf) == {
         key("n2"): wg.Written("n2", "203.0.113.2:51820", 1480),

@@ -1,0 +1,18 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the tests of tunnels share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tunnel_pair import Pair, tunnel
+
+
+@pytest.fixture(name="pair")
+def _pair(tmp_path: Path) -> Iterator[Pair]:
+    with tunnel(tmp_path) as pair:
+        yield pair

@@ -1,0 +1,112 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Two real WireGuard interfaces with a tunnel between them, each in a network namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from namespaces import call, joined
+
+#: Does the work of the module wireguard in a namespace, with the configuration in a folder of its own.
+PROGRAM = """
+import json, sys
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import interface, keys, preshared, rotation, wireguard
+asked = json.load(sys.stdin)
+host = interface.Host(run, asked["check"], asked["folder"])
+name = asked["interface"]
+if asked["do"] == "key":
+    result = keys.ensure_key(host.key_path(name), run, False).public_key
+elif asked["do"] == "offer":
+    result = preshared.offer(host.preshared_path(name), asked["machine"], asked["peers"])
+elif asked["do"] == "absent":
+    result = interface.absent(host, name).changed
+else:
+    desired = wireguard.make_desired(name, asked["address"], 51820, 1420, asked["peers"])
+    if asked["do"] == "replace":
+        for peer in preshared.equip(host.preshared_path(name), desired).peers:
+            rotation.replace(host, name, peer)
+        result = True
+    else:
+        made = interface.present(
+            host, name, desired, preshared_keys=asked["keys"], preshared_without=asked["without"]
+        )
+        result = {"changed": made.changed, "shown": made.before + made.after, "conf": host.conf_path(name)}
+json.dump(result, sys.stdout)
+"""
+
+
+class End:
+    """One end of the pair."""
+
+    def __init__(self, machine: str, number: int, folder: Path) -> None:
+        self.machine, self.number = machine, number
+        self.folder = folder / machine
+        self.folder.mkdir()
+        unique = uuid4().hex[:6]
+        self.namespace = f"gmpsk{unique}"
+        # wireguard-go's socket is in a folder that the namespaces share, so each interface has a name of its own.
+        self.interface = f"gm{unique}"
+        self.address = f"10.99.7.{number}"
+        self.peer: dict[str, Any] = {}
+
+    def run(self, *argv: str, stdin: str | None = None) -> str:
+        return call("ip", "netns", "exec", self.namespace, *argv, stdin=stdin)
+
+    def ask(self, do: str, check: bool = False, **more: Any) -> Any:
+        asked = {
+            "do": do,
+            "check": check,
+            "folder": str(self.folder),
+            "interface": self.interface,
+            "machine": self.machine,
+            "address": f"{self.address}/24",
+            "peers": [self.peer],
+            "keys": None,
+            "without": [],
+            **more,
+        }
+        return json.loads(self.run(sys.executable, "-c", PROGRAM, stdin=json.dumps(asked)))
+
+    def shared(self) -> str:
+        """The preshared key that the running interface has."""
+        return self.run("wg", "show", self.interface, "preshared-keys").split()[1]
+
+
+Pair = tuple[End, End]
+
+
+@contextmanager
+def tunnel(folder: Path) -> Iterator[Pair]:
+    """Both ends, between which packets pass. Their configurations and keys are below ``folder``."""
+    a, b = End("a", 1, folder), End("b", 2, folder)
+    with joined(a.namespace, b.namespace):
+        try:
+            for end, other in ((a, b), (b, a)):
+                call("ip", "-n", end.namespace, "address", "add", f"10.9.7.{end.number}/24", "dev", "eth0")
+                call("ip", "-n", end.namespace, "link", "set", "eth0", "up")
+                end.run("wireguard-go", end.interface)
+                other.peer = {
+                    "machine": end.machine,
+                    "public_key": end.ask("key"),
+                    "endpoint": f"10.9.7.{end.number}:51820",
+                    "allowed_ips": [f"{end.address}/32"],
+                }
+            for end in (a, b):
+                end.ask("present")
+            a.run("ping", "-c", "1", "-W", "30", b.address)
+            yield a, b
+        finally:
+            for end in (a, b):
+                subprocess.run(
+                    ["ip", "-n", end.namespace, "link", "delete", end.interface], check=False, capture_output=True
+                )
