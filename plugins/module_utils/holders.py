@@ -14,10 +14,10 @@ import pwd
 import re
 import socket
 import struct
-from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import unescaped
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import devices_by_point, unescaped
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
 #: Links of a process that hold a mount: see proc(5).
@@ -59,14 +59,26 @@ def mounted(mounts: str, wanted: Collection[str]) -> List[str]:
 
 
 def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
-    """Every process with its folder, program or an open file on one of them."""
+    """Every process with its folder, program or an open file on one of them.
+
+    A container with mounts of its own may have something else at the same path: its device tells.
+    """
+    here, devices = _mounts(proc, "self")
     found = []
     for pid in _processes(proc):
         held = list(_held(proc, pid))
-        found += [
-            VolumeUser(point, pid, _owner(proc, pid), printable(_text(proc, pid, "comm").strip()))
+        points = [
+            point
             for point in mount_points
             if any(path == point or path.startswith(point.rstrip("/") + "/") for path in held)
+        ]
+        if not points:
+            continue
+        there, others = _mounts(proc, str(pid))
+        found += [
+            VolumeUser(point, pid, _owner(proc, pid), printable(_text(proc, str(pid), "comm").strip()))
+            for point in points
+            if here == there or devices.get(point) == others.get(point)
         ]
     return found
 
@@ -87,13 +99,13 @@ def logins(proc: str, addresses: Iterable[str]) -> List[Login]:
     """Logins whose connection comes from one of the addresses. The one that asks is not among them."""
     wanted = {str(ipaddress.ip_address(address)) for address in addresses}
     remote = {
-        **connections(_text(proc, None, "net/tcp")),
-        **connections(_text(proc, None, "net/tcp6")),
+        **connections(_text(proc, "", "net/tcp")),
+        **connections(_text(proc, "", "net/tcp6")),
     }
     own = _ancestors(proc, os.getpid())
     found = []
     for pid in _processes(proc):
-        match = _LOGIN.match(_text(proc, pid, "cmdline").replace("\0", " ").strip())
+        match = _LOGIN.match(_text(proc, str(pid), "cmdline").replace("\0", " ").strip())
         if match is None or pid in own:
             continue
         peers = {remote[inode] for inode in _sockets(proc, pid) if inode in remote} & wanted
@@ -127,10 +139,19 @@ def _processes(proc: str) -> Iterator[int]:
     return (int(name) for name in os.listdir(proc) if name.isdigit())
 
 
-def _text(proc: str, pid: Optional[int], name: str) -> str:
+def _mounts(proc: str, process: str) -> Tuple[str, Dict[str, str]]:
+    """The mount namespace of a process, and the devices that it sees by their mount points."""
+    try:
+        namespace = os.readlink(os.path.join(proc, process, "ns", "mnt"))
+    except OSError:
+        namespace = ""
+    return namespace, devices_by_point(_text(proc, process, "mountinfo"))
+
+
+def _text(proc: str, process: str, name: str) -> str:
     """Of a process that may have ended meanwhile."""
     try:
-        with open(os.path.join(proc, str(pid or ""), name), encoding="utf-8", errors="replace") as stream:
+        with open(os.path.join(proc, process, name), encoding="utf-8", errors="replace") as stream:
             return stream.read()
     except OSError:
         return ""
@@ -158,7 +179,7 @@ def _ancestors(proc: str, pid: int) -> Set[int]:
     while pid and pid not in found:
         found.add(pid)
         # The name, in brackets, may hold anything; the parent is the second field after it.
-        fields = _text(proc, pid, "stat").rpartition(")")[2].split()
+        fields = _text(proc, str(pid), "stat").rpartition(")")[2].split()
         pid = int(fields[1]) if len(fields) > 1 else 0
     return found
 

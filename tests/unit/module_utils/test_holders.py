@@ -63,6 +63,32 @@ def test_a_process_is_found_by_its_folder_and_by_an_open_file(tmp_path: Path) ->
             process.communicate("")
 
 
+def test_a_process_with_another_mount_at_the_same_path_uses_no_volume(tmp_path: Path) -> None:
+    """As a container's process, in a mount namespace of its own; one that sees the volume itself counts."""
+    if os.geteuid() != 0:
+        pytest.skip("not checked: only root can mount")
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "volume", str(volume)], check=True)
+    wait = f"cd {volume} && echo ready && read line"
+    commands = [wait, f"mount -t tmpfs other {volume} && {wait}"]
+    started = [
+        subprocess.Popen(
+            ["unshare", "-m", "sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for command in commands
+    ]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        assert [user.pid for user in holders.volume_users("/proc", [str(volume)])] == [started[0].pid]
+    finally:
+        for process in started:
+            process.communicate("\n")
+        subprocess.run(["umount", str(volume)], check=True)
+
+
 def test_connections_of_both_families() -> None:
     if sys.byteorder != "little":
         pytest.skip("the table is recorded on a little-endian machine")
