@@ -10,6 +10,9 @@ a cluster of them, runs `site` again, and removes them. Told are the processor s
 on the clock, of that second run and by member, and the exponent between one size and the next: 1 is a cost that grows
 with the members, 2 one that grows with the pairs. The hosts share the machine with the controller, so that the clock
 says more about the machine. Exits 1 when a run fails or changes something.
+
+All hosts share the kernel's table of neighbours (gc_thresh3, 1024 by default), which 48 that know each other overflow: it
+is made large enough for as long as this runs.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,6 +79,20 @@ def lab_playbook(name: str, description: Path) -> None:
     subprocess.run(argv, cwd=ROOT, env={**os.environ, "LAB": str(description)}, check=True, stdout=subprocess.DEVNULL)
 
 
+@contextmanager
+def neighbours(number: int) -> Iterator[None]:
+    """A table in which each of so many hosts has all others, and the engine's bridge has them too."""
+    limits = sorted(Path("/proc/sys/net/ipv4/neigh/default").glob("gc_thresh[1-3]"), reverse=True)
+    before = [path.read_text(encoding="ascii") for path in limits]
+    try:
+        for path, text in zip(limits, before):
+            path.write_text(str(max(int(text), 2 * number * number)), encoding="ascii")
+        yield
+    finally:
+        for path, text in zip(limits, before):
+            path.write_text(text, encoding="ascii")
+
+
 def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | None:
     """The second run; None, with its output printed, when one of them does not end as it should."""
     name = f"bench-scale-{number}"
@@ -117,7 +136,8 @@ def main() -> int:
     last = None
     with tempfile.TemporaryDirectory() as folder:
         for number in sorted(given.members):
-            cost = measure(number, given.subnet, Path(folder))
+            with neighbours(number):
+                cost = measure(number, given.subnet, Path(folder))
             if cost is None:
                 return 1
             grown = ""

@@ -37,21 +37,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import experiments
+from arguments import listed, new_parser
 from cluster import Cluster, ProofError
 from experiments import KILLS, OPERATIONS, VARIANTS, Experiment, Kill, Operation, Task
 from lab_hosts import ROOT
 from runs import Chaos, Result
 
 
-def listed(text: str) -> list[str]:
-    """A list with commas."""
-    return [word for word in text.split(",") if word]
-
-
 def read_arguments() -> argparse.Namespace:
     """What was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser = new_parser(__doc__, "chaos", "10.79.81")
     parser.add_argument("--count", type=int, default=0, help="random experiments (60)")
     parser.add_argument("--all", action="store_true", help="a kill at each boundary, too")
     parser.add_argument("--operations", type=listed, default=list(OPERATIONS), help="of " + ",".join(OPERATIONS))
@@ -61,11 +56,6 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--operation", type=Operation.parse, nargs="+", default=[], help="with --kill: these alone")
     parser.add_argument("--kill", type=Kill.parse, nargs="+", default=[])
     parser.add_argument("--recorded", action="store_true", help="go by the tasks that the call before has recorded")
-    parser.add_argument("--running", action="store_true", help="the lab's hosts run: go on with them")
-    parser.add_argument("--stop", action="store_true", help="stop at the first failure, and leave the lab")
-    parser.add_argument("--keep", action="store_true", help="leave the lab in any case")
-    parser.add_argument("--lab", default="chaos", help="its name")
-    parser.add_argument("--network", default="10.79.81", help="its network's first three numbers")
     return parser.parse_args()
 
 

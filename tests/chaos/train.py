@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+from arguments import listed, new_parser
 from lab_hosts import ROOT, ansible
 from train_experiments import HANG_TIMEOUT, KILLS, SLOW, Experiment, draw, expected, judge
 from train_runs import INTERVAL, SCENARIO, STEPS, TRAINER, Found, TrainLab, all_samples, causes
@@ -50,25 +51,14 @@ SLOW_BY = {"cpu": "2", "link": "1mbit"}
 SIZE = "size=64m"
 
 
-def listed(text: str) -> list[str]:
-    """A list with commas."""
-    return [word for word in text.split(",") if word]
-
-
 def read_arguments() -> argparse.Namespace:
     """What was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser = new_parser(__doc__, "chaos-train", "10.79.82")
     parser.add_argument("--count", type=int, default=20, help="random experiments (20)")
     parser.add_argument("--kinds", type=listed, default=list(KILLS), help="of " + ",".join([*KILLS, *SLOW]))
     parser.add_argument("--experiment", type=Experiment.parse, nargs="+", default=[], help="these alone")
     parser.add_argument("--undisturbed", type=int, default=0, help="so many runs that nobody disturbs, instead")
     parser.add_argument("--longest", type=float, default=30.0, help="seconds from a kill to the next step (30)")
-    parser.add_argument("--running", action="store_true", help="the lab's hosts run, and have gpumesh-train")
-    parser.add_argument("--stop", action="store_true", help="stop at the first failure, and leave the lab")
-    parser.add_argument("--keep", action="store_true", help="leave the lab in any case")
-    parser.add_argument("--lab", default="chaos-train", help="its name")
-    parser.add_argument("--network", default="10.79.82", help="its network's first three numbers")
     return parser.parse_args()
 
 

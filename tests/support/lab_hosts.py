@@ -74,6 +74,19 @@ def ansible(program: str, *arguments: str, cwd: Path = ROOT, prefix: Sequence[st
     return Run(done.returncode, done.stdout, time.monotonic() - started)
 
 
+def chaos(part: str, *options: str) -> None:
+    """Run a part of `make chaos`. What it says is printed: it has the seed, by which it can be repeated."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "chaos" / f"{part}.py"), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
 class Lab:
     """The running lab of this name; see lab/lab.yml."""
 

@@ -5,21 +5,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from lab_hosts import ROOT
+from lab_hosts import chaos
 
 
 def test_the_same_command_again_finishes_what_was_killed() -> None:
-    options = ["--sample", "--running", "--keep", "--stop", "--lab=molecule-chaos", "--network=10.79.80"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "chaos" / "chaos.py"), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    # With the seed, by which it can be repeated.
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout[-6000:]
+    chaos("chaos", "--sample", "--running", "--keep", "--stop", "--lab=molecule-chaos", "--network=10.79.80")

@@ -9,7 +9,6 @@ PyTorch is Debian's. Its torchrun knows no store without libuv, so `torchrun.sba
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,19 +23,9 @@ pytestmark = pytest.mark.once
 
 ON_ALL = ("--nodes=3", "--ntasks-per-node=1", f"--nodelist={','.join(TRAINERS)}")
 EXAMPLES = "/srv/examples"
-TORCH = "/srv/torch"
 MLFLOW = "/srv/mlflow"
 #: MLflow's client and what its SQLite store takes.
 REQUIREMENTS = ("mlflow-skinny==3.17.2", "sqlalchemy==2.1.9", "alembic==1.20.1")
-#: Unpacked and not installed: that takes a tenth of the time.
-GET_TORCH = f"""
-    set -e
-    mkdir -p {TORCH}/debs/partial
-    apt-get update -qq
-    apt-get install -qq --yes --no-install-recommends --download-only -o Dir::Cache::archives={TORCH}/debs python3-torch
-    for package in {TORCH}/debs/*.deb; do dpkg-deb --extract "$package" {TORCH}; done
-    rm -r {TORCH}/debs
-"""
 #: What the store has: the number of its values, the least and the greatest, and the world size.
 ASK = """
 import json, sqlite3
@@ -60,20 +49,13 @@ def _environment(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> list[str
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *of_hosts, *REQUIREMENTS], check=True)
 
     def prepare(machine: str) -> None:
-        lab.run(machine, "sh", "-c", GET_TORCH, timeout=600)
         lab.copy(mlflow, machine, MLFLOW)
         lab.copy(ROOT / "examples", machine, EXAMPLES)
 
     with ThreadPoolExecutor(len(TRAINERS)) as pool:
         list(pool.map(prepare, TRAINERS))
     wait_until_idle(lab)
-    of_debian = f"{TORCH}/usr/lib/{os.uname().machine}-linux-gnu"
-    libraries = (f"{TORCH}/usr/lib", of_debian, f"{of_debian}/blas", f"{of_debian}/lapack")
-    return [
-        f"PYTHONPATH={MLFLOW}:{TORCH}/usr/lib/python3/dist-packages",
-        f"LD_LIBRARY_PATH={':'.join(libraries)}",
-        "GIT_PYTHON_REFRESH=quiet",
-    ]
+    return [f"PYTHONPATH={MLFLOW}", "GIT_PYTHON_REFRESH=quiet"]
 
 
 def test_training_as_a_batch_job(lab: Lab, environment: list[str]) -> None:

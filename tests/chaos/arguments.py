@@ -1,0 +1,26 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the parts of `make chaos` are asked for alike."""
+
+from __future__ import annotations
+
+import argparse
+import random
+
+
+def listed(text: str) -> list[str]:
+    """A list with commas."""
+    return [word for word in text.split(",") if word]
+
+
+def new_parser(description: str | None, lab: str, network: str) -> argparse.ArgumentParser:
+    """With the seed, and how a lab is used. ``lab`` and ``network``: the defaults of its name and its network."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--running", action="store_true", help="the lab's hosts run: go on with them")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure, and leave the lab")
+    parser.add_argument("--keep", action="store_true", help="leave the lab in any case")
+    parser.add_argument("--lab", default=lab, help="its name")
+    parser.add_argument("--network", default=network, help="its network's first three numbers")
+    return parser
