@@ -43,6 +43,12 @@ def options_by_point(text: str) -> Dict[str, List[str]]:
     return found
 
 
+def devices_by_point(text: str) -> Dict[str, str]:
+    """The device of each mount, as ``major:minor``: that of a network's file system is the same wherever it is seen."""
+    lines = (line.split() for line in text.splitlines())
+    return {unescaped(fields[4]): fields[2] for fields in lines if len(fields) >= 6}
+
+
 def unescaped(text: str) -> str:
     """A path of a mount table, where blanks stand in octal."""
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)

@@ -86,32 +86,32 @@ def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
     return archive.getvalue()
 
 
-def part(path: str, content: Optional[bytes]) -> Part:
+def part(path: str, content: Optional[bytes], mode: int = _MODE) -> Part:
     """The desired program on this host; without content it is removed. No diff is shown of an archive."""
     if content is None:
         there = os.path.lexists(path)
         return Part(there, f"{path}\n" if there else "", "", lambda: _remove(path))
-    current = _current(path)
+    current = _current(path, mode)
     if current == content:
         return Part(False, "", "", lambda: None)
     before = f"{path}: the previous program\n" if current else ""
-    return Part(True, before, f"{path}: the program\n", lambda: _write(path, content))
+    return Part(True, before, f"{path}: the program\n", lambda: _write(path, content, mode))
 
 
-def _current(path: str) -> bytes:
-    """The file as it is; nothing where there is none, or one that may not be executed as it should."""
+def _current(path: str, mode: int) -> bytes:
+    """The file as it is; nothing where there is none, or one with another mode."""
     try:
         with open(path, "rb") as stream:
-            if os.fstat(stream.fileno()).st_mode & 0o7777 == _MODE:
+            if os.fstat(stream.fileno()).st_mode & 0o7777 == mode:
                 return stream.read()
     except FileNotFoundError:
         pass
     return b""
 
 
-def _write(path: str, content: bytes) -> None:
+def _write(path: str, content: bytes, mode: int) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    write_atomic(path, content, _MODE)
+    write_atomic(path, content, mode)
 
 
 def _remove(path: str) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: train
-short_description: Install gpumesh-train
+short_description: Install gpumesh-train and gpumesh-trace
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
   - Installs the program C(gpumesh-train), a single file that needs only Python 3.8. It runs training programs as Slurm jobs
     that go on when a process crashes or hangs, or when a node fails.
+  - Installs C(gpumesh-trace) as well, which shows where the time of such a run goes, and the Python modules that programs of
+    both may import, in C(/usr/local/lib/gpumesh/python).
   - Set O(record). O(volumes) is derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -21,7 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
 options:
   state:
-    description: V(absent) removes the program. Runs and their folders stay.
+    description: V(absent) removes the programs. Runs and their folders stay.
     type: str
     choices: [present, absent]
     default: present
@@ -45,7 +47,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Install gpumesh-train
+- name: Install gpumesh-train and gpumesh-trace
   gpumesh.cluster.train:
     record: cluster_record
     run_dir: /mnt/shared/{user}/runs
@@ -53,7 +55,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 path:
-  description: The path of the program.
+  description: The path of C(gpumesh-train).
   type: str
   returned: always
   sample: /usr/local/bin/gpumesh-train
@@ -66,8 +68,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import insta
 
 
 def work(module: AnsibleModule) -> Outcome:
-    """Write or remove the file."""
-    return bring_about([install.part(module.params)], {"path": program.PATH}, module.check_mode)
+    """Write or remove the files."""
+    return bring_about(list(install.parts(module.params).values()), {"path": program.PATH}, module.check_mode)
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile, program
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
 from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
 
@@ -97,6 +98,9 @@ def syntax(run: Callable[..., CompletedProcess[str]], *words: str) -> CompletedP
 @pytest.mark.parametrize(("document", "line"), [one for one in COMMANDS if one not in PLAYS], ids=name_of)
 def test_another_command_names_what_there_is(document: Path, line: str) -> None:
     words = shlex.split(line.partition("&&")[0] if not line.startswith("make") else line, comments=True)
+    while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        name, _equals, value = words.pop(0).partition("=")
+        assert name == "GPUMESH_PROFILE" and profile.parse(value)
     if words[0] == "make":
         targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         named = [word for word in shlex.split(line.partition("&&")[0], comments=True)[1:] if "=" not in word]
@@ -110,6 +114,9 @@ def test_another_command_names_what_there_is(document: Path, line: str) -> None:
         ours, _sbatch, command = program.split(words[1:])
         given = program.manager().parse_args(ours) if named else program.parser().parse_args(ours)
         assert named or (given.name and command)
+        assert named or not given.profile or profile.parse(given.profile)
+    elif words[0] == "gpumesh-trace":
+        assert 1 <= len(trace.parser().parse_args(words[1:]).runs) <= 2
     else:
         assert words[0] in FOREIGN, f"nobody tries {line}"
     for word in words:

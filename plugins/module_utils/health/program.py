@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import Context, make_checks
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import HARDWARE, Context, make_checks
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import cluster_address, member_of
@@ -44,13 +44,7 @@ _COMMENT = re.compile(r"\sComment=(.*)$")
 #: are judged by the check playbook, and one dead peer must not drain the others.
 DRAIN_ON = (
     "health.gpu_count",
-    "health.gpu_ecc",
-    "health.gpu_retired",
-    "health.gpu_xid",
-    "health.nvlink",
-    "health.fabric_manager",
-    "health.pcie",
-    "health.rdma",
+    *HARDWARE,
     "health.memlock",
     "health.disk",
     "storage.mounts",

@@ -228,6 +228,17 @@ def _ssh_seconds(context: Context) -> float:
     return logins.longest(len(context.expected.ssh_peers))
 
 
+#: What a program computes on, and the ways between.
+HARDWARE = (
+    "health.gpu_ecc",
+    "health.gpu_retired",
+    "health.gpu_xid",
+    "health.nvlink",
+    "health.fabric_manager",
+    "health.pcie",
+    "health.rdma",
+)
+
 CHECKS = (
     Check("health.gpu_count", "The number of GPUs matches the record", _gpu_count),
     Check("health.gpu_ecc", "No uncorrected GPU memory errors", functools.partial(_with_gpus, gpu.judge_ecc), 15.0),

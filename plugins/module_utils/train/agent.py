@@ -11,7 +11,6 @@ Then the ranks end, and one of the agents becomes the supervisor, in the same jo
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import select
@@ -30,12 +29,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Gpum
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     cause,
     contract,
-    gpumesh_run,
     lines,
     load,
     processes,
     stage,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Progress
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -62,7 +61,7 @@ _TURNS = 5
 class Task(NamedTuple):
     """What the agents of all nodes get, on their command line. ``token``: of the submission that is in charge.
 
-    ``stage_dir``: where a node has its copy of the data, if there is any to be copied.
+    ``stage_dir``: where a node has its copy of the data, if there is any to be copied. ``profile``: what is recorded.
     """
 
     run: str
@@ -75,6 +74,7 @@ class Task(NamedTuple):
     directory: str
     port: int
     stage_dir: str = ""
+    profile: str = ""
 
 
 class Rank:
@@ -196,7 +196,8 @@ class Agent:
         """Start the ranks, or the copy of the data that they need first. Raises OSError, GpumeshError."""
         task = self._task
         processes.kill_marked("GPUMESH_RUN_DIR", task.folder)
-        Path(self._local, "gpumesh_run.py").write_text(inspect.getsource(gpumesh_run), encoding="utf-8")
+        for name, source in profiles.modules().items():
+            Path(self._local, name).write_text(source, encoding="utf-8")
         if task.stage_dir:
             self._staging = stage.Staging(stage.read(task.folder), task.stage_dir, task.folder)
             self._staging.begin()
@@ -207,13 +208,18 @@ class Agent:
         """Raises OSError."""
         task = self._task
         master = {"MASTER_ADDR": _address(task.nodes[0]), "MASTER_PORT": str(task.port)}
+        target = profiles.directory(task.folder, task.attempt)
+        if task.profile:
+            with contextlib.suppress(OSError):
+                os.makedirs(target, exist_ok=True)
         for local_rank in range(task.ranks_per_node):
             place = contract.Place(task.nodes, self._node, local_rank, task.ranks_per_node)
             variables = contract.environment(
-                os.environ, place, task.run, task.folder, task.attempt, master, self._local, staged
+                os.environ, place, task.run, task.folder, task.attempt, master, self._local, staged, task.profile
             )
             log = Folder(task.folder).attempt(task.attempt) / f"rank-{place.rank}.log"
-            self._ranks.append(Rank(place.rank, task.command, task.directory, variables, log))
+            argv = profiles.command(task.profile, task.command, target, place.rank)
+            self._ranks.append(Rank(place.rank, argv, task.directory, variables, log))
         self.say("started", ranks=[rank.number for rank in self._ranks])
         port = task.port - _BELOW
         others = {node: _address(node) for node in load.peers(task.nodes, self._node)}

@@ -12,6 +12,8 @@ The program finds, in each rank:
     GPUMESH_STAGE_DIR        the copy on the node's own disk of the data that --stage has named
     GPUMESH_ATTEMPT          1, 2, ...: how often the run has been started
     GPUMESH_PROGRESS_FILE    the rank writes it, on a local disk
+    GPUMESH_PROFILE          what is recorded of this attempt, such as torch:5, and
+    GPUMESH_PROFILE_DIR      where that goes; gpumesh_run.progress() does what is to be done with both
     GPUMESH_STOP_FILE        is there as soon as the rank should save a checkpoint and end; SIGUSR1 says the same to a
                              program that has a handler for it
 
@@ -26,6 +28,7 @@ import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress
 
 #: A program that writes more than this is not taken to mean it.
@@ -97,9 +100,10 @@ def environment(
     master: Mapping[str, str],
     local: str,
     staged: str = "",
+    profile: str = "",
 ) -> Dict[str, str]:
     """The variables of one rank. ``master``: MASTER_ADDR and MASTER_PORT; ``local``: a folder on the node's own disk;
-    ``staged``: where it has its copy of the data.
+    ``staged``: where it has its copy of the data; ``profile``: what is recorded of this attempt.
 
     Slurm and the job environment describe the agent, which is one task of its node: what differs for a rank is replaced, since
     Lightning, JAX and others read it too.
@@ -129,5 +133,7 @@ def environment(
     }
     if staged:
         own["GPUMESH_STAGE_DIR"] = staged
-    kept = {name: value for name, value in inherited.items() if name != "TF_CONFIG" or place.ranks_per_node == 1}
+    own.update(profiles.variables(profile, profiles.directory(folder, attempt)))
+    dropped = ["GPUMESH_PROFILE"] + (["TF_CONFIG"] if place.ranks_per_node > 1 else [])
+    kept = {name: value for name, value in inherited.items() if name not in dropped}
     return {**kept, **master, **world, **own}

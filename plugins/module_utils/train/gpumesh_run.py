@@ -8,12 +8,15 @@ It is there for every rank, needs nothing but Python, and does nothing where the
     gpumesh_run.progress(step, steps, loss=loss, checkpoint=saved)    after each step
     if gpumesh_run.stopping(): save a checkpoint and exit
     with gpumesh_run.waiting(): all_reduce(...)                       so that a rank that is slower than the others is named
+
+The first of them is also what `--profile torch` needs, and `gpumesh-trace record` in jobs without `gpumesh-train`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -22,8 +25,10 @@ from typing import Any, Dict, Iterator, List, Optional
 
 _PROGRESS_FILE = os.environ.get("GPUMESH_PROGRESS_FILE", "")
 _STOP_FILE = os.environ.get("GPUMESH_STOP_FILE", "")
+_PROFILE = os.environ.get("GPUMESH_PROFILE", "").startswith("torch")
 _warnings: List[int] = []
 _waited: Dict[str, float] = {}
+_recorders: List[Any] = []
 
 
 def progress(
@@ -35,6 +40,10 @@ def progress(
         with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:
             json.dump(told, stream)
         os.replace(_PROGRESS_FILE + ".new", _PROGRESS_FILE)
+    if _PROFILE and not _recorders:
+        _recorders.append(importlib.import_module("gpumesh_profile").recorder())
+    for recorder in _recorders:
+        recorder.step(step)
 
 
 @contextlib.contextmanager

@@ -14,21 +14,12 @@ from typing import Callable, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find as find_program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import Context, make_checks
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import HARDWARE, Context, make_checks
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 #: The exit status of a node that is unhealthy.
 UNHEALTHY = 14
-_GPUS = (
-    "health.gpu_ecc",
-    "health.gpu_retired",
-    "health.gpu_xid",
-    "health.nvlink",
-    "health.fabric_manager",
-    "health.pcie",
-    "health.rdma",
-)
 _MOUNTS = "storage.mounts"
 #: Seconds for a volume to answer.
 _PATIENCE = 5.0
@@ -43,7 +34,7 @@ def examine(
 ) -> List[Result]:
     """The checks that this node fails. ``volumes``: mount points; ``gpus``: whether the run uses any."""
     expected = Expected(external_mounts=volumes, read_only_mounts=volumes, mount_timeout=_PATIENCE)
-    only = [*(_GPUS if gpus else ()), *([_MOUNTS] if volumes else ())]
+    only = [*(HARDWARE if gpus else ()), *([_MOUNTS] if volumes else ())]
     results = make_checks(Context(expected, tree or Tree(), runner, find), None, only) if only else []
     return [result for result in results if result["status"] == "fail"]
 

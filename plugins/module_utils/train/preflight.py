@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import scheduler
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile, scheduler
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
 _MOUNTS = "/proc/self/mountinfo"
@@ -86,12 +86,13 @@ def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, st
     program, directory = request.command[0], request.directory
     if request.code:
         program, directory = ("true" if "/" in program and not program.startswith("/") else program), "/"
-    directory, program = shlex.quote(directory), shlex.quote(program)
+    directory = shlex.quote(directory)
     look = (
         f"cd {directory} 2>/dev/null || {{ echo directory {directory}; exit {_LACKS}; }}; "
-        f"PATH={shlex.quote(os.environ.get('PATH', ''))}; "
-        f"command -v {program} >/dev/null || {{ echo command {program}; exit {_LACKS}; }}"
+        f"PATH={shlex.quote(os.environ.get('PATH', ''))}"
     )
+    for name in map(shlex.quote, [program, *profile.needed(request.profile)]):
+        look += f"; command -v {name} >/dev/null || {{ echo command {name}; exit {_LACKS}; }}"
 
     def ask(node: str) -> Optional[str]:
         argv = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, f"exec /bin/sh -c {shlex.quote(look)}"]
@@ -112,9 +113,12 @@ def refuse_lacking(found: Mapping[str, str]) -> None:
     """Raises HostStateError where a node has not what the run needs."""
     if found:
         words = ", ".join(f"{node} has no {what}" for node, what in sorted(found.items()))
+        profiler = f"command {profile.NSYS}" in found.values()
         raise HostStateError(
             f"{words}.",
-            "Put it on a shared volume, or install it on every node, or leave nodes out with --sbatch --exclude=NODE.",
+            profile.INSTALL
+            if profiler
+            else "Put it on a shared volume, or install it on every node, or leave nodes out with --sbatch --exclude=NODE.",
         )
 
 

@@ -17,7 +17,7 @@ _STOPPED = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waitin
 
 def group(number: int) -> List[int]:
     """The processes of a process group."""
-    return [pid for pid, words in _all() if int(words[2]) == number]
+    return groups([number])[number]
 
 
 def groups(numbers: Collection[int]) -> Dict[int, List[int]]:

@@ -131,6 +131,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--stage", default="", metavar="DIR", help="copy this data to a local disk of each node first")
     made.add_argument("--stage-dir", default="", metavar="DIR", help="the directory of the nodes for such copies")
+    made.add_argument(
+        "--profile", default="", metavar="PROFILE", help="record torch[:STEPS] or nsys[:SECONDS] of each rank"
+    )
     made.add_argument("--detach", action="store_true", help="return as soon as the run is submitted")
     made.add_argument("--dry-run", action="store_true", help="check everything, and show the batch script")
     return made
@@ -170,6 +173,7 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
         code=given.code and os.path.abspath(given.code),
         stage=given.stage and os.path.abspath(given.stage),
         stage_dir=settings.local(given.stage_dir) if given.stage else "",
+        profile=given.profile,
     )
     host = host._replace(code_limit=given.code_limit)
     if given.dry_run:

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
 #: A name is a folder, the name of a job and a word of a command line.
@@ -57,6 +58,8 @@ def checked(request: Request) -> Request:
         if path and not path.startswith("/"):
             raise InputError(f"Invalid {option} '{path}'.", "Give an absolute path.")
     _check_options(request.sbatch)
+    if request.profile:
+        profile.parse(request.profile)
     return request
 
 

@@ -10,7 +10,14 @@ from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, scheduler, snapshot, stage, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    preflight,
+    profile,
+    scheduler,
+    snapshot,
+    stage,
+    store,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -45,7 +52,9 @@ def refuse(host: Host, request: Request) -> None:
 
 
 def placed(host: Host, request: Request) -> Request:
-    """The request as it is noted: with a snapshot of code, the command starts in that."""
+    """The request as it is noted: with a snapshot of code, the command starts in that. A profile has its number."""
+    if request.profile:
+        request = request._replace(profile=str(profile.parse(request.profile)))
     if not request.code:
         return request
     directory = snapshot.start_directory(request.code, request.directory, request.folder)

@@ -19,6 +19,7 @@ class Request(NamedTuple):
     ``hang_timeout`` and ``grace`` in seconds: without progress of any rank, and to save a checkpoint after a warning.
     ``sbatch``: further options of sbatch; ``directory``: where the command starts. ``code``: the directory of which the run has
     a snapshot, and ``commit`` what git said of it. ``stage``: a directory of which each node has a copy in ``stage_dir``.
+    ``profile``: what is recorded of the ranks, such as torch:5.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Request(NamedTuple):
     commit: str = ""
     stage: str = ""
     stage_dir: str = ""
+    profile: str = ""
 
     @property
     def ranks_per_node(self) -> int:

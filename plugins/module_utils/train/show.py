@@ -92,4 +92,6 @@ def full(request: Request, run: Run, now: float, waits: str = "") -> str:
         heads.append(printable(f"  code of {request.code}" + (f", commit {request.commit}" if request.commit else "")))
     if request.stage:
         heads.append(printable(f"  data of {request.stage} in {request.stage_dir} on each node"))
+    if request.profile:
+        heads.append(f"  profile ({request.profile}) in {request.folder}/profile")
     return "\n".join([*heads, *attempts(run, now), ""])

@@ -14,11 +14,19 @@ import signal
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, decide, lines, scheduler, show
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    agent,
+    decide,
+    lines,
+    profile,
+    scheduler,
+    show,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Attempt, Cause, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -199,6 +207,13 @@ class Supervisor:
                 self._folder.write(self._run._replace(state="failed", detail=detail))
                 raise
 
+    def _profile(self) -> str:
+        """What is recorded of the next attempt; nothing where an attempt has been."""
+        for attempt in self._run.attempts:
+            if profile.complete(Path(profile.directory(str(self._folder.path), attempt.number)), attempt.world_size):
+                return ""
+        return self._request.profile
+
     def _attempt(self, nodes: Sequence[str]) -> None:
         request, post = self._request, self._post
         number = len(self._run.attempts) + 1
@@ -216,6 +231,7 @@ class Supervisor:
             request.directory,
             _PORTS[(post.job * 31 + number * 7) % len(_PORTS)],
             request.stage_dir,
+            self._profile(),
         )
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())

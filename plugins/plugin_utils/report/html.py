@@ -9,20 +9,23 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemLoader, StrictUndefined
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.page_style import STYLE, THEME_BUTTON, THEME_SCRIPT
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import (
     build,
     number,
 )
 
 _FOLDER = os.path.dirname(__file__)
+#: What this page shares with others.
+_SHARED = {"every_page.css": STYLE, "theme.html": THEME_BUTTON, "theme.js": THEME_SCRIPT}
 
 
 def render(verdict: Mapping[str, Any]) -> str:
     """The page. Every text from the verdict is escaped by the template engine; nothing is marked safe."""
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER),
+        loader=ChoiceLoader([FileSystemLoader(_FOLDER), DictLoader(_SHARED)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

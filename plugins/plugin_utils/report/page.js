@@ -1,18 +1,5 @@
 "use strict";
 (function () {
-  const root = document.documentElement;
-  const stored = (function () {
-    // A page opened from a file may be refused storage; the toggle then lasts as long as the page.
-    try { return window.localStorage; } catch (refused) { return null; }
-  })();
-  const chosen = stored && stored.getItem("gpumesh-theme");
-  if (chosen === "light" || chosen === "dark") { root.dataset.theme = chosen; }
-  document.getElementById("theme").addEventListener("click", function () {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
-    if (stored) { stored.setItem("gpumesh-theme", root.dataset.theme); }
-  });
-
   const data = JSON.parse(document.getElementById("pairs").textContent);
 
   function element(tag, text, className) {

@@ -10,27 +10,23 @@ import math
 import os
 import random
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-from lab_hosts import ROOT, Lab
+from lab_hosts import ROOT
+from train_runs import Found, TrainLab
 
 NAME = "molecule-train"
-SHARED = ROOT / ".lab" / NAME / "shared"
-RUNS = SHARED / "root" / "runs"
 #: Only the manager has the code, in a folder of its own; only the shared volume has the corpus.
 CODE, CORPUS = "/root/full", "/mnt/shared/corpus"
 STEPS, INTERVAL = 40, 10
 SIZE = ("--layers", "2", "--width", "64", "--length", "64", "--batch", "24", "--warm-up", "10", "--rate", "3e-3")
 COMMAND = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "python3", "train.py", "--steps", str(STEPS), *SIZE)
-PATIENCE = 240.0
 SEED = int(os.environ.get("GPUMESH_SEED") or time.time())
 
 
 @pytest.fixture(name="lab", scope="module")
-def _lab() -> Lab:
-    lab = Lab(NAME)
+def _lab() -> TrainLab:
+    lab = TrainLab(NAME)
     lab.copy(ROOT / "examples" / "full", "t1", CODE)
     lab.run("t1", "rm", "-rf", CORPUS)
     lab.run("t1", "python3", f"{CODE}/prepare.py", CORPUS, "--megabytes", "2", "--shard", "0.5")
@@ -38,61 +34,52 @@ def _lab() -> Lab:
     return lab
 
 
-def start(lab: Lab, name: str) -> None:
+def start(lab: TrainLab, name: str) -> None:
     options = ("--name", name, "--nodes", "2", "--code", CODE, "--stage", CORPUS, "--detach")
     lab.run("t1", "gpumesh-train", *options, "--", *COMMAND, "--interval", str(INTERVAL))
 
 
-def run(name: str) -> dict[str, Any]:
-    path = RUNS / name / "run.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {"state": "queued", "step": None}
+def finish(lab: TrainLab, name: str) -> Found:
+    found = lab.finish(name)
+    assert found["state"] == "finished", found
+    return found
 
 
-def finish(lab: Lab, name: str) -> dict[str, Any]:
-    lab.wait(f"{name} ends: {run(name)}", lambda: run(name)["state"] in ("finished", "failed"), PATIENCE)
-    assert run(name)["state"] == "finished", run(name)
-    return run(name)
-
-
-def losses(name: str) -> dict[int, list[float]]:
+def losses(lab: TrainLab, name: str) -> dict[int, list[float]]:
     """The loss of each step, once for each time that it was made."""
     found: dict[int, list[float]] = {}
-    for line in (RUNS / name / "loss.jsonl").read_text(encoding="ascii").splitlines():
+    for line in (lab.runs / name / "loss.jsonl").read_text(encoding="ascii").splitlines():
         made = json.loads(line)
         found.setdefault(made["step"], []).append(made["loss"])
     return found
 
 
-def letters() -> float:
+def letters(lab: TrainLab) -> float:
     """The entropy of the bytes of the corpus: what a model cannot get below that only knows how frequent each is."""
-    raw = b"".join(path.read_bytes() for path in sorted((SHARED / "corpus").glob("shard-*")))
+    raw = b"".join(path.read_bytes() for path in sorted((lab.shared / "corpus").glob("shard-*")))
     parts = [raw.count(value) / len(raw) for value in set(raw)]
     return -sum(part * math.log(part) for part in parts)
 
 
-def end(name: str) -> str:
-    log: Path = RUNS / name / "attempts" / f"{len(run(name)['attempts']):03}" / "rank-0.log"
-    return log.read_text(encoding="utf-8").splitlines()[-1]
-
-
-def test_a_model_learns_the_same_whether_a_rank_is_killed_or_not(lab: Lab) -> None:
+def test_a_model_learns_the_same_whether_a_rank_is_killed_or_not(lab: TrainLab) -> None:
     start(lab, "gpt-calm")
     assert [attempt["cause"]["kind"] for attempt in finish(lab, "gpt-calm")["attempts"]] == ["finished"]
     start(lab, "gpt")
     step = random.Random(SEED).randrange(INTERVAL + 1, STEPS - 5)
-    lab.wait(f"step {step}", lambda: (run("gpt")["step"] or 0) >= step, PATIENCE)
-    victim = run("gpt")["attempts"][0]["nodes"][SEED % 2]
+    found = lab.await_run("gpt", f"is at step {step}", lambda found: (found.get("step") or 0) >= step)
+    victim = found["attempts"][0]["nodes"][SEED % 2]
     lab.run(victim, "pkill", "-KILL", "-f", "^python3 train.py")
     attempts = finish(lab, "gpt")["attempts"]
     assert [attempt["cause"]["kind"] for attempt in attempts] == ["crash", "finished"], attempts
     assert (attempts[0]["cause"]["rank"], attempts[0]["cause"]["node"]) == (SEED % 2, victim)
     assert attempts[0]["last"] - attempts[1]["first"] < INTERVAL
-    calm, disturbed = losses("gpt-calm"), losses("gpt")
+    calm, disturbed = losses(lab, "gpt-calm"), losses(lab, "gpt")
     assert sorted(calm) == sorted(disturbed) == list(range(1, STEPS + 1))
     # Also those of steps that were made twice.
     assert all(set(disturbed[step]) == set(calm[step]) for step in calm)
-    assert end("gpt") == end("gpt-calm") and end("gpt").endswith(", each sample once")
-    assert calm[1][0] > letters() > calm[STEPS][0]
+    end = lab.result("gpt")
+    assert end == lab.result("gpt-calm") and " ".join(end).endswith(", each sample once")
+    assert calm[1][0] > letters(lab) > calm[STEPS][0]
     # The second run has used the copy of the first.
-    for node in run("gpt")["attempts"][-1]["nodes"]:
+    for node in attempts[-1]["nodes"]:
         assert len(lab.run(node, "ls", "/var/tmp/gpumesh-root").split()) == 1

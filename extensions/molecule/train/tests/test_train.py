@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 from typing import Any
 
 import pytest
-from lab_hosts import ROOT
+from lab_hosts import chaos
 from train_runs import MANAGER, OTHERS, PATIENCE, SECONDS, STEPS, TRAINER, TrainLab, all_samples, causes, check_steps
 
 NAME = "molecule-train"
@@ -36,19 +34,10 @@ def at_random_step(lab: TrainLab, name: str, attempt: int) -> dict[str, Any]:
     return lab.at_step(name, attempt, CHANCE.randrange(2, 20))
 
 
-def chaos(lab: TrainLab, *arguments: str) -> None:
+def hit(lab: TrainLab, *arguments: str) -> None:
     """Run a part of `make chaos` in this lab."""
     which = ["--experiment", *arguments] if not arguments[0].startswith("--") else arguments
-    options = [f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "chaos" / "train.py"), *options, *which],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout[-6000:]
+    chaos("train", f"--seed={SEED}", "--running", "--stop", f"--lab={lab.name}", *which)
 
 
 def test_a_second_run_of_the_layer_changes_nothing(lab: TrainLab) -> None:
@@ -127,11 +116,11 @@ def test_a_cancelled_run_is_resumed_by_the_playbook_and_not_started_again(lab: T
 
 
 def test_a_rank_under_a_limit_is_named_while_the_run_goes_on_and_nothing_is_killed(lab: TrainLab) -> None:
-    chaos(lab, f"cpu:1@{CHANCE.randrange(4)}")
+    hit(lab, f"cpu:1@{CHANCE.randrange(4)}")
 
 
 def test_it_goes_on_after_a_sample_of_what_make_chaos_does(lab: TrainLab) -> None:
-    chaos(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4")
+    hit(lab, "--kinds=agent,slurmd,network,checkpoint", "--count=4")
 
 
 def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(lab: TrainLab) -> None:

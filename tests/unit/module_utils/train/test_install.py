@@ -1,10 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program on a host: what differs from the parameters is what the module would change."""
+"""The programs on a host: what differs from the parameters is what the module would change."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,21 +15,59 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP, compare_modules
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install, program
 
 WANTED = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": "", "stage_dir": "/var/tmp/gpumesh-{user}"}
 
 
-def test_a_host_is_compared_with_the_program_that_the_module_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "bin" / "gpumesh-train"
-    monkeypatch.setattr(program, "PATH", str(path))
+@pytest.fixture(name="place", autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(program, "PATH", str(tmp_path / "bin" / "gpumesh-train"))
+    monkeypatch.setattr(trace, "PATH", str(tmp_path / "bin" / "gpumesh-trace"))
+    monkeypatch.setattr(install, "LIBRARY", str(tmp_path / "lib"))
+    return tmp_path
+
+
+def bring_about(**changes: str) -> None:
+    for part in install.parts({**WANTED, **changes}).values():
+        part.apply()
+
+
+def test_a_host_is_compared_with_the_programs_that_the_module_writes(place: Path) -> None:
     assert compare_modules(run, {"train": WANTED}) == {"train": NOT_SET_UP}
-    install.part(WANTED).apply()
+    bring_about()
     assert install.differences(run, WANTED) == Differences([], False)
-    assert compare_modules(run, {"train": {**WANTED, "run_dir": "/mnt/other"}}) == {"train": f"{path} differs"}
-    path.chmod(0o644)
-    assert install.differences(run, WANTED) == Differences([f"{path} differs"], False)
-    install.part({**WANTED, "state": "absent"}).apply()
-    assert not path.exists()
+    both = [f"{place}/bin/gpumesh-{name} differs" for name in ("train", "trace")]
+    assert compare_modules(run, {"train": {**WANTED, "run_dir": "/mnt/other"}}) == {"train": ", ".join(both)}
+    (place / "bin" / "gpumesh-trace").chmod(0o644)
+    (place / "lib" / "gpumesh_run.py").unlink()
+    expected = [f"{place}/bin/gpumesh-trace differs", f"{place}/lib/gpumesh_run.py is missing"]
+    assert install.differences(run, WANTED) == Differences(expected, False)
+    bring_about(state="absent")
+    assert not [path for path in place.rglob("*") if path.is_file()]
+    assert install.differences(run, {**WANTED, "state": "absent"}) == Differences([], False)
+
+
+def test_gpumesh_trace_starts_a_program_with_the_modules_that_are_installed(place: Path) -> None:
+    bring_about()
+    code = "import gpumesh_run; gpumesh_run.progress(1); print(gpumesh_run.__file__)"
+    argv = [str(place / "bin" / "gpumesh-trace"), "record", "--", sys.executable, "-c", code]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMESH_", "PYTHON"))}
+    done = subprocess.run(argv, env=variables, cwd=place, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{place}/lib/gpumesh_run.py\n"), done.stderr
+    refused = subprocess.run(
+        argv, env={**variables, "GPUMESH_PROFILE": "perf"}, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert refused.returncode == 2 and "Invalid profile 'perf'" in refused.stderr
+    recorded = subprocess.run(
+        argv,
+        env={**variables, "GPUMESH_PROFILE": "torch:3", "SLURM_JOB_ID": "41"},
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert recorded.returncode == 0 and (place / "profile-41").is_dir()
+    assert "no profile: it needs 10 steps, and the program has made 1" in recorded.stderr

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build, sources
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program
 
 #: Each command finds the process of the job in the file "job".
@@ -53,6 +54,9 @@ while step < 20:
         open(saved, "w").write(str(step))
     gpumesh_run.progress(step, 20, loss=1 / step, checkpoint=step // 5 * 5)
     if step == 12 and sys.argv[1] == "crash" and first:
+        profile = os.environ.get("GPUMESH_PROFILE_DIR")
+        while profile and "rank-0.json" not in os.listdir(profile):
+            time.sleep(0.1)
         raise ValueError("shard 7 is damaged")
     while step == 12 and sys.argv[1] == "wait" and first:
         time.sleep(0.1)
@@ -61,6 +65,46 @@ while step < 20:
 if "GPUMESH_STAGE_DIR" in os.environ:
     print(open(os.path.join(os.environ["GPUMESH_STAGE_DIR"], "shard")).read())
 print("done", os.environ["WORLD_SIZE"])
+"""
+
+#: As much of PyTorch's profiler as gpumesh_profile uses, and a trace of two steps.
+TORCH = """
+import json, time
+class cuda:
+    is_available = staticmethod(lambda: False)
+class ProfilerActivity:
+    CPU = CUDA = None
+made = []
+class record_function:
+    def __init__(self, name):
+        self.name = name
+    def __enter__(self):
+        note(self.name, 0.0)
+    def __exit__(self, *what):
+        pass
+def note(name, ms):
+    kind = "cpu_op" if name.startswith("aten::") else "user_annotation"
+    event = {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": time.time() * 1e6 - ms * 1e3, "dur": ms * 1e3}
+    made.append(event)
+class profile:
+    def __init__(self, activities, schedule, on_trace_ready):
+        self.schedule, self.ready, self.step_num = schedule, on_trace_ready, 0
+    def start(self):
+        assert self.schedule["wait"] == 0
+    def step(self):
+        if self.step_num >= self.schedule["warmup"]:
+            note(f"ProfilerStep#{self.step_num}", 2.0)
+            note("aten::linear", 1.0)
+        self.step_num += 1
+        if self.step_num == self.schedule["warmup"] + self.schedule["active"]:
+            self.ready(self)
+    def stop(self):
+        pass
+    def export_chrome_trace(self, path):
+        with open(path, "w") as stream:
+            json.dump({"traceEvents": made}, stream)
+def schedule(**values):
+    return values
 """
 
 
@@ -73,15 +117,16 @@ class Host:
         commands = {name: f"#!/bin/sh\n{text}\n".encode() for name, text in SLURM.items()}
         settings = {"volumes": [str(folder)], "run_dir": str(self.runs), "stage_dir": str(folder / "local-{user}")}
         commands["gpumesh-train"] = build(sys.executable, program.__name__, settings)
+        commands["gpumesh-trace"] = build(sys.executable, trace.__name__, {**settings, "library": ""})
         (folder / "bin").mkdir()
         for name, content in commands.items():
             (folder / "bin" / name).write_bytes(content)
             (folder / "bin" / name).chmod(0o755)
         (folder / "train.py").write_text(TRAINER, encoding="ascii")
 
-    def train(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def train(self, *arguments: str, program: str = "gpumesh-train") -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
-        argv = [str(self.folder / "bin" / "gpumesh-train"), *arguments]
+        argv = [str(self.folder / "bin" / program), *arguments]
         return subprocess.run(
             argv, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=120, check=False
         )
@@ -179,6 +224,7 @@ def test_when_the_supervisor_dies_its_agent_goes_on_with_the_run(host: Host) -> 
         (["--run-dir", "/proc", "--", "true"], "/proc/nano is not on a shared volume"),
         (["--sbatch", "--time=5", "--", "true"], "'--time=5' cannot be passed to sbatch"),
         ([], "There is no command to run"),
+        (["--profile", "perf", "--", "true"], "Invalid profile 'perf'"),
     ],
 )
 def test_what_cannot_work_is_refused(host: Host, arguments: list[str], words: str) -> None:
@@ -242,3 +288,48 @@ def test_a_dry_run_submits_nothing(host: Host) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/sh\n#SBATCH --job-name=nano\n")
     assert not (host.folder / "job").exists()
+
+
+def test_a_run_with_a_profile(host: Host) -> None:
+    (host.folder / "torch").mkdir()
+    for name in ("__init__", "profiler"):
+        (host.folder / "torch" / f"{name}.py").write_text(TORCH, encoding="ascii")
+    done = host.start("crash", "--profile", "torch:2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    # The first attempt has all that was asked for before it crashes in step 12, so that the second one is left alone.
+    assert host.kinds == ["crash", "finished"]
+    folder = host.runs / "nano" / "profile"
+    assert [path.name for path in folder.iterdir()] == ["001"]
+    names = sorted(path.name for path in (folder / "001").iterdir())
+    assert names == ["rank-0.json", "rank-0.trace.json.gz"]
+    assert "gpumesh_profile" not in host.train("logs", "nano", "--attempt", "2").stdout
+    assert f"  profile (torch:2) in {host.runs}/nano/profile\n" in host.train("show", "nano").stdout
+    shown = host.train("nano", program="gpumesh-trace")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("nano: 1 rank, steps 8 to 9\n  a step takes")
+    report = json.loads((folder / "001" / "report.json").read_text(encoding="utf-8"))
+    assert [share["rank"] for share in report[0]["ranks"]] == [0]
+    assert report[0]["operations"][0]["name"] == "aten::linear"
+
+
+def test_a_profile_that_cannot_be_recorded_stops_nothing(host: Host) -> None:
+    assert host.start("", "--profile", "torch").returncode == 0
+    assert host.kinds == ["finished"]
+    log = host.train("logs", "nano").stdout
+    assert "gpumesh_profile: rank 0: no profile: No module named 'torch'" in log and log.endswith("done 1\n")
+    refused = host.train("nano", program="gpumesh-trace")
+    assert refused.returncode == 2 and "There is no profile in " in refused.stderr
+
+
+def test_nsight_systems_must_be_on_each_node(host: Host) -> None:
+    (host.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do true; done; exec /bin/sh -c "$last"\n')
+    refused = host.start("", "--profile", "nsys")
+    assert refused.returncode == 2, refused.stdout
+    assert "n1 has no command nsys. Install the package nsight-systems of Debian's non-free" in refused.stderr
+    assert not (host.folder / "job").exists() and not host.runs.exists()
+    (host.folder / "bin" / "nsys").write_text(
+        '#!/bin/sh\nwhile case $1 in */python*) false;; esac; do shift; done; exec "$@"\n'
+    )
+    (host.folder / "bin" / "nsys").chmod(0o755)
+    assert host.start("", "--profile", "nsys").returncode == 0
+    assert host.train("logs", "nano").stdout.splitlines()[-1] == "done 1"

@@ -5,60 +5,26 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import background, chromium, find, forget_theme, is_wider_than, low_contrast, show_page, webdriver
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.html import render
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
 
-CHROMIUM = shutil.which("chromium")
-DRIVER = shutil.which("chromedriver")
-if not CHROMIUM or not DRIVER:
-    pytest.skip("not checked: this machine has no chromium and chromedriver", allow_module_level=True)
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="not checked: selenium is not installed")
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+@pytest.fixture(name="browser", scope="module")
+def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    yield from chromium(tmp_path_factory.mktemp("profile"))
 
 
 def show(browser, tmp_path: Path, verdict: dict, width: int = 1200, scheme: str = "light") -> None:
-    """Load the page of a verdict; the console must stay empty."""
+    """Load the page of a verdict."""
     page = tmp_path / "report.html"
     page.write_text(render(verdict), encoding="utf-8")
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    preference = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": preference})
-    browser.get(page.as_uri())
-    assert browser.get_log("browser") == []
-
-
-def find(browser, selector: str):
-    return browser.find_element("css selector", selector)
+    show_page(browser, page, width, scheme)
 
 
 def detail(browser) -> str:
@@ -126,19 +92,15 @@ def test_text_of_a_host_does_not_become_markup(browser, tmp_path: Path) -> None:
     assert browser.find_elements("css selector", "#evil") == []
 
 
-def background(browser) -> str:
-    return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-
-
 def test_follows_the_system_and_the_toggle(browser, tmp_path: Path) -> None:
     show(browser, tmp_path, samples.verdict(3), scheme="light")
-    browser.execute_script("localStorage.clear()")
+    forget_theme(browser)
     show(browser, tmp_path, samples.verdict(3), scheme="light")
     light = background(browser)
     find(browser, "#theme").click()
     dark = background(browser)
     assert light != dark
-    browser.execute_script("localStorage.clear()")
+    forget_theme(browser)
     show(browser, tmp_path, samples.verdict(3), scheme="dark")
     assert background(browser) == dark
 
@@ -146,28 +108,11 @@ def test_follows_the_system_and_the_toggle(browser, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [3, 50])
 def test_nothing_is_wider_than_a_phone(browser, tmp_path: Path, number: int) -> None:
     show(browser, tmp_path, samples.verdict(number, ("a", "b"), dead=["n2" if number < 10 else "n02"]), width=390)
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
-
-
-_CONTRAST = """
-const channel = v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
-const parse = c => (c.match(/[0-9.]+/g) || []).map(Number);
-const light = c => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
-const behind = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
-  if (c.length === 3 || c[3] === 1) { return c; } } return [255, 255, 255]; };
-const low = [];
-for (const e of document.querySelectorAll("main *")) {
-  if (e.closest("svg") || e.closest(".sr") || ![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) { continue; }
-  const pair = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((a, b) => b - a);
-  const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
-  if (ratio < 4.5) { low.push(e.className + " " + e.textContent.trim().slice(0, 20) + " " + ratio.toFixed(2)); }
-}
-return [...new Set(low)];
-"""
+    assert not is_wider_than(browser, 390)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_the_contrast_of_wcag_aa(browser, tmp_path: Path, scheme: str) -> None:
-    browser.execute_script("try { localStorage.clear() } catch (refused) { }")
+    forget_theme(browser)
     show(browser, tmp_path, samples.verdict(7, ("a", "b", "c"), dead=["n7"]), scheme=scheme)
-    assert browser.execute_script(_CONTRAST) == []
+    assert low_contrast(browser) == []

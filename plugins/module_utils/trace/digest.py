@@ -1,0 +1,322 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make of the events of a trace what is kept of it.
+
+On a GPU, kernels and copies are what counts, those of NCCL and RCCL as communication. On a CPU it is the operators of
+PyTorch, and the work of Gloo, which the trace has as annotations. Time in which there is neither is the program's own: Python,
+the reading of data, starting kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from typing import Any, Dict, List, Mapping, Match, NamedTuple, Optional, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import spans
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described import MOST_RANKS, Described, whole
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.read import read
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import (
+    Exchange,
+    Operation,
+    RankTrace,
+    Slices,
+    Step,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.gpumesh_profile import ANCHOR
+
+_STEP = re.compile(r"ProfilerStep#([0-9]{1,9})")
+_ANCHOR = re.compile(re.escape(ANCHOR) + "([0-9]{1,19})")
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
+_OPERATOR = "cpu_op"
+_ANNOTATION = "user_annotation"
+#: Annotations of communication on a CPU, and kernels of it.
+_HOST_COMMUNICATION = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
+_KERNEL_COMMUNICATION = re.compile(r"(?:nccl|rccl|mscclpp?)\w*?(?:Kernel|KERNEL)_?([A-Za-z]*)")
+#: Collectives that no rank can leave before all have come.
+_WAITING = ("allreduce", "allgather", "reducescatter", "barrier", "alltoall")
+#: Letters of a name that are kept: those of kernels may have thousands.
+_LONGEST = 160
+#: The number of the only step of a trace that has none.
+_WHOLE = 0
+#: Microseconds and nanoseconds beyond which no time is.
+_LATEST = 1 << 62
+
+
+def _kind(name: str) -> str:
+    """What an event is, where PyTorch was built without Kineto, as that of Debian 12, and does not say so."""
+    own = _STEP.fullmatch(name) or _ANCHOR.fullmatch(name) or _HOST_COMMUNICATION.fullmatch(name)
+    return _ANNOTATION if own else _OPERATOR if "::" in name or "Backward" in name else ""
+
+
+class _Columns:
+    """Events, a column each."""
+
+    def __init__(self) -> None:
+        self.begin = array("d")
+        self.length = array("d")
+        self.name = array("l")
+        self.thread = array("l")
+        self.names: Dict[str, int] = {}
+        self.threads: Dict[Tuple[Any, Any], int] = {}
+
+    def add(self, event: Mapping[str, Any], name: str, begin: float, length: float) -> int:
+        """Its number."""
+        self.begin.append(begin)
+        self.length.append(length)
+        self.name.append(self.names.setdefault(name, len(self.names)))
+        thread: Tuple[Any, Any] = (event.get("pid"), event.get("tid"))
+        try:
+            self.thread.append(self.threads.setdefault(thread, len(self.threads)))
+        except TypeError:
+            # It is a list or an object.
+            self.thread.append(self.threads.setdefault((str(thread), None), len(self.threads)))
+        return len(self.begin) - 1
+
+
+class _Kernel(NamedTuple):
+    """A kernel that communicates. ``correlation``: with what has started it."""
+
+    name: str
+    group: str
+    correlation: int
+    begin: float
+    end: float
+
+
+class Digest:
+    """Takes the events of a trace, one after the other."""
+
+    def __init__(self) -> None:
+        self.steps: List[Step] = []
+        self.anchor: Optional[Tuple[int, float]] = None
+        self._columns = _Columns()
+        self._on_gpu: List[int] = []
+        self._operators: List[int] = []
+        self._kernels: List[_Kernel] = []
+        self._on_host: List[Tuple[str, float, float]] = []
+        self._launched: Dict[int, float] = {}
+        self._gpu_threads: Dict[int, None] = {}
+        self._communicates: Dict[str, Optional[Match[str]]] = {}
+
+    @property
+    def gpu(self) -> bool:
+        """Whether there was work on a GPU."""
+        return bool(self._on_gpu or self._kernels)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """One of them. What is damaged is left out."""
+        if event.get("ph") != "X":
+            return
+        try:
+            begin, length, name = float(event["ts"]), float(event["dur"]), str(event["name"])[:_LONGEST]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return
+        if not (abs(begin) < _LATEST and 0 <= length < _LATEST):
+            return
+        kind = str(event["cat"]).lower() if "cat" in event else _kind(name)
+        if kind == "trace":
+            # As long as all of it.
+            return
+        number = self._columns.add(event, name, begin, length)
+        values = event.get("args")
+        values = values if isinstance(values, dict) else {}
+        if kind in _GPU:
+            self._gpu_threads[self._columns.thread[number]] = None
+            self._add_gpu(number, kind, name, values, begin, begin + length)
+        elif kind == _OPERATOR:
+            if not name.startswith("c10d::"):
+                self._operators.append(number)
+        elif kind == _ANNOTATION:
+            self._annotate(name, begin, begin + length)
+        elif kind in _LAUNCHES and isinstance(values.get("correlation"), int):
+            self._launched[values["correlation"]] = begin
+
+    def _add_gpu(self, number: int, kind: str, name: str, values: Mapping[str, Any], begin: float, end: float) -> None:
+        if name not in self._communicates:
+            self._communicates[name] = _KERNEL_COMMUNICATION.search(name)
+        found = self._communicates[name] if kind == "kernel" else None
+        if not found:
+            self._on_gpu.append(number)
+            return
+        correlation = values.get("correlation")
+        self._kernels.append(
+            _Kernel(
+                printable(str(values.get("Collective name") or found[1]))[:_LONGEST],
+                str(values.get("Process Group Name", "")),
+                correlation if isinstance(correlation, int) else -1,
+                begin,
+                end,
+            )
+        )
+
+    def _annotate(self, name: str, begin: float, end: float) -> None:
+        step = _STEP.fullmatch(name)
+        communication, anchor = _HOST_COMMUNICATION.fullmatch(name), _ANCHOR.fullmatch(name)
+        if step:
+            self.steps.append(Step(int(step[1]), begin, end))
+        elif communication:
+            self._on_host.append((communication[1], begin, end))
+        elif anchor:
+            self.anchor = (int(anchor[1]), begin)
+
+    # What becomes of them
+
+    def finish_steps(self, first: Optional[int]) -> None:
+        """Number the steps as the program does, if that is known. Without any, the trace is one. Steps end where the next one
+        begins.
+        """
+        if not self.steps:
+            columns = self._columns
+            ends = [begin + length for begin, length in zip(columns.begin, columns.length)]
+            self.steps = [Step(_WHOLE, min(columns.begin, default=0.0), max(ends, default=0.0))]
+        self.steps.sort(key=lambda step: step.begin)
+        nexts = [step.begin for step in self.steps[1:]] + [self.steps[-1].end]
+        further = 0 if first is None else first - self.steps[0].number
+        self.steps = [
+            Step(step.number + further, step.begin, max(step.begin, end)) for step, end in zip(self.steps, nexts)
+        ]
+
+    def exchanges(self, groups: Mapping[str, Tuple[int, ...]]) -> List[Exchange]:
+        """In the order in which they began."""
+        begins = [step.begin for step in self.steps]
+
+        def made(name: str, group: str, started: float, begin: float, end: float) -> Exchange:
+            place = bisect_right(begins, started) - 1
+            number = self.steps[place].number if place >= 0 and started <= self.steps[-1].end else -1
+            plain = name.replace("_", "").lower()
+            return Exchange(plain, groups.get(group, ()), number, begin, end, plain.startswith(_WAITING))
+
+        found = [
+            made(one.name, one.group, self._launched.get(one.correlation, one.begin), one.begin, one.end)
+            for one in self._kernels
+        ]
+        found += [made(name, "", begin, begin, end) for name, begin, end in self._on_host]
+        return sorted(found, key=lambda exchange: exchange.begin)
+
+    def busy(self) -> spans.Busy:
+        """When it computed."""
+        columns = self._columns
+        numbers = self._on_gpu if self.gpu else self._operators
+        made = spans.union((columns.begin[one], columns.begin[one] + columns.length[one]) for one in numbers)
+        return spans.Busy(made)
+
+    def operations(self) -> Dict[str, Operation]:
+        """In the steps, by name. That of an operator is without that of those which it calls."""
+        window = (self.steps[0].begin, self.steps[-1].end)
+        found: Dict[str, List[float]] = {}
+        columns = self._columns
+        names = [printable(name) for name in columns.names]
+
+        def count(name: str, begin: float, time: float) -> None:
+            if window[0] <= begin < window[1]:
+                entry = found.setdefault(name, [0, 0.0])
+                entry[0] += 1
+                entry[1] += time
+
+        if self.gpu:
+            for one in self._on_gpu:
+                count(names[columns.name[one]], columns.begin[one], columns.length[one])
+            for kernel in self._kernels:
+                count(f"nccl:{kernel.name}", kernel.begin, kernel.end - kernel.begin)
+        else:
+            for one, own in self._own_times():
+                count(names[columns.name[one]], columns.begin[one], own)
+        for name, begin, end in self._on_host:
+            count(f"gloo:{name}", begin, end - begin)
+        return {name: Operation(int(entry[0]), entry[1]) for name, entry in found.items()}
+
+    def _own_times(self) -> List[Tuple[int, float]]:
+        """The time of each operator without that of those inside of it, in the same thread."""
+        columns = self._columns
+        own = {one: columns.length[one] for one in self._operators}
+        order = sorted(self._operators, key=lambda one: (columns.thread[one], columns.begin[one], -columns.length[one]))
+        around: List[int] = []
+        for one in order:
+            while around and (
+                columns.thread[around[-1]] != columns.thread[one]
+                or columns.begin[around[-1]] + columns.length[around[-1]] <= columns.begin[one]
+            ):
+                around.pop()
+            if around:
+                own[around[-1]] -= columns.length[one]
+            around.append(one)
+        return [(one, max(0.0, time)) for one, time in own.items()]
+
+    def slices(self, most: int) -> Slices:
+        """The ``most`` longest events. What is around another one is longer, so that none hangs in the air."""
+        columns = self._columns
+        total = len(columns.begin)
+        shortest = 0.0
+        if total > most:
+            shortest = sorted(columns.length, reverse=True)[most]
+        kept = [one for one in range(total) if columns.length[one] > shortest or total <= most]
+        on_gpu = self._gpu_threads
+        labels = [
+            f"GPU {process} {thread if str(thread).startswith('stream') else f'stream {thread}'}"
+            if number in on_gpu
+            else f"thread {thread}"
+            for (process, thread), number in columns.threads.items()
+        ]
+        return Slices(
+            array("d", (columns.begin[one] for one in kept)),
+            array("d", (columns.length[one] for one in kept)),
+            array("l", (columns.name[one] for one in kept)),
+            array("l", (columns.thread[one] for one in kept)),
+            [printable(name) for name in columns.names],
+            [printable(label) for label in labels],
+            shortest,
+        )
+
+
+def groups(about: Mapping[str, Any]) -> Dict[str, Tuple[int, ...]]:
+    """The ranks of each process group, by its name."""
+    told = about.get("distributedInfo")
+    configured = told.get("pg_config") if isinstance(told, dict) else None
+    found = {}
+    for one in configured if isinstance(configured, list) else []:
+        ranks = one.get("ranks") if isinstance(one, dict) else None
+        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+            found[str(one.get("pg_name", ""))] = tuple(ranks)
+    return found
+
+
+def _rank(about: Mapping[str, Any], described: Optional[Described], otherwise: int) -> Tuple[int, int]:
+    """Which rank it is, of how many."""
+    if described:
+        return described.rank, described.ranks
+    told = about.get("distributedInfo")
+    told = told if isinstance(told, dict) else {}
+    rank = whole(told.get("rank"), 0, MOST_RANKS - 1)
+    return otherwise if rank is None else rank, whole(told.get("world_size"), 0, MOST_RANKS) or 0
+
+
+def digest(path: str, described: Optional[Described], rank: int, most: int) -> RankTrace:
+    """Read a trace. ``described``: what the rank says of it, where it does. Raises HostStateError.
+
+    ``rank``: where neither says which one it is; ``most``: events that are kept for the time line.
+    """
+    made = Digest()
+    about = read(path, made.event)
+    made.finish_steps(described.first if described else None)
+    base = whole(about.get("baseTimeNanoseconds"), 0, _LATEST) or 0
+    origin = made.anchor[0] - int(made.anchor[1] * 1000) if made.anchor else base
+    number, ranks = _rank(about, described, rank)
+    return RankTrace(
+        number,
+        ranks,
+        described.node if described else "",
+        made.gpu,
+        origin,
+        made.steps,
+        made.exchanges(groups(about)),
+        made.busy(),
+        made.operations(),
+        made.slices(most),
+        described.probes(origin) if described else [],
+        list(described.links) if described else [],
+    )

@@ -1,0 +1,122 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find the traces of a run, and read those of all ranks at the same time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import described, timeline
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described import Described
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.digest import digest
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import RankTrace
+
+#: Traces that are read at the same time: each may need some hundred MB.
+_AT_ONCE = 8
+_NUMBER = re.compile(r"(\d+)")
+_REMEDY = "Record one with 'gpumesh-train --profile torch', or give the directory with the traces."
+
+
+class Source(NamedTuple):
+    """The trace of a rank. ``described``: what the rank says of it; None for a trace that another program has made."""
+
+    path: str
+    described: Optional[Described]
+    rank: int
+    most: int
+
+
+def folder_of(path: str, attempt: int) -> Path:
+    """Where the traces of a run are: ``path`` is its directory, or one with traces. Raises InputError."""
+    given = Path(path)
+    if not given.is_dir():
+        raise InputError(f"There is no run and no directory {path}.", "See 'gpumesh-train list'.")
+    profiles = given / "profile"
+    if not profiles.is_dir():
+        return given
+    if attempt:
+        return profiles / f"{attempt:03}"
+    attempts = sorted(one for one in profiles.iterdir() if one.is_dir() and one.name.isdigit())
+    kept = [one for one in attempts if any(one.glob("rank-*"))]
+    if not kept:
+        raise InputError(f"There is no profile in {profiles}.", _REMEDY)
+    return kept[-1]
+
+
+def sources(folder: Path) -> List[Source]:
+    """The traces in a directory. Raises GpumeshError."""
+    told = [_described(path) for path in sorted(folder.glob("rank-*.json")) if ".trace." not in path.name]
+    found = [Source(str(folder / one.trace), one, one.rank, 0) for one in told if one]
+    if not found:
+        found = [Source(str(path), None, rank, 0) for rank, path in enumerate(_foreign(folder))]
+    if not found:
+        reports = [*folder.glob("*.nsys-rep"), *folder.glob("*.qdstrm")]
+        if reports:
+            raise InputError(
+                f"{folder} has reports of Nsight Systems.",
+                "Open them with nsys-ui; gpumesh-trace reads what --profile torch has recorded.",
+            )
+        raise InputError(f"There is no trace in {folder}.", _REMEDY)
+    most = timeline.share(len(found))
+    return [one._replace(most=most) for one in found]
+
+
+def _foreign(folder: Path) -> List[Path]:
+    """Traces that another program has made, in the order of the numbers in their names."""
+    found = [path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")) and path.is_file()]
+    found = [path for path in found if not path.name.startswith(("timeline", "report"))]
+    return sorted(found, key=lambda path: [int(word) if word.isdigit() else 0 for word in _NUMBER.split(path.name)])
+
+
+def _described(path: Path) -> Optional[Described]:
+    """None for a trace that has such a name itself."""
+    try:
+        values = from_json(path.read_text(encoding="utf-8"))
+        return None if isinstance(values, dict) and "traceEvents" in values else described.parse(values)
+    except (OSError, ValueError) as failure:
+        raise HostStateError(f"{path} cannot be read: {failure}.", "Record the profile again.") from failure
+
+
+def _digest(source: Source) -> RankTrace:
+    return digest(source.path, source.described, source.rank, source.most)
+
+
+def _try(source: Source) -> Any:
+    """Errors are values here: between processes they would lose what belongs to them."""
+    try:
+        return _digest(source)
+    except GpumeshError as failure:
+        return {"message": failure.message, "remedy": failure.remedy}
+
+
+def load(folder: Path, processes: Optional[int] = None) -> Dict[int, RankTrace]:
+    """By rank. Raises GpumeshError."""
+    wanted = sources(folder)
+    number = min(processes or len(os.sched_getaffinity(0)), _AT_ONCE, len(wanted))
+    if number == 1:
+        return _by_rank(map(_digest, wanted), folder)
+    with ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("fork")) as pool:
+        results = list(pool.map(_try, wanted))
+    for result in results:
+        if not isinstance(result, RankTrace):
+            raise HostStateError(result["message"], result["remedy"])
+    return _by_rank(results, folder)
+
+
+def _by_rank(traces: Iterable[RankTrace], folder: Path) -> Dict[int, RankTrace]:
+    found: Dict[int, RankTrace] = {}
+    for trace in traces:
+        if trace.rank in found:
+            raise InputError(
+                f"{folder} has two traces of rank {trace.rank}.", "Give a directory with the traces of one run only."
+            )
+        found[trace.rank] = trace
+    return dict(sorted(found.items()))

@@ -1,0 +1,149 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`gpumesh-trace`: what is in the profile of a run, and the start of a program that is to have one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import page, timeline, words
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import folder_of, load
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.program import Settings
+
+_NAME = "gpumesh-trace"
+#: Where it is installed, on all nodes.
+PATH = f"/usr/local/bin/{_NAME}"
+_RECORD = "record"
+_USAGE = """gpumesh-trace [options] RUN [OTHER RUN]
+       gpumesh-trace record [--] COMMAND [ARGUMENT...]"""
+
+
+def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
+    """The exit status: 0, or 2 for what is refused."""
+    try:
+        if arguments and arguments[0] == _RECORD:
+            command = list(arguments[1:])
+            return record(str(values["library"]), os.environ, command[1:] if command[:1] == ["--"] else command)
+        return report(Settings(values), parser().parse_args(list(arguments)))
+    except GpumeshError as failure:
+        sys.stderr.write(f"{_NAME}: {failure}\n")
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(_NAME, _USAGE, "Show where the time of a run goes, from its profile.")
+    made.add_argument("runs", nargs="+", metavar="RUN", help="name of a run, or a directory with traces")
+    made.add_argument("--run-dir", default="", help="directory in which runs have their folders")
+    made.add_argument("--attempt", type=int, default=0, help="the attempt (default: the last one with a profile)")
+    made.add_argument(
+        "--output", default="", help="directory for the page and the time lines (default: beside the traces)"
+    )
+    return made
+
+
+def _folder(settings: Settings, name: str, run_dir: str, attempt: int) -> Path:
+    path = name if "/" in name or os.path.isdir(name) else f"{settings.base(run_dir)}/{name}"
+    return folder_of(path, attempt)
+
+
+def _title(folder: Path) -> str:
+    """The name of the run, or of the directory."""
+    resolved = folder.resolve()
+    of_run = resolved.parent.name == "profile" and resolved.name.isdigit()
+    return printable((resolved.parents[1] if of_run else resolved).name)
+
+
+def report(settings: Settings, given: argparse.Namespace) -> int:
+    """Read the traces of one run or two, and write what they say. Raises GpumeshError."""
+    if len(given.runs) > 2:
+        raise InputError(f"{len(given.runs)} runs cannot be compared.", "Give one or two.")
+    folders = [_folder(settings, name, given.run_dir, given.attempt) for name in given.runs]
+    target = given.output or str(folders[0])
+    _prepare(target)
+    runs: List[Analysis] = []
+    files: List[str] = []
+    for number, folder in enumerate(folders):
+        run, path = _one(folder, target, "" if number == 0 else "-2")
+        runs.append(run)
+        files.append(path)
+        sys.stdout.write(words.summary(run))
+    moment = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    html = f"{target}/report{'-2' if len(runs) > 1 else ''}.html"
+    _write(html, page.render(runs, moment, [os.path.basename(path) for path in files]))
+    _write(f"{html[:-5]}.json", json.dumps([words.values(run) for run in runs], indent=1) + "\n")
+    sys.stdout.write("".join(f"{path}\n" for path in (html, *files)))
+    return 0
+
+
+def _one(folder: Path, target: str, suffix: str) -> Tuple[Analysis, str]:
+    traces = load(folder)
+    run = analyse(_title(folder), traces)
+    path = f"{target}/timeline{suffix}.json.gz"
+    timeline.write(path, traces, run)
+    return run, path
+
+
+def _prepare(target: str) -> None:
+    try:
+        os.makedirs(target, exist_ok=True)
+    except OSError as failure:
+        raise _unwritable(target, failure) from failure
+    if not os.access(target, os.W_OK):
+        raise HostStateError(f"{target} cannot be written to.", "Give another directory with --output.")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        write_atomic(path, text, 0o644)
+    except OSError as failure:
+        raise _unwritable(path, failure) from failure
+
+
+def _unwritable(path: str, failure: OSError) -> HostStateError:
+    return HostStateError(f"{path} cannot be written: {failure.strerror}.", "Give another directory with --output.")
+
+
+def record(library: str, environment: Mapping[str, str], command: Sequence[str]) -> int:
+    """Become the command of a rank, with a profile if GPUMESH_PROFILE asks for one. Raises GpumeshError."""
+    if not command:
+        raise InputError("There is no command to run.", "Give it after 'record', for example: python3 train.py")
+    argv, variables = recorded(library, environment, command)
+    try:
+        os.execvpe(argv[0], argv, variables)
+    except OSError as failure:
+        raise InputError(
+            f"{argv[0]} cannot be run: {failure.strerror}.", "Give a command that this node has."
+        ) from failure
+
+
+def recorded(library: str, environment: Mapping[str, str], command: Sequence[str]) -> Tuple[List[str], Dict[str, str]]:
+    """The command and its environment. Python finds gpumesh_run in ``library``, with a profile and without."""
+    variables = dict(environment)
+    variables["PYTHONPATH"] = ":".join(part for part in (variables.get("PYTHONPATH", ""), library) if part)
+    asked = variables.pop("GPUMESH_PROFILE", "")
+    if not asked:
+        return list(command), variables
+    wanted = str(profile.parse(asked))
+    if profile.needed(wanted) and not shutil.which(profile.NSYS):
+        raise HostStateError(f"{os.uname().nodename} has no command {profile.NSYS}.", profile.INSTALL)
+    job = variables.get("SLURM_JOB_ID", "")
+    folder = os.path.abspath(variables.get("GPUMESH_PROFILE_DIR") or (f"profile-{job}" if job else "profile"))
+    _prepare(folder)
+    variables.update(profile.variables(wanted, folder))
+    rank = variables.get("RANK") or variables.get("SLURM_PROCID") or "0"
+    return profile.command(wanted, command, folder, int(rank)), variables

@@ -1,0 +1,96 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Arithmetic with spans of time. A list of them is in order, and no two of them touch."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import Iterable, Iterator, List, Optional, Tuple
+
+#: Begin and end, in microseconds.
+Span = Tuple[float, float]
+
+
+def union(spans: Iterable[Span]) -> List[Span]:
+    """The same time without overlaps."""
+    made: List[Span] = []
+    begin = end = 0.0
+    for first, last in sorted(spans):
+        if last <= first:
+            continue
+        if end > begin and first <= end:
+            end = max(end, last)
+        else:
+            if end > begin:
+                made.append((begin, end))
+            begin, end = first, last
+    if end > begin:
+        made.append((begin, end))
+    return made
+
+
+def common(one: List[Span], other: List[Span]) -> List[Span]:
+    """What is in both."""
+    return [
+        (max(begin, first), min(end, last)) for (begin, end), beside in _beside(one, other) for first, last in beside
+    ]
+
+
+def without(one: List[Span], other: List[Span]) -> List[Span]:
+    """What is in the first and not in the second."""
+    made: List[Span] = []
+    for (begin, end), beside in _beside(one, other):
+        at = begin
+        for first, last in beside:
+            if first > at:
+                made.append((at, first))
+            at = max(at, last)
+        if at < end:
+            made.append((at, end))
+    return made
+
+
+def _beside(one: List[Span], other: List[Span]) -> Iterator[Tuple[Span, List[Span]]]:
+    """Each span of the first, with those of the second that are within it at least in part."""
+    place = 0
+    for span in one:
+        while place < len(other) and other[place][1] <= span[0]:
+            place += 1
+        index = place
+        while index < len(other) and other[index][0] < span[1]:
+            index += 1
+        yield span, other[place:index]
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Altogether."""
+    return sum(end - begin for begin, end in spans)
+
+
+class Busy:
+    """Very many spans, of which is asked how much of them is within others."""
+
+    def __init__(self, made: List[Span]) -> None:
+        self._begin = array("d", (begin for begin, _end in made))
+        self._end = array("d", (end for _begin, end in made))
+        #: How much there is before each of them, and after the last one.
+        self._before = array("d", [0.0])
+        for begin, end in made:
+            self._before.append(self._before[-1] + end - begin)
+
+    def between(self, begin: float, end: float, most: int) -> Optional[List[Span]]:
+        """Those that begin between two times; None if they are more than so many."""
+        first, last = bisect_right(self._begin, begin), bisect_right(self._begin, end)
+        # One that began before may go on.
+        first = max(0, first - 1)
+        return list(zip(self._begin[first:last], self._end[first:last])) if last - first <= most else None
+
+    def within(self, begin: float, end: float) -> float:
+        """How much of them is between two times."""
+        return self._until(end) - self._until(begin)
+
+    def _until(self, time: float) -> float:
+        place = bisect_right(self._begin, time)
+        return self._before[place] - (max(0.0, self._end[place - 1] - time) if place else 0.0)

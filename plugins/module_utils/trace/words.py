@@ -1,0 +1,180 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The figures of a run in words, for the page and for the terminal. Pure."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any, Dict, List, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankShare, Slow
+
+#: What a step consists of.
+PARTS = (
+    ("computing", "Computing"),
+    ("communicating", "Communicating"),
+    ("waiting", "Waiting"),
+    ("other", "The program's own"),
+)
+#: A part of what a rank needs longer is not told below this share.
+_LITTLE = 0.02
+_METHODS = {
+    "reference": "the reference",
+    "probes": "questions for the time",
+    "collectives": "the ends of collectives",
+    "none": "nothing",
+}
+
+
+def ms(microseconds: float) -> str:
+    """A time."""
+    value = microseconds / 1e3
+    return f"{value:.0f} ms" if value >= 1000 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def percent(share: float) -> str:
+    """A share of 1."""
+    return f"{share * 100:.0f} %" if share >= 0.1 or not share else f"{share * 100:.1f} %"
+
+
+def plural(number: int, word: str) -> str:
+    """So many of them."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def speed(mbits: float) -> str:
+    """A bandwidth."""
+    return f"{mbits / 1e3:.1f} Gbit/s" if mbits >= 1000 else f"{mbits:.1f} Mbit/s"
+
+
+def rank_name(share: RankShare) -> str:
+    """A rank with its node."""
+    return f"rank {share.rank}" + (f" on {share.node}" if share.node else "")
+
+
+def slow_name(slow: Slow) -> str:
+    """What holds the others up."""
+    who = f"rank {slow.ranks[0]}" if len(slow.ranks) == 1 else "all ranks"
+    return who + (f" on {slow.node}" if slow.node else "")
+
+
+def headline(run: Analysis) -> str:
+    """The run in a sentence."""
+    step = f"A step takes {ms(run.mean('step'))}"
+    if run.slow:
+        name = slow_name(run.slow)
+        verb = "is" if len(run.slow.ranks) == 1 else "are"
+        return f"{step}, {ms(run.slow.cost)} of which are lost because {name} {verb} slower than the others"
+    if run.slow_links:
+        link = run.slow_links[0]
+        return f"{step}, and the link from rank {link.source} to rank {link.target} is slow"
+    return f"{step}, and no rank holds the others up"
+
+
+def slow_words(run: Analysis) -> Tuple[str, str]:
+    """What is known of the rank that holds the others up, and what to do. There must be one."""
+    slow = run.slow
+    if slow is None:
+        raise ValueError("no rank is slow")
+    shares = [share for share in run.shares if share.rank in slow.ranks]
+    own = median(share.own for share in shares)
+    lost = median(share.waiting for share in run.shares if share not in shares)
+    one = len(shares) == 1
+    parts = [(slow.other, "the program's own takes"), (slow.computing, "computing takes")]
+    more = " and ".join(
+        f"{words} {ms(abs(time))} {'longer' if time > 0 else 'less'}"
+        for time, words in sorted(parts, reverse=True)
+        if abs(time) > _LITTLE * slow.cost
+    )
+    reason = (
+        f"Without the exchange of data {'it needs' if one else 'they need'} {ms(own)} for a step, {ms(slow.cost)} more than most "
+        f"of the others: {more}. "
+        f"That is {percent(slow.cost / run.mean('step'))} of the time of all ranks. The others wait {ms(lost)} in each step."
+    )
+    if slow.other > slow.computing:
+        return reason, (
+            "Look at what happens there besides computing: reading data, a slow disk, a busy processor, logging. The time line "
+            "shows what is around the gap."
+        )
+    return (
+        reason,
+        "Look at the GPU (clock, temperature, other processes), or whether there is more work than elsewhere.",
+    )
+
+
+def clock_words(run: Analysis) -> List[Tuple[str, str, str, str]]:
+    """For each rank: how far its clock is ahead of that of rank 0, how wrong that may be, and what tells it."""
+    made = []
+    for share in run.shares:
+        clock = run.clocks[share.rank]
+        unknown = clock.method == "none"
+        ahead = "unknown" if unknown else f"{clock.ahead / 1e3:.3f} ms"
+        error = "unknown" if clock.error is None else f"{clock.error / 1e3:.3f} ms"
+        made.append((rank_name(share), ahead, error, _METHODS[clock.method]))
+    return made
+
+
+def summary(run: Analysis) -> str:
+    """A few lines for the terminal."""
+    whole = run.mean("step")
+    parts = ", ".join(f"{words.lower()} {ms(run.mean(part))}" for part, words in PARTS)
+    error = max((clock.error for clock in run.clocks.values() if clock.error is not None), default=0.0)
+    lines = [
+        f"{run.name}: {plural(len(run.shares), 'rank')}, steps {run.steps[0]} to {run.steps[-1]}",
+        f"  a step takes {ms(whole)}: {parts}",
+    ]
+    if run.slow:
+        lines.append(f"  {headline(run).partition(', ')[2]}")
+    lines += [
+        f"  slow link: rank {link.source} → rank {link.target}, {speed(link.mbits)}, {link.ms:.2f} ms there and back"
+        for link in run.slow_links
+    ]
+    lines.append(f"  clocks agree within {ms(error)}")
+    return "\n".join(lines) + "\n"
+
+
+def values(run: Analysis) -> Dict[str, Any]:
+    """The same for programs: times in milliseconds."""
+
+    def scaled(one: Any, names: Tuple[str, ...]) -> Dict[str, Any]:
+        return {f"{name}_ms": round(getattr(one, name) / 1e3, 4) for name in names}
+
+    times = ("step", *(part for part, _words in PARTS), "hidden", "awaited")
+    return {
+        "name": run.name,
+        "steps": run.steps,
+        "ranks": [
+            {
+                "rank": share.rank,
+                "node": share.node,
+                **scaled(share, times),
+                "steps_ms": [round(step / 1e3, 4) for step in share.steps],
+            }
+            for share in run.shares
+        ],
+        "slowest": run.slow
+        and {"ranks": list(run.slow.ranks), "node": run.slow.node, **scaled(run.slow, ("cost", "computing", "other"))},
+        "links": [dict(link._asdict(), slow=link in run.slow_links) for link in run.links],
+        "operations": [
+            {
+                "name": one.name,
+                "calls": round(one.calls, 3),
+                "slowest": one.slowest,
+                **scaled(one, ("time", "slowest_time")),
+            }
+            for one in run.operations
+        ],
+        "clocks": [
+            {
+                "rank": rank,
+                "ahead_ms": round(clock.ahead / 1e3, 6),
+                "error_ms": None if clock.error is None else round(clock.error / 1e3, 6),
+                "method": clock.method,
+            }
+            for rank, clock in sorted(run.clocks.items())
+        ],
+        "missing": run.missing,
+        "unmatched": run.unmatched,
+        "late_ms": round(run.late / 1e3, 6),
+    }

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What --profile and GPUMESH_PROFILE ask for, and how a rank gets it.
+
+`torch:5`: PyTorch's profiler records 5 steps of each rank. The program has one line for that, gpumesh_run.progress() after
+each step. `nsys:10`: Nsight Systems records 10 seconds of each rank, and the program knows nothing of it.
+
+The profile of an attempt is in a directory of its own, on the shared volume:
+
+    rank-0.trace.json.gz    what the rank did, in the format of Chrome's traces
+    rank-0.json             which steps these are, the clock of the rank and its link; written last
+    rank-0.nsys-rep         what Nsight Systems has recorded; rank-0.qdstrm where it has not all of its libraries
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_profile, gpumesh_run
+
+_FORM = re.compile(r"(torch|nsys)(?::([0-9]{1,6}))?")
+#: How much of it without a number: steps and seconds. And how much at most: a trace may have 10 MB a step.
+_DEFAULT = {"torch": 5, "nsys": 10}
+_MOST = {"torch": 100, "nsys": 600}
+_UNIT = {"torch": "steps", "nsys": "seconds"}
+#: Seconds after the start of a rank at which Nsight Systems begins to record: programs load libraries and data first.
+DELAY = 30
+NSYS = "nsys"
+#: `nsys profile --duration` would end before the program does, or end it; so it is told when to start and to stop.
+_SCRIPT = """
+session=gpumesh$$ target=$1 delay=$2 seconds=$3
+shift 3
+(
+    sleep "$delay" &&
+    nsys start --session="$session" --sample=none --cpuctxsw=none --force-overwrite=true --output="$target" &&
+    sleep "$seconds" &&
+    nsys stop --session="$session"
+) &
+exec nsys launch --session-new="$session" --trace=cuda,nvtx,osrt --wait=primary "$@"
+"""
+#: What a rank of either kind has when its profile is there.
+_FILES = ("rank-*.json", "rank-*.nsys-rep", "rank-*.qdstrm")
+#: What is said where it is missing.
+INSTALL = "Install the package nsight-systems of Debian's non-free on every node, or use --profile torch."
+
+
+class Profile(NamedTuple):
+    """What is recorded. ``kind``: torch or nsys; ``amount``: steps or seconds."""
+
+    kind: str
+    amount: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.amount}"
+
+
+def parse(text: str) -> Profile:
+    """Raises InputError."""
+    found = _FORM.fullmatch(text)
+    if not found:
+        raise InputError(f"Invalid profile '{text}'.", "Give torch, torch:STEPS, nsys or nsys:SECONDS.")
+    kind = found[1]
+    amount = int(found[2] or _DEFAULT[kind])
+    if not 1 <= amount <= _MOST[kind]:
+        raise InputError(
+            f"A profile of {amount} {_UNIT[kind]} cannot be recorded.", f"Give 1 to {_MOST[kind]} {_UNIT[kind]}."
+        )
+    return Profile(kind, amount)
+
+
+def directory(run: str, attempt: int) -> str:
+    """Where the profile of an attempt is. ``run``: the directory of the run."""
+    return f"{run}/profile/{attempt:03}"
+
+
+def complete(folder: Path, ranks: int) -> bool:
+    """Whether there is a profile of all ranks, so that it need not be recorded again."""
+    return sum(len(list(folder.glob(pattern))) for pattern in _FILES) >= ranks > 0
+
+
+def modules() -> Dict[str, str]:
+    """What a Python program of a rank may import, by the names of the files."""
+    return {f"{name}.py": inspect.getsource(one) for name, one in _MODULES.items()}
+
+
+_MODULES = {"gpumesh_run": gpumesh_run, "gpumesh_profile": gpumesh_profile}
+
+
+def needed(profile: str) -> List[str]:
+    """The commands that a node must have for it."""
+    return [NSYS] if profile and parse(profile).kind == NSYS else []
+
+
+def variables(profile: str, folder: str) -> Dict[str, str]:
+    """What a rank finds in its environment; nothing without a profile."""
+    return {"GPUMESH_PROFILE": str(parse(profile)), "GPUMESH_PROFILE_DIR": folder} if profile else {}
+
+
+def command(profile: str, argv: Sequence[str], folder: str, rank: int) -> List[str]:
+    """The command of a rank. Nsight Systems starts it, and leaves it alone when it has recorded enough."""
+    if not needed(profile):
+        return list(argv)
+    target = f"{folder}/rank-{rank}"
+    return ["/bin/sh", "-c", _SCRIPT, "gpumesh-profile", target, str(DELAY), str(parse(profile).amount), *argv]

@@ -1,0 +1,74 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""gpumesh-trace, by the number of ranks: time on the clock and of processors, and the memory of all of its processes together.
+
+    python tests/bench/bench_trace.py [RANKS ...]        # 8 64
+
+Each rank has a trace of 50,000 events, 11 MB before it is compressed. Exits 1 when 64 ranks take more than 60 s or 4 GiB.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from traces import Scene
+
+SIZES = (8, 64)
+SECONDS, MIB = 60, 4096
+DETAILS = 10_000
+
+
+def memory(group: int) -> float:
+    """MiB of a process group; what processes share counts once."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((path / "stat").read_text().rpartition(")")[2].split()[2]) == group:
+                lines = (path / "smaps_rollup").read_text().splitlines()
+                found += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return found / 1024
+
+
+def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
+    """Seconds, those of processors, and MiB."""
+    Scene(ranks=ranks, gpu=True, per_node=8, details=DETAILS).write(folder)
+    path = folder / "gpumesh-trace"
+    path.write_bytes(build(sys.executable, program.__name__, {"volumes": [], "run_dir": "", "library": ""}))
+    path.chmod(0o755)
+    begun, before, most = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN), 0.0
+    process = subprocess.Popen([path, folder], stdout=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None:
+        most = max(most, memory(process.pid))
+        time.sleep(0.2)
+    assert process.returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.monotonic() - begun, used, most
+
+
+def main() -> int:
+    """A line a size."""
+    within = True
+    for ranks in [int(given) for given in sys.argv[1:]] or SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds, used, mib = measure(ranks, Path(folder))
+        print(f"{ranks:>5} ranks: {seconds:6.1f} s, {used:6.1f} s of processors, {mib:6.0f} MiB")
+        within = within and (ranks > 64 or (seconds <= SECONDS and mib <= MIB))
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

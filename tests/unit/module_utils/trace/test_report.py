@@ -1,0 +1,223 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""gpumesh-trace from the directory with traces to its files: the page, the time line, the figures, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traces import FIRST, Scene
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program, timeline
+
+TOY = Path(__file__).parent / "fixtures" / "debian-13"
+SETTINGS = {"volumes": [], "run_dir": "", "stage_dir": "", "library": ""}
+
+
+def trace(*arguments: object) -> int:
+    return program.main(SETTINGS, [str(argument) for argument in arguments])
+
+
+class Page(HTMLParser):
+    """Whether what is opened is closed, in order; and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.targets: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.targets += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "rect", "line", "path", "circle", "br", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_names_what_is_slow_and_needs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    links = {rank: 92.0 if rank == 1 else 9400.0 for rank in range(4)}
+    Scene(more_own={2: 30.0}, links=links).write(tmp_path)
+    assert trace(tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "  30.0 ms of which are lost because rank 2 on n3 is slower than the others\n" in said
+    assert "  slow link: rank 1 → rank 2, 92.0 Mbit/s, 0.20 ms there and back\n" in said
+    found = page(tmp_path / "report.html")
+    for words in (
+        "A step takes 102.0 ms, 30.0 ms of which are lost because rank 2 on n3 is slower than the others",
+        "Rank 2 on n3 holds the others up",
+        "the program's own takes 30.0 ms longer",
+        "The link rank 1 on n2 → rank 2 on n3 is slow",
+        "The others carry about 9.4 Gbit/s",
+        "No collective ends on a rank before another one has begun it",
+    ):
+        assert words in found.text, words
+    assert all(target.startswith("#") for target in found.targets)
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report[0]["slowest"]["ranks"] == [2] and len(report[0]["ranks"]) == 4
+
+
+def test_pictures_have_no_gaps(tmp_path: Path) -> None:
+    """However short what a rank does is: 2000 kernels and as many gaps in a step of a thousand pixels."""
+    Scene(ranks=2, gpu=True, details=2000).write(tmp_path)
+    assert trace(tmp_path) == 0
+    (drawn,) = re.findall(r'id="timeline".*?(<svg.*?</svg>)', (tmp_path / "report.html").read_text(), re.DOTALL)
+    pieces = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v", drawn)
+    assert len(pieces) > 200
+    for top in {piece[1] for piece in pieces}:
+        row = sorted((float(x), float(x) + float(width)) for x, y, width in pieces if y == top)
+        assert len(row) <= 1000
+        assert all(abs(after[0] - before[1]) < 0.25 for before, after in zip(row, row[1:]))
+
+
+def test_names_from_traces_do_not_become_markup(tmp_path: Path) -> None:
+    Scene(ranks=2).write(tmp_path, compress=False)
+    evil = "<img src=x onerror=alert(1)>&amp;"
+    for rank in range(2):
+        path = tmp_path / f"rank-{rank}.trace.json"
+        path.write_text(path.read_text(encoding="utf-8").replace("aten::linear", evil), encoding="utf-8")
+        described = tmp_path / f"rank-{rank}.json"
+        described.write_text(described.read_text(encoding="utf-8").replace('"n', '"<b>n'), encoding="utf-8")
+        described.write_text(described.read_text(encoding="utf-8").replace("<b>node", "node"), encoding="utf-8")
+        described.write_text(described.read_text(encoding="utf-8").replace("<b>nano", "nano"), encoding="utf-8")
+    assert trace(tmp_path) == 0
+    found = page(tmp_path / "report.html")
+    assert evil in found.text and "rank 0 on <b>n1" in found.text
+
+
+def test_two_runs_side_by_side(tmp_path: Path) -> None:
+    Scene(more_own={2: 30.0}).write(tmp_path / "a")
+    Scene().write(tmp_path / "b")
+    assert trace(tmp_path / "a", tmp_path / "b", "--output", tmp_path / "both") == 0
+    assert sorted(path.name for path in (tmp_path / "both").iterdir()) == [
+        "report-2.html",
+        "report-2.json",
+        "timeline-2.json.gz",
+        "timeline.json.gz",
+    ]
+    text = page(tmp_path / "both" / "report-2.html").text
+    assert "A step of b takes 29 % less time than a step of a" in text
+    assert "102.0 ms → 72.0 ms −29 %" in text and "a: Rank 2 on n3 holds the others up" in text
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
+
+
+def test_all_ranks_are_on_one_time_line(tmp_path: Path) -> None:
+    Scene(offsets={1: 5_000.0, 2: -70.0}, more_computing={1: 30.0}, gpu=True).write(tmp_path)
+    assert trace(tmp_path) == 0
+    found = events(tmp_path / "timeline.json.gz")
+    names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
+    assert names == {rank: f"rank {rank} on n{rank + 1}" for rank in range(4)}
+    # The begin of each step is the end of the exchange before it and what ranks do alone: the same on all of them.
+    for step in range(2, 7):
+        begins = [event["ts"] for event in found if event["name"] == f"ProfilerStep#{step}"]
+        assert len(begins) == 4 and max(begins) - min(begins) < 200
+    threads = {event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    assert threads == {"what it does", "thread 1", "GPU 0 stream 7", "GPU 0 stream 20"}
+    waits = [event for event in found if event["name"] == "waiting for rank 1"]
+    assert sorted(event["pid"] for event in waits) == sorted([0, 2, 3] * 5)
+    assert sum(event["dur"] for event in waits) == pytest.approx(3 * 5 * 30_000, rel=0.05)
+    lines = {rank: [event for event in found if (event["pid"], event.get("tid")) == (rank, 0)] for rank in range(4)}
+    for line in lines.values():
+        done = [event for event in line if event["ph"] == "X"]
+        # Without a gap: what does not fit in milliseconds is rounded.
+        for before, after in zip(done, done[1:]):
+            assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)
+
+
+def test_of_too_many_events_the_longest_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(timeline, "MOST", 400)
+    monkeypatch.setattr(timeline, "_LEAST", 100)
+    Scene(details=100).write(tmp_path)
+    assert trace(tmp_path) == 0
+    found = [event for event in events(tmp_path / "timeline.json.gz") if event["ph"] == "X" and event["tid"]]
+    assert 350 <= len(found) <= 400
+    assert {event["name"] for event in found} >= {"ProfilerStep#3", "aten::linear", "gloo:all_reduce"}
+    assert "are left out of the time line" in page(tmp_path / "report.html").text
+
+
+def test_traces_that_another_program_has_recorded(tmp_path: Path) -> None:
+    for rank in range(3):
+        shutil.copy(TOY / f"rank-{rank}.trace.json.gz", tmp_path / f"worker{2 - rank}.pt.trace.json.gz")
+    assert trace(tmp_path) == 0
+    (report,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    # Which rank it is, each trace says itself.
+    assert (report["slowest"]["ranks"], report["clocks"][1]["method"]) == ([1], "collectives")
+    assert report["slowest"]["cost_ms"] == pytest.approx(60, rel=0.05)
+    # What it has written is no trace.
+    assert trace(tmp_path) == 0
+
+
+def test_a_rank_without_a_trace_is_told(tmp_path: Path) -> None:
+    Scene().write(tmp_path, only=range(3))
+    assert trace(tmp_path) == 0
+    assert "There is none of rank 3." in page(tmp_path / "report.html").text
+
+
+def test_one_rank(tmp_path: Path) -> None:
+    Scene(ranks=1).write(tmp_path)
+    assert trace(tmp_path) == 0
+    assert "no rank holds the others up" in page(tmp_path / "report.html").text
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert trace(*arguments) == 2
+    return capsys.readouterr().err
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "There is no run and no directory" in refused(capsys, "nano", "--run-dir", tmp_path)
+    assert "There is no trace in" in refused(capsys, tmp_path)
+    (tmp_path / "rank-0.qdstrm").touch()
+    assert "has reports of Nsight Systems" in refused(capsys, tmp_path)
+    folder = Scene(ranks=2).write(tmp_path / "a")
+    assert "3 runs cannot be compared" in refused(capsys, folder, folder, folder)
+    assert "cannot be written" in refused(capsys, folder, "--output", "/proc/x")
+    (folder / "rank-1.json").write_text((folder / "rank-0.json").read_text())
+    assert "two traces of rank 0" in refused(capsys, folder)
+    (folder / "rank-1.json").write_text("{}")
+    assert "rank-1.json cannot be read" in refused(capsys, folder)
+    (folder / "rank-1.json").unlink()
+    (folder / "rank-0.trace.json.gz").write_bytes(b"\x1f\x8bno")
+    assert "rank-0.trace.json.gz is damaged" in refused(capsys, folder)
+
+
+def test_steps_that_ranks_do_not_share_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Scene(ranks=2).write(tmp_path)
+    path = folder / "rank-1.json"
+    described = json.loads(path.read_text())
+    path.write_text(json.dumps({**described, "first": FIRST + 3}))
+    assert trace(folder) == 0
+    (report,) = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert report["steps"] == [FIRST + 3, FIRST + 4]
+    path.write_text(json.dumps({**described, "first": FIRST + 30}))
+    assert "have no step in common" in refused(capsys, folder)

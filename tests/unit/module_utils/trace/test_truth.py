@@ -1,0 +1,173 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Traces whose truth is known: the figures are right to 5 %."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from traces import FIRST, Scene
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankShare
+
+OFFSETS = {1: 3.0, 2: -700.0, 3: 45_000.0}
+
+
+def of(scene: Scene, folder: Path) -> Analysis:
+    return analyse("nano", load(scene.write(folder), processes=1))
+
+
+def share_of(run: Analysis, rank: int) -> RankShare:
+    return next(share for share in run.shares if share.rank == rank)
+
+
+def near(milliseconds: float) -> object:
+    """What is right to 5 %, in microseconds."""
+    return pytest.approx(milliseconds * 1e3, rel=0.05, abs=60)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_where_the_time_of_a_step_goes(tmp_path: Path, gpu: bool) -> None:
+    scene = Scene(gpu=gpu, offsets=OFFSETS)
+    run = of(scene, tmp_path)
+    assert run.gpu is gpu and run.steps == [FIRST + step for step in range(scene.steps)]
+    for share in run.shares:
+        assert share.node == f"n{share.rank + 1}"
+        assert share.step == near(scene.computing + scene.transfer + scene.own)
+        assert share.computing == near(scene.computing)
+        assert share.communicating == near(scene.transfer)
+        assert share.hidden == near(scene.hidden_transfer)
+        assert share.other == near(scene.own)
+        assert share.waiting < 100
+    assert run.slow is None and run.missing == [] and run.unmatched == 0
+    whole = sum(run.mean(part) for part in ("computing", "communicating", "waiting", "other"))
+    assert whole == pytest.approx(run.mean("step"), rel=0.001)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("probes", [True, False])
+@pytest.mark.parametrize(("kind", "extra"), [("computing", 40.0), ("own", 40.0), ("computing", 8.0)])
+def test_a_slow_rank_is_named_with_what_it_costs(
+    tmp_path: Path, gpu: bool, probes: bool, kind: str, extra: float
+) -> None:
+    more = {2: extra}
+    scene = Scene(
+        gpu=gpu,
+        probes=probes,
+        offsets=OFFSETS,
+        more_computing=more if kind == "computing" else {},
+        more_own=more if kind == "own" else {},
+    )
+    run = of(scene, tmp_path)
+    assert run.slow is not None
+    assert (run.slow.ranks, run.slow.node) == ((2,), "n3")
+    assert run.slow.cost == near(extra)
+    assert (
+        (run.slow.computing, run.slow.other) == (near(extra), near(0))
+        if kind == "computing"
+        else (near(0), near(extra))
+    )
+    for share in run.shares:
+        lost = scene.transfer + (0.0 if share.rank == 2 else extra)
+        assert share.communicating + share.waiting == near(lost)
+        # The first exchange may begin too late to be hidden.
+        assert share.waiting >= (0.0 if share.rank == 2 else (extra - scene.hidden_transfer) * 950)
+        assert share.step == near(scene.computing + scene.transfer + scene.own + extra)
+
+
+def test_a_node_is_named_if_all_of_its_ranks_are_slow(tmp_path: Path) -> None:
+    slow = {4: 38.0, 5: 40.0, 6: 41.0, 7: 40.0}
+    run = of(Scene(ranks=12, per_node=4, more_computing=slow), tmp_path / "node")
+    assert run.slow is not None
+    assert (run.slow.ranks, run.slow.node, run.slow.cost) == ((4, 5, 6, 7), "n2", near(40.0))
+    run = of(Scene(ranks=12, per_node=4, more_computing={5: 40.0}), tmp_path / "rank")
+    assert run.slow is not None and (run.slow.ranks, run.slow.node, run.slow.cost) == ((5,), "n2", near(40.0))
+
+
+def test_ranks_that_are_slow_in_turn_are_not_named(tmp_path: Path) -> None:
+    run = of(Scene(more_computing={0: 10.0, 1: 10.0}), tmp_path)
+    assert run.slow is None
+    assert share_of(run, 2).waiting == near(10.0)
+
+
+def test_a_rank_that_is_slow_by_chance_is_not_named(tmp_path: Path) -> None:
+    """In one step of five: the mean is 8 ms of 80."""
+    run = of(Scene(once={2: 40.0}), tmp_path)
+    assert run.slow is None
+    assert share_of(run, 2).awaited == near(8.0)
+    assert share_of(run, 2).owns == [near(64.0)] * 3 + [near(104.0)] + [near(64.0)]
+
+
+@pytest.mark.parametrize("probes", [True, False])
+def test_clocks_are_aligned_within_the_stated_error(tmp_path: Path, probes: bool) -> None:
+    scene = Scene(offsets=OFFSETS, probes=probes, more_computing={1: 30.0}, jitter=0.2)
+    run = of(scene, tmp_path)
+    method = "probes" if probes else "collectives"
+    assert {rank: clock.method for rank, clock in run.clocks.items()} == {
+        rank: method if rank else "reference" for rank in range(4)
+    }
+    for rank, offset in OFFSETS.items():
+        clock = run.clocks[rank]
+        assert clock.error is not None
+        assert abs(clock.ahead - offset * 1e3) <= clock.error <= (60 if probes else 10_000)
+    assert run.late <= max(clock.error or 0.0 for clock in run.clocks.values())
+
+
+def test_a_clock_that_runs_at_another_speed(tmp_path: Path) -> None:
+    """100 ppm in 20 s are 2 ms: with one shift, waiting would be wrong by as much."""
+    scene = Scene(offsets=OFFSETS, drift={2: 1e-4}, computing=3_000.0, more_computing={1: 30.0}, steps=7)
+    run = of(scene, tmp_path)
+    assert run.clocks[2].drift == pytest.approx(-1e-4, rel=0.05)
+    for rank in (0, 2, 3):
+        assert share_of(run, rank).waiting == near(30.0)
+
+
+def test_clocks_that_contradict_the_collectives_are_told(tmp_path: Path) -> None:
+    scene = Scene(offsets=OFFSETS, probe_error=0.05)
+    scene.write(tmp_path)
+    path = tmp_path / "rank-3.json"
+    told = json.loads(path.read_text())
+    told["clocks"] = [{**one, "ahead": one["ahead"] - 20_000_000} for one in told["clocks"]]
+    path.write_text(json.dumps(told))
+    run = analyse("nano", load(tmp_path, processes=1))
+    # The shorter exchange takes 5 ms.
+    assert run.late == near(20 - 5)
+
+
+def test_a_slow_link_is_named(tmp_path: Path) -> None:
+    links = {0: 9400.0, 1: 92.0, 2: 9100.0, 3: 9500.0}
+    scene = Scene(offsets=OFFSETS, transfer=160.0, links=links)
+    run = of(scene, tmp_path)
+    assert [(link.source, link.target, link.mbits) for link in run.slow_links] == [(1, 2, 92.0)]
+    assert run.mean("communicating") == near(160.0)
+    assert run.slow is None
+
+
+def test_links_within_a_node_do_not_hide_a_slow_one_between_nodes(tmp_path: Path) -> None:
+    links = {rank: 9400.0 if rank == 3 else 900.0 if rank == 7 else 40_000.0 for rank in range(8)}
+    run = of(Scene(ranks=8, per_node=4, links=links), tmp_path)
+    assert [(link.source, link.target) for link in run.links] == [(3, 4), (7, 0)]
+    assert [link.source for link in run.slow_links] == [7]
+
+
+def test_the_longest_operations(tmp_path: Path) -> None:
+    run = of(Scene(more_computing={1: 20.0}), tmp_path)
+    times = {one.name: one for one in run.operations}
+    # An operator without the one that it calls, which takes four fifths of it.
+    assert times["aten::addmm"].time == near((60 + 5) * 0.8)
+    assert times["aten::linear"].time == near((60 + 5) * 0.2)
+    assert (times["aten::linear"].slowest, times["aten::linear"].slowest_time) == (1, near(80 * 0.2))
+    assert times["aten::linear"].calls == times["gloo:all_reduce"].calls == 2
+
+
+def test_what_is_missing_is_told(tmp_path: Path) -> None:
+    run = analyse("nano", load(Scene(ranks=4).write(tmp_path, only=range(1, 4)), processes=1))
+    assert run.missing == [0]
+    # Nobody has the clock of rank 0 now, and it is still the one that the others were compared with.
+    assert run.clocks[1].method in ("probes", "reference")
+    assert run.mean("communicating") == near(8.0)

@@ -1,0 +1,224 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is recorded of a rank, and how ranks compare their clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
+    agent,
+    contract,
+    gpumesh_profile,
+    profile,
+    request,
+    supervisor,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
+
+PLACE = contract.Place(["n1", "n2"], "n2", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("torch", "torch:5"), ("torch:12", "torch:12"), ("nsys", "nsys:10"), ("nsys:60", "nsys:60")]
+)
+def test_what_can_be_asked_for(text: str, meant: str) -> None:
+    assert str(profile.parse(text)) == meant
+
+
+@pytest.mark.parametrize("text", ["perf", "torch:", "torch:0", "torch:101", "nsys:601", "torch:5:5", "torch:-1"])
+def test_what_cannot(text: str) -> None:
+    with pytest.raises(InputError):
+        request.checked(Request("nano", ["true"], "/x", profile=text))
+
+
+def variables(profiled: str, inherited: dict[str, str]) -> dict[str, str]:
+    return contract.environment(inherited, PLACE, "nano", "/x/nano", 3, {}, "/tmp/l", profile=profiled)
+
+
+def test_a_rank_finds_what_is_recorded_of_it() -> None:
+    found = variables("torch", {"GPUMESH_PROFILE": "nsys"})
+    assert (found["GPUMESH_PROFILE"], found["GPUMESH_PROFILE_DIR"]) == ("torch:5", "/x/nano/profile/003")
+    # What the user has set for jobs of another kind is nothing to a run.
+    assert not [name for name in variables("", {"GPUMESH_PROFILE": "nsys"}) if name.startswith("GPUMESH_PROFILE")]
+
+
+def test_the_command_is_left_alone_unless_nsight_systems_starts_it() -> None:
+    for asked in ("", "torch:5"):
+        assert profile.command(asked, ["python3", "x"], "/x", 3) == ["python3", "x"]
+        assert profile.needed(asked) == []
+    assert profile.needed("nsys") == ["nsys"]
+
+
+def test_nsight_systems_records_for_some_seconds_and_leaves_the_program_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a double that notes what it is told: as the real one, it starts the program and ends as that does."""
+    log, double = tmp_path / "log", tmp_path / "nsys"
+    double.write_text(
+        f'#!/bin/sh\necho "$*" >> {log}\ncase $1 in launch) while case $1 in python*) false;; *) true;; esac; do shift; done\n'
+        'exec "$@";; esac\n',
+        encoding="ascii",
+    )
+    double.chmod(0o755)
+    monkeypatch.setattr(profile, "DELAY", 0)
+    code = "import sys, time; time.sleep(2); sys.exit(7)"
+    argv = profile.command("nsys:1", ["python3", "-c", code], str(tmp_path), 4)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert subprocess.run(argv, env={**os.environ, "PATH": path}, check=False, timeout=60).returncode == 7
+    told = log.read_text(encoding="ascii").splitlines()
+    session = next(word for word in told[0].split() + told[1].split() if word.startswith("--session")).partition("=")[2]
+    assert [line for line in told if line.startswith("start")] == [
+        f"start --session={session} --sample=none --cpuctxsw=none --force-overwrite=true --output={tmp_path}/rank-4"
+    ]
+    assert told[-1] == f"stop --session={session}"
+    assert any(line.startswith(f"launch --session-new={session} ") for line in told)
+
+
+def test_a_profile_is_complete_when_all_ranks_have_one(tmp_path: Path) -> None:
+    for name in ("rank-0.json", "rank-0.trace.json.gz", "rank-1.trace.json.gz"):
+        (tmp_path / name).touch()
+    assert profile.complete(tmp_path, 1) and not profile.complete(tmp_path, 2)
+    (tmp_path / "rank-1.qdstrm").touch()
+    assert profile.complete(tmp_path, 2)
+    assert not profile.complete(tmp_path / "none", 2)
+
+
+RANK = """
+import json, os, sys, time
+from pathlib import Path
+sys.path.insert(0, os.path.dirname({module!r}))
+real = time.time_ns
+time.time_ns = lambda: real() + int({offset})
+import gpumesh_profile
+neighbours = gpumesh_profile.Neighbours({rank}, 3, {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{port}"}})
+time.sleep({rank} * 0.1)
+neighbours.open()
+neighbours.measure()
+neighbours.close()
+Path({folder!r}, "{rank}").write_text(json.dumps([neighbours.clocks, neighbours.links]))
+# Rank 0 is there for the others.
+while not all(Path({folder!r}, str(rank)).exists() for rank in range(3)):
+    time.sleep(0.05)
+"""
+
+
+def master_port() -> int:
+    """One whose clock can be told: nothing listens there."""
+    while True:
+        port = random.randrange(25_000, 29_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", gpumesh_profile.clock_port(port))):
+            return port
+
+
+def test_the_port_of_the_clock_is_one_of_those_of_jobs_and_not_that_of_an_agent() -> None:
+    clocks = {port: gpumesh_profile.clock_port(port) for port in [*supervisor._PORTS, *range(15_000, 25_000)]}
+    assert all(15_000 <= port < 25_000 for port in clocks.values())
+    assert not [port for port, clock in clocks.items() if clock in (port, port - agent._BELOW)]
+
+
+def test_ranks_measure_clocks_and_links(tmp_path: Path) -> None:
+    """Each is a process with a clock of its own."""
+    offsets = {0: 0, 1: 5_000_000_000, 2: -40_000_000}
+    port = master_port()
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                RANK.format(module=gpumesh_profile.__file__, offset=offset, rank=rank, port=port, folder=str(tmp_path)),
+            ]
+        )
+        for rank, offset in offsets.items()
+    ]
+    assert [rank.wait(60) for rank in ranks] == [0, 0, 0]
+    found: dict[int, Any] = {rank: json.loads((tmp_path / str(rank)).read_text()) for rank in offsets}
+    assert found[0][0] == []
+    for rank in (1, 2):
+        assert len(found[rank][0]) == 2
+        for clock in found[rank][0]:
+            assert abs(clock["ahead"] + offsets[rank]) <= clock["error"] < 100_000_000
+    assert {rank: [link["to"] for link in found[rank][1]] for rank in offsets} == {0: [1], 1: [2], 2: [0]}
+    assert all(found[rank][1][0]["mbits"] > 10 and found[rank][1][0]["ms"] > 0 for rank in offsets)
+
+
+def test_what_listens_ends_when_all_have_said_so() -> None:
+    server = gpumesh_profile.Server(("127.0.0.1", 0), 2, "gpumesh 1")
+    peers = [gpumesh_profile.Peer(server.place, "gpumesh 1") for _peer in range(2)]
+    assert peers[0].ask("nonsense") == ""
+    for peer in peers:
+        peer.ask("bye")
+        peer.close()
+    server.join(30)
+    assert not server.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(server.place, 1)
+
+
+def test_nothing_is_sent_to_what_listens_there_for_another_reason() -> None:
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _peer = listening.accept()
+            with connection:
+                connection.sendall(b"hello\n")
+                heard.append(connection.recv(100))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(gpumesh_profile.StrangerError):
+            gpumesh_profile.Peer(listening.getsockname()[:2], "gpumesh 1")
+        thread.join(30)
+    assert heard == [b""]
+
+
+def test_variables_that_are_wrong_stop_no_program(tmp_path: Path) -> None:
+    code = "import gpumesh_run\nfor step in range(9): gpumesh_run.progress(step)\nprint('done')"
+    wrong = {
+        "GPUMESH_PROFILE": "torch:x",
+        "RANK": "\u0663",
+        "WORLD_SIZE": "-1",
+        "MASTER_PORT": "x",
+        "MASTER_ADDR": "x y",
+    }
+    path = str(Path(gpumesh_profile.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **wrong, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert "no profile: No module named 'torch'" in done.stderr
+
+
+def test_without_the_others_the_program_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpumesh_profile, "_PATIENCE", 0.2)
+    port = master_port()
+    neighbours = gpumesh_profile.Neighbours(1, 2, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    begun = time.monotonic()
+    neighbours.measure()
+    neighbours.close()
+    assert time.monotonic() - begun < 20
+    assert (neighbours.clocks, neighbours.links) == ([], [])
+    assert "clocks and links are not measured" in capsys.readouterr().err
