@@ -12,33 +12,24 @@ import random
 import time
 
 import pytest
-from lab_hosts import ROOT
-from train_runs import MANAGER, OTHERS, PATIENCE, Found, TrainLab
+from train_programs import FULL
+from train_runs import INTERVAL, PATIENCE, Found, TrainLab
 
 NAME = "molecule-train"
-#: Only the manager has the code, in a folder of its own; only the shared volume has the corpus.
-CODE, CORPUS = "/root/full", "/mnt/shared/corpus"
-STEPS, INTERVAL = 40, 10
-SIZE = ("--layers", "2", "--width", "64", "--length", "64", "--batch", "24", "--warm-up", "10", "--rate", "3e-3")
-COMMAND = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "python3", "train.py", "--steps", str(STEPS), *SIZE)
+STEPS = 40
 SEED = int(os.environ.get("GPUMESH_SEED") or time.time())
 
 
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> TrainLab:
-    lab = TrainLab(NAME)
-    lab.copy(ROOT / "examples" / "full", "t1", CODE)
-    lab.run("t1", "rm", "-rf", CORPUS)
-    lab.run("t1", "python3", f"{CODE}/prepare.py", CORPUS, "--megabytes", "2", "--shard", "0.5")
-    for node in (MANAGER, *OTHERS):
-        lab.run(node, "rm", "-rf", "/var/tmp/gpumesh-root")
+    lab = TrainLab(NAME, FULL)
+    lab.bring()
     print(f"GPUMESH_SEED={SEED}")
     return lab
 
 
 def start(lab: TrainLab, name: str) -> None:
-    options = ("--name", name, "--nodes", "2", "--code", CODE, "--stage", CORPUS, "--detach")
-    lab.run("t1", "gpumesh-train", *options, "--", *COMMAND, "--interval", str(INTERVAL))
+    lab.begin(name, "--nodes", "2", steps=STEPS)
 
 
 def finish(lab: TrainLab, name: str) -> Found:
@@ -73,7 +64,7 @@ def test_a_model_learns_the_same_whether_a_rank_is_killed_or_not(lab: TrainLab) 
     # By the program's own log, which is there at once: it makes some ten steps in a second.
     lab.wait(f"step {step}", lambda: step in losses(lab, "gpt"), PATIENCE, 0.05)
     victim = lab.state("gpt")["attempts"][0]["nodes"][SEED % 2]
-    lab.run(victim, "pkill", "-KILL", "-f", "^python3 train.py")
+    lab.signal(victim, "KILL")
     attempts = finish(lab, "gpt")["attempts"]
     assert [attempt["cause"]["kind"] for attempt in attempts] == ["crash", "finished"], attempts
     assert (attempts[0]["cause"]["rank"], attempts[0]["cause"]["node"]) == (SEED % 2, victim)
@@ -83,7 +74,7 @@ def test_a_model_learns_the_same_whether_a_rank_is_killed_or_not(lab: TrainLab) 
     # Also those of steps that were made twice.
     assert all(set(disturbed[step]) == set(calm[step]) for step in calm)
     end = lab.result("gpt")
-    assert end == lab.result("gpt-calm") and " ".join(end).endswith(", each sample once")
+    assert end == lab.result("gpt-calm") and end.samples == "each sample once"
     assert calm[1][0] > letters(lab) > calm[STEPS][0]
     # The second run has used the copy of the first.
     for node in attempts[-1]["nodes"]:
