@@ -14,9 +14,11 @@ author:
 description:
   - On the member that runs the server, writes a run with a point, reads it back, and deletes it, as the server's own account
     for checks. On any other, asks the server whether it is well.
+  - Set O(record). O(uri), O(trust) and O(write) are derived from it on the controller.
   - The module does not fail if the server does. Evaluate RV(problem) instead.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
+  - gpumesh.cluster.record.given
 attributes:
   check_mode:
     support: full
@@ -32,13 +34,17 @@ attributes:
       - It leaves nothing behind.
 options:
   uri:
-    description: Where the server is, such as V(http://10.99.0.1:5000).
+    description: Where the server is, such as V(http://10.99.0.1:5000). Required without O(record).
     type: str
-    required: true
+    default: ""
   trust:
     description: A file with the certificates by which the server is trusted. Empty for those of the host.
     type: path
     default: ""
+  write:
+    description: Whether to write a run, which takes the password that the host of the server has.
+    type: bool
+    default: false
   timeout:
     description: The time in seconds for each request.
     type: float
@@ -48,7 +54,7 @@ options:
 EXAMPLES = r"""
 - name: Write a run and read it back
   gpumesh.cluster.tracking_test:
-    uri: http://10.99.0.1:5000
+    record: cluster_record
   register: tracking
 """
 
@@ -81,7 +87,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.server im
 def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """Ask, and where this host runs the server write."""
     started = time.monotonic()
-    password = None if check_mode else checker_password()
+    password = checker_password() if params["write"] and not check_mode else None
     server = probe.Client(params["uri"], params["trust"], params["timeout"], password)
     problem = ""
     try:
@@ -98,7 +104,9 @@ def main() -> None:
     """The module's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "uri": {"type": "str", "required": True},
+            "record": {"type": "raw"},
+            "uri": {"type": "str", "default": ""},
+            "write": {"type": "bool", "default": False},
             "trust": {"type": "path", "default": ""},
             "timeout": {"type": "float", "default": 20},
         },

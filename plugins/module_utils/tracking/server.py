@@ -9,6 +9,7 @@ from another member is there as a file until it has been loaded, and the schema 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import inspect
@@ -17,7 +18,6 @@ import os
 import pwd
 import secrets
 import shutil
-import stat
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files
@@ -158,23 +158,52 @@ def make_folders(server: Server) -> bool:
         os.makedirs(os.path.dirname(settings.HOME), mode=0o755, exist_ok=True)
         os.mkdir(settings.HOME, 0o750)
         os.chown(settings.HOME, entry.pw_uid, entry.pw_gid)
-    for path in (server.folder, server.artifacts):
+    try:
+        made = _make_on_volume(server.mount_point, os.path.basename(server.folder), entry) or made
+        with acting_as(settings.ACCOUNT):
+            made = _make(server.artifacts, None) or made
+    except OSError as failure:
+        raise HostStateError(
+            f"{server.folder} cannot be made: {failure.strerror}.",
+            f"Make it on the volume's server, with mode 0700 for the user and the group {entry.pw_uid}.",
+        ) from failure
+    return made
+
+
+def _make_on_volume(mount_point: str, name: str, entry: pwd.struct_passwd) -> bool:
+    """The folder on the volume: made by the account where it may, else by root, who gives it away; whether it was made."""
+    folder = os.open(mount_point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         with acting_as(settings.ACCOUNT):
             try:
-                os.mkdir(path, 0o700)
-                made = True
-            except FileExistsError:
-                about = os.lstat(path)
-                if not stat.S_ISDIR(about.st_mode) or about.st_uid != entry.pw_uid:
-                    raise HostStateError(
-                        f"{path} is not a directory of {settings.ACCOUNT}.", "Move it away, and run again."
-                    ) from None
-            except OSError as failure:
+                made = _make(name, folder)
+            except PermissionError:
+                made = False
+        with contextlib.suppress(FileExistsError):
+            if not made:
+                made = _make(name, folder)
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            if made and os.fstat(inner).st_uid == 0:
+                os.fchown(inner, entry.pw_uid, entry.pw_gid)
+            if os.fstat(inner).st_uid != entry.pw_uid:
                 raise HostStateError(
-                    f"{path} cannot be made by {settings.ACCOUNT}: {failure.strerror}.",
-                    f"Make it on the volume's server, for the user and the group {entry.pw_uid}.",
-                ) from failure
+                    f"{mount_point}/{name} does not belong to {settings.ACCOUNT}.", "Move it away, and run again."
+                )
+        finally:
+            os.close(inner)
+    finally:
+        os.close(folder)
     return made
+
+
+def _make(path: str, folder: Optional[int]) -> bool:
+    """Make a directory; whether it was missing."""
+    try:
+        os.mkdir(path, 0o700, dir_fd=folder)
+    except FileExistsError:
+        return False
+    return True
 
 
 class Secret(NamedTuple):
