@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible.errors import AnsibleError
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import UID, asked, desired, parse_users
@@ -66,7 +68,7 @@ class ActionModule(HostAction):
         """The text of a file of the controller, which may be encrypted with Ansible's vault. Raises InputError."""
         try:
             return Path(self._loader.get_real_file(self.controller_path(path))).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError, FileNotFoundError) as failure:
+        except (OSError, UnicodeDecodeError, AnsibleError) as failure:
             raise InputError(f"tracking_{option}: {path} cannot be read: {failure}.", "Correct the path.") from failure
 
     def _lacking(self, result: Mapping[str, Any]) -> list[str]:
