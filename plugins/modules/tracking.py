@@ -76,6 +76,10 @@ options:
   cluster:
     description: The name of the cluster. Derived from O(record).
     type: str
+  machine:
+    description: The name of the member that runs the server. Derived from O(record).
+    type: str
+    default: ""
   serves:
     description: Whether this host runs the server. Derived from O(record).
     type: bool
@@ -219,6 +223,7 @@ def main() -> None:
             "key_file": {**text, "no_log": False},
             "ca_file": text,
             "cluster": {"type": "str"},
+            "machine": text,
             "serves": {"type": "bool", "default": False},
             "address": text,
             "port": {"type": "int", "default": 0},

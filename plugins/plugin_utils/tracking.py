@@ -32,6 +32,7 @@ def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any
     )
     return {
         "cluster": record["name"],
+        "machine": tracking["server"],
         "serves": serves,
         "address": address(record),
         "port": tracking["port"],

@@ -39,6 +39,7 @@ class Server(NamedTuple):
     """The server as the record has it. ``mount_point`` is where the volume of the artifacts is."""
 
     cluster: str
+    machine: str
     address: str
     port: int
     tls: bool
@@ -88,6 +89,13 @@ def authentication(port: int, password: str) -> str:
     )
 
 
+def origins(server: Server) -> List[str]:
+    """As what a browser knows the server, by its address and by the name of its machine."""
+    scheme = "https" if server.tls else "http"
+    address = f"[{server.address}]" if ":" in server.address else server.address
+    return [f"{scheme}://{host}:{server.port}" for host in (address, server.machine)]
+
+
 def program(server: Server, environment: str, port: int) -> str:
     """What starts the server, under any service manager: the secret is neither in a unit nor in a process list."""
     argv = [
@@ -101,6 +109,8 @@ def program(server: Server, environment: str, port: int) -> str:
         f"--artifacts-destination={server.artifacts}",
         # By whatever name a browser has come: each request has a password.
         "--allowed-hosts=*",
+        # A page of another origin may not act for the user who has it open. Those of localhost are always allowed.
+        f"--cors-allowed-origins={','.join(origins(server))}",
     ]
     if server.tls:
         argv.append(f"--uvicorn-opts=--ssl-certfile {CERTIFICATE} --ssl-keyfile {KEY}")

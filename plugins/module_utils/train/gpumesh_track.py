@@ -278,7 +278,8 @@ class Sender:
             if failure.code != "RESOURCE_DOES_NOT_EXIST":
                 raise
         try:
-            return str(self._call("experiments/create", {"name": name})["experiment_id"])
+            wanted = {"name": name, "tags": [{"key": "mlflow.experimentKind", "value": "custom_model_development"}]}
+            return str(self._call("experiments/create", wanted)["experiment_id"])
         except ServerError as failure:
             # Another run has made it meanwhile.
             if failure.code != "RESOURCE_ALREADY_EXISTS":

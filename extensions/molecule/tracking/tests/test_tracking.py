@@ -56,8 +56,9 @@ class TrackingLab(Lab):
     uri, trust = f"http://{ADDRESS[MANAGER]}:5000", ""
 
     def ask(self, path: str, body: dict[str, Any] | None = None, user: str = "admin") -> dict[str, Any]:
+        """As the pages of MLflow ask it in a browser, with their origin."""
         login = base64.b64encode(f"{user}:{user}-of-the-lab".encode()).decode()
-        headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}"}
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}", "Origin": self.uri}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.uri}/api/2.0/{path}", data, headers)
         context = ssl.create_default_context(cafile=self.trust) if self.trust else None

@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
     users,
 )
 
-SERVER = settings.Server("lab", "10.0.0.1", 5000, False, "/mnt/shared", 875)
+SERVER = settings.Server("lab", "n1", "10.0.0.1", 5000, False, "/mnt/shared", 875)
 REQUEST = server.Request(SERVER, True, "", None, None, None, None, daemon.Places())
 
 
@@ -33,6 +33,7 @@ def test_the_program_listens_on_the_clusters_address_and_says_no_secret() -> Non
     assert {"--host=10.0.0.1", "--port=5000", "--app-name=basic-auth"} <= set(words)
     assert "--artifacts-destination=/mnt/shared/mlflow-lab/artifacts" in words
     assert any(word.endswith("?host=/run/postgresql&port=5433") for word in words)
+    assert "--cors-allowed-origins=http://10.0.0.1:5000,http://n1:5000" in words
     assert "ssl" not in text
     assert "--ssl-keyfile /etc/gpumesh/tracking/tls.key" in settings.program(SERVER._replace(tls=True), "/x", 5432)
 
