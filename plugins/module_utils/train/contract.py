@@ -78,7 +78,8 @@ def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: st
         return {}
     tags.update({"mlflow.runName": run, "gpumesh.attempt": str(attempt), "gpumesh.nodes": ",".join(nodes)})
     if commit:
-        tags["mlflow.source.git.commit"] = commit
+        # The first is for MLflow, whose pages show the second.
+        tags.update({"mlflow.source.git.commit": commit, "gpumesh.commit": commit})
     return {"MLFLOW_RUN_CONTEXT": json.dumps(tags)}
 
 

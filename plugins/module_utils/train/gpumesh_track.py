@@ -266,8 +266,13 @@ class Sender:
         name = tags.get("mlflow.runName") or os.path.basename(os.path.dirname(os.path.abspath(self.folder)))
         tags = {"mlflow.user": self._environment.get("USER", ""), **tags, "gpumesh.token": token}
         listed = [{"key": str(key), "value": str(value)} for key, value in tags.items() if value]
-        begun = {"experiment_id": experiment, "run_name": name, "start_time": int(time.time() * 1000), "tags": listed}
+        begun = {"experiment_id": experiment, "run_name": name, "start_time": self._begun(), "tags": listed}
         return dict(self._call("runs/create", begun)["run"])
+
+    def _begun(self) -> int:
+        """When the first attempt began, which may be long before the server answers; in milliseconds."""
+        with open(os.path.join(self.folder, _POINTS), "rb") as stream:
+            return int(_parsed(stream.readline()).get("at", time.time() * 1000))
 
     def _experiment(self) -> str:
         name = self._environment.get("MLFLOW_EXPERIMENT_NAME") or self._environment.get("USER") or "gpumesh"

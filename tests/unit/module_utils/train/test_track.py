@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_track
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import contract, gpumesh_track
 
 Point = tuple[str, float, int, int]
 
@@ -79,7 +79,9 @@ class Handler(BaseHTTPRequestHandler):
     def runs_create(self, given: dict[str, Any]) -> tuple[int, Any]:
         number = f"run{len(self.runs)}"
         tags = {tag["key"]: tag["value"] for tag in given["tags"]}
-        self.runs[number] = {"id": number, "name": given["run_name"], "tags": tags, "points": [], "params": {}}
+        begun = given["start_time"]
+        self.runs[number] = {"id": number, "name": given["run_name"], "tags": tags}
+        self.runs[number].update(points=[], params={}, begun=begun)
         return 200, {"run": {"info": {"run_id": number}}}
 
     def runs_update(self, given: dict[str, Any]) -> tuple[int, Any]:
@@ -161,6 +163,7 @@ def test_a_run_has_its_name_tags_points_and_parameters(track: Track) -> None:
     track.send()
     run = track.run
     assert (run["name"], run["tags"]["gpumesh.job"], run["status"]) == ("nano", "17", "FINISHED")
+    assert run["begun"] == 1, "when the program began, and not when the server answered"
     assert (steps(run), run["params"]) == ([1, 2, 3], {"lr": "0.1"})
     assert track.handler.logins == {"alice:secret"}
 
@@ -298,3 +301,22 @@ def test_what_is_left_is_said_and_handed_in_by_a_command(track: Track, capsys: p
     assert subprocess.run(argv, env=environment, check=False, timeout=60).returncode == 0
     assert len(steps(track.run)) == 400 and track.run["status"] == "FINISHED"
     assert gpumesh_track.main([]) == 2 and "usage" in capsys.readouterr().err
+
+
+def test_a_run_of_gpumesh_train_is_tagged_where_experiments_are_tracked() -> None:
+    def context(commit: str, **inherited: str) -> Any:
+        place = contract.Place(["n1", "n2"], "n2", 0, 1)
+        found = contract.environment(inherited, place, "nano", "/x/nano", 3, {}, "/tmp/l", commit=commit)
+        return json.loads(found.get("MLFLOW_RUN_CONTEXT", "null"))
+
+    job = json.dumps({"mlflow.runName": "job", "gpumesh.job": "17"})
+    assert context("") is None
+    assert context("abc", MLFLOW_RUN_CONTEXT=job) == {
+        "mlflow.runName": "nano",
+        "gpumesh.job": "17",
+        "gpumesh.nodes": "n1,n2",
+        "gpumesh.attempt": "3",
+        "gpumesh.commit": "abc",
+        "mlflow.source.git.commit": "abc",
+    }
+    assert "gpumesh.commit" not in context("", MLFLOW_RUN_CONTEXT=job)
