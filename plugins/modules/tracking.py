@@ -186,11 +186,11 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """Do what the parameters say."""
     request = server.requested(params)
     if params["state"] == "saved":
-        return Outcome(server.leftover() if check_mode else server.save(run, request), {})
+        return Outcome(server.is_here() if check_mode else server.save(run, request), {})
     if params["state"] in ("retired", "absent"):
         keeps = params["state"] == "absent"
-        return Outcome(server.leftover() if check_mode else server.retire(run, request, keeps), {})
-    values: Dict[str, Any] = {"missing": [], "leftover": not request.serves and server.leftover(), "restarted": []}
+        return Outcome(server.is_here() if check_mode else server.retire(run, request, keeps), {})
+    values: Dict[str, Any] = {"missing": [], "leftover": server.leftover(request), "restarted": []}
     server.refuse_member(request)
     if request.serves:
         server.refuse_server(request)

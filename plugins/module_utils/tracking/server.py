@@ -56,9 +56,14 @@ class Done(NamedTuple):
     restarted: List[str]
 
 
-def leftover() -> bool:
+def is_here() -> bool:
     """Whether this host has a tracking server of ours."""
     return os.path.lexists(settings.PROGRAM) or os.path.lexists(settings.AUTHENTICATION)
+
+
+def leftover(request: Request) -> bool:
+    """Whether this host has something of a server that is not here, or not any more."""
+    return not request.serves and (is_here() or (not request.server.tls and os.path.lexists(settings.TRUST)))
 
 
 # --- Before anything changes
@@ -281,7 +286,7 @@ def look(run: Runner, request: Request) -> List[str]:
     """What differs, in words. Changes nothing."""
     words = [f"{trust.path} differs"] if (trust := trust_file(request)) else []
     if not request.serves:
-        return words + ([STILL_HERE] if leftover() else [])
+        return words + ([STILL_HERE] if leftover(request) else [])
     lacking = missing()
     if lacking or not environment.can_make(run):
         return [*words, f"lacks {', '.join(lacking or ['python3-venv'])}"]
@@ -305,7 +310,7 @@ def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
     """The same for the playbook show, by the parameters of the module."""
     request = requested(params)
     words = look(run, request)
-    return Differences(words, bool(words) and request.serves and not leftover())
+    return Differences(words, bool(words) and request.serves and not is_here())
 
 
 def requested(params: Mapping[str, Any]) -> Request:
@@ -397,6 +402,7 @@ def _prepare(
     if postgres.is_there(dump):
         _stop(run, request, systemd)
         postgres.load(run, cluster, dump)
+        remove_file(settings.MOVED)
         words.append("database loaded")
     elif not postgres.exists(run, cluster):
         postgres.create(run, cluster)
@@ -444,27 +450,29 @@ def save(run: Runner, request: Request) -> bool:
 
     Where that has been done already, the file is what counts, and stays.
     """
-    if not leftover() or find("pg_lsclusters") is None:
+    if not is_here() or find("pg_lsclusters") is None:
         return False
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     _stop(run, request, systemd)
-    if postgres.is_there(request.server.dump):
-        return False
-    cluster = postgres.find_cluster(run)
-    _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
-    if not postgres.exists(run, cluster):
-        return False
-    postgres.save(run, cluster, request.server.dump)
-    return True
+    there = postgres.is_there(request.server.dump)
+    if not there:
+        cluster = postgres.find_cluster(run)
+        _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
+        if not postgres.exists(run, cluster):
+            return False
+        postgres.save(run, cluster, request.server.dump)
+    write_atomic(settings.MOVED, "", mode=0o600)
+    return not there
 
 
 def retire(run: Runner, request: Request, keep_data: bool) -> bool:
-    """Remove the server from this host, unless its data stays also the database; whether there was one.
+    """Remove the server from this host; whether there was one.
 
-    The program goes last: as long as it is there, the next run comes here again.
+    Its database goes if another member has taken it over, unless ``keep_data``. The program goes last: as long as it is there,
+    the next run comes here again.
     """
-    trusted = remove_file(settings.TRUST) if keep_data else False
-    if not leftover():
+    trusted = remove_file(settings.TRUST) if keep_data or not request.server.tls else False
+    if not is_here():
         return trusted
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     if not keep_data and postgres.is_there(request.server.dump):
@@ -473,7 +481,7 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
             "Run the playbook tracking with all members.",
         )
     _stop(run, request, systemd)
-    if not keep_data and find("pg_lsclusters") is not None:
+    if not keep_data and os.path.lexists(settings.MOVED) and find("pg_lsclusters") is not None:
         cluster = postgres.find_cluster(run)
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
         postgres.drop(run, cluster)

@@ -23,6 +23,8 @@ AUTHENTICATION = f"{FOLDER}/auth.ini"
 SECRET = f"{FOLDER}/secret"
 CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
+#: Says that the database has been written to the volume, so that what is here is not needed any more.
+MOVED = f"{FOLDER}/moved"
 #: By which members know the server; of every member.
 TRUST = "/etc/gpumesh/tracking-ca.crt"
 LIBRARY = "/usr/local/lib/gpumesh/mlflow"
