@@ -78,7 +78,7 @@ class TrackingLab(Lab):
     def history(self, run: dict[str, Any], metric: str) -> list[int]:
         """The steps of a metric, in order, each as often as it is there."""
         path = f"mlflow/metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}"
-        return sorted(int(point["step"]) for point in self.ask(path)["metrics"])
+        return sorted(int(point["step"]) for point in self.ask(path).get("metrics", []))
 
     def record(self) -> dict[str, Any]:
         return dict(json.loads(self.read(MANAGER, "/var/lib/gpumesh/clusters/tracked.json")))
