@@ -300,7 +300,10 @@ def look(run: Runner, request: Request) -> List[str]:
         f"{one.path} {'differs' if os.path.lexists(one.path) else 'is missing'}"
         for one in secret_files(request, cluster.port)
     ]
-    for wanted, _ready in daemons(request.server, cluster, systemd):
+    database, mlflow = daemons(request.server, cluster, systemd)
+    # systemd does not know a unit that has not been written yet, which is said above.
+    known = not systemd or os.path.lexists(settings.UNIT)
+    for wanted, _ready in (database, mlflow) if known else (database,):
         if daemon.make_plan(run, _manager(systemd), wanted, request.places).changed:
             words.append(f"{wanted.name} does not run as it should")
     return words
