@@ -156,3 +156,28 @@ def test_users_are_made_changed_and_removed_and_others_stay() -> None:
     assert store.known == {"bob": ["new-password", False], "admin": ["the-password", True], "carol": ["hers", False]}
     assert users.settle(store, [{"name": "bob", "password": None, "administrator": False}] * 2, look=False) == ["bob"]
     assert "bob" not in store.known
+
+
+def test_a_host_that_has_the_packages_and_nothing_of_ours_yet_can_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """systemd knows no unit that has not been written yet, and that is no error."""
+    asked = []
+
+    def run(argv: list[str], **_more: Any) -> Completed:
+        asked.append(argv)
+        if argv[0] == "pg_lsclusters":
+            return Completed(0, "17 main 5432 online postgres /var/lib/postgresql/17/main /x\n", "")
+        if argv[0] == "systemctl":
+            known = "postgresql@17-main" in argv[-1]
+            state = "loaded\nActiveState=active\nUnitFileState=enabled" if known else "not-found"
+            return Completed(0, f"LoadState={state}\n", "")
+        return Completed(0, "3.13\n", "")
+
+    monkeypatch.setattr(server, "missing", list)
+    monkeypatch.setattr(server.daemon, "service_manager", lambda _tree: daemon.SYSTEMD)
+    for name in ("UNIT", "AUTHENTICATION", "SECRET", "PROGRAM", "LIBRARY", "FOLDER"):
+        monkeypatch.setattr(settings, name, str(tmp_path / name))
+    words = server.look(run, REQUEST)
+    assert f"{tmp_path}/UNIT is missing" in words and f"{tmp_path}/AUTHENTICATION is missing" in words
+    assert not any("gpumesh-tracking.service" in word for argv in asked for word in argv)
