@@ -135,7 +135,8 @@ def _layers(record: Record, machine: str, host: Mapping[str, Any]) -> list[str]:
         layers.append("ssh")
     if record["storage"]["volumes"]:
         layers.append("storage")
-    if record["tracking"] and record["tracking"]["server"] == machine:
+    tracking = record.get("tracking")
+    if tracking and tracking["server"] == machine:
         layers.append("tracking")
     if host.get("munge_key"):
         layers.append("munge")

@@ -23,7 +23,7 @@ _SHORTEST = 12
 
 def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any]:
     """The parameters of the module tracking on one machine; only the cluster where no experiments are tracked."""
-    tracking = record["tracking"]
+    tracking = record.get("tracking")
     if tracking is None:
         return {"cluster": record["name"]}
     serves = tracking["server"] == machine
@@ -45,7 +45,7 @@ def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any
 
 def address(record: model.Record) -> str:
     """Where the server listens. Raises KeyError where there is none."""
-    tracking = record["tracking"]
+    tracking = record.get("tracking")
     if tracking is None:
         raise KeyError("tracking")
     return derive.cluster_address(record, derive.member_of(record, tracking["server"]))
@@ -53,7 +53,7 @@ def address(record: model.Record) -> str:
 
 def uri(record: model.Record) -> str:
     """Where members find the server: by its address, and with a certificate by the name that this is for."""
-    tracking = record["tracking"]
+    tracking = record.get("tracking")
     if tracking is None:
         raise KeyError("tracking")
     if tracking["tls"]:
@@ -64,7 +64,7 @@ def uri(record: model.Record) -> str:
 
 def variables(record: model.Record) -> dict[str, str]:
     """What each job finds; nothing where no experiments are tracked. The generation of the record is one of its tags."""
-    tracking = record["tracking"]
+    tracking = record.get("tracking")
     if tracking is None:
         return {}
     trust = {"MLFLOW_TRACKING_SERVER_CERT_PATH": settings.TRUST} if tracking["tls"] else {}

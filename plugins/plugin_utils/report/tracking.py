@@ -22,7 +22,7 @@ def tracking_checks(
     userspace_only: Sequence[str] = (),
 ) -> list[Check]:
     """Nothing where no experiments are tracked. ``results``: those of the module tracking_test; None: not looked at."""
-    tracking = record["tracking"]
+    tracking = record.get("tracking")
     if tracking is None:
         return []
     server = tracking["server"]
