@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import rea
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import refuse_userspace_only, userspace_only
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide, refuse_mesh
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import refuse_server
 
 _TEXT = {"type": "str", "default": ""}
 
@@ -53,6 +54,7 @@ class ActionModule(ControllerAction):
             confined = [machine for machine in userspace_only(held, modes) if machine in taking_part]
             refuse_userspace_only(confined, [decision["manager"], *servers])
         refuse_mesh(coming.record, self.options("mesh", "relays")["relays"] or [])
+        refuse_server(str(self.variable("tracking_server", "") or ""), coming.record)
         if decision["left_out"]:
             self.print_text(
                 f"{', '.join(decision['left_out'])}: removed from cluster '{given['name']}', and therefore skipped. "

@@ -21,9 +21,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.rdma import
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Verdict
 
 #: The tags that choose parts of the check.
-_PARTS = ("reachability", "health", "storage", "slurm", "collectives")
+_PARTS = ("reachability", "health", "storage", "tracking", "slurm", "collectives")
 #: Phases of volume_probe whose results count.
 _PHASES = ("write", "compare", "release", "take")
+#: Of one result each.
+_NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
 _NUMBER = {"type": "float", "default": 0}
 
 
@@ -38,7 +40,7 @@ class ActionModule(ControllerAction):
                 "type": "dict",
                 "default": {},
                 "options": {
-                    **{name: {"type": "str"} for name in ("reachability", "health", "slurm", "job", "collectives")},
+                    **{name: {"type": "str"} for name in _NAMES},
                     "volumes": {"type": "dict", "options": {phase: {"type": "str"} for phase in _PHASES}},
                 },
             },
@@ -94,6 +96,7 @@ class ActionModule(ControllerAction):
             "reachability": self.variables.get(names["reachability"] or "") or {},
             "health": self.registered(names["health"], answered) if names["health"] in self.variables else None,
             "volumes": self._volumes(record, names["volumes"] or {}),
+            "tracking": self.registered(names["tracking"], answered) if names["tracking"] in self.variables else None,
             "slurm": self.variables.get(names["slurm"] or ""),
             "job": self.variables.get(names["job"] or ""),
             "collectives": collectives.get("results", [collectives] if collectives else []),

@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment im
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files as ssh_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import server
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install
 
 NOT_SET_UP = "not set up"
@@ -29,6 +30,7 @@ LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Difference
     "job environment": job_files.differences,
     "storage": mounts.differences,
     "train": install.differences,
+    "tracking": server.differences,
 }
 
 

@@ -32,6 +32,7 @@ LAYERS = {
     "slurm",
     "ssh_trust",
     "storage",
+    "tracking",
     "train",
 }
 #: Options of the other roles that no survey asks for, and why.
@@ -50,6 +51,7 @@ TO_DO = {
     "mesh": {"mesh_rotate_keys"},
     "slurm": {"munge_rotate_key"},
     "site": {"check_level"},
+    "tracking": {"tracking_server", "tracking_state"},
     "train": {
         "train_name",
         "train_command",

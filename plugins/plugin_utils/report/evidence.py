@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import rdma
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.tracking import tracking_checks
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
     Check,
     Pair,
@@ -611,6 +612,7 @@ def judge(
         *clock_checks(machines, pairs, max_clock_offset),
         *health_checks(machines, answered, evidence.get("health"), userspace_only),
         *volume_results,
+        *tracking_checks(record, answered, evidence.get("tracking"), userspace_only),
         *slurm_checks(record, evidence.get("slurm"), userspace_only),
         *job_results,
         *collective_checks(evidence.get("collectives"), level),
