@@ -11,7 +11,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import outdated
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import WHY_USERSPACE_ONLY, userspace_only
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
+    OPTIONS,
+    WHY_USERSPACE_ONLY,
+    userspace_only,
+    without_interface,
+)
 
 
 class ActionModule(ControllerAction):
@@ -28,14 +33,15 @@ class ActionModule(ControllerAction):
         )
         record = self.record()
         refuse_other(record, given["name"] or record["name"], given["manager"] or record["manager"])
-        hosts = self.of_hosts(given["registered"], "mesh_userspace")
+        hosts = self.of_hosts(given["registered"], *OPTIONS)
         held = {machine: own[given["registered"]] or {} for machine, own in hosts.items()}
         machines = [member["machine"] for member in record["members"]]
         playing = self.variables["ansible_play_hosts"]
-        confined = []
+        confined, pods = [], []
         if record["mesh"]["backend"] == "tailscale":
-            modes = {machine: own["mesh_userspace"] for machine, own in hosts.items()}
-            confined = [machine for machine in userspace_only(held, modes) if machine in machines]
+            confined = [machine for machine in userspace_only(held, hosts) if machine in machines]
+            lacking = [machine for machine in without_interface(held, hosts) if machine in machines]
+            pods = [machine for machine in lacking if machine not in confined]
         if given["announce"]:
             self._announce(record, [machine for machine in playing if machine not in machines], confined)
         return {
@@ -44,6 +50,7 @@ class ActionModule(ControllerAction):
             "members": [machine for machine in playing if machine in machines],
             "outdated": [machine for machine in outdated(held, record) if machine in machines],
             "userspace_only": confined,
+            "pods": pods,
         }
 
     def _announce(self, record: model.Record, strangers: list[str], confined: list[str]) -> None:
@@ -56,5 +63,6 @@ class ActionModule(ControllerAction):
         if confined:
             self.print_text(
                 f"{', '.join(sorted(confined))}: in the mesh of cluster '{record['name']}', but excluded from storage "
-                f"and Slurm. {WHY_USERSPACE_ONLY}"
+                f"and Slurm. {WHY_USERSPACE_ONLY} Or set mesh_userspace_nodes=true: it becomes a Slurm node without "
+                "volumes."
             )

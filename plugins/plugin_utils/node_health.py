@@ -20,7 +20,7 @@ def desired(record: Record, machine: str, silent: Collection[str], relays: Seque
     """
     member = derive.member_of(record, machine)
     peers = [one["machine"] for one in record["members"] if one["machine"] not in (machine, *silent)]
-    volumes = record["storage"]["volumes"]
+    volumes = derive.volumes_of(record, machine)
     parameters: dict[str, Any] = {
         "machine": machine,
         "gpus": member["gpus"],

@@ -92,7 +92,7 @@ class Daemon:
                 return
             # A name that its owner has chosen to look like an address.
             node = {"Name": '"Addresses":["100.64.0.66/32"]', "Addresses": ["fd7a:115c:a1e0::2/128", f"{member}/32"]}
-            body = json.dumps({"Node": node}, separators=(",", ":"))
+            body = json.dumps({"Node": node}, indent="\t")
             client.sendall(f"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{body}".encode())
 
 

@@ -361,7 +361,8 @@ static in_addr_t whois(in_port_t port)
     if (!ask(question, answer, sizeof answer) || strncmp(answer, "HTTP/1.", 7) != 0 || strncmp(answer + 8, " 200 ", 5) != 0)
         return 0;
     /* A quotation mark within a string has a backslash before it, so no name of a host can look like this key. */
-    const char *list = strstr(answer, "\"Addresses\":[");
+    const char *list = strstr(answer, "\"Addresses\"");
+    list = list != NULL ? strchr(list, '[') : NULL;
     for (const char *next = list; next != NULL && *next != '\0' && *next != ']'; next++) {
         size_t size = strspn(next + 1, "0123456789.");
         if (*next != '"' || size == 0 || size >= sizeof address || next[1 + size] != '/')
