@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import outdated
@@ -44,6 +45,7 @@ class ActionModule(ControllerAction):
             pods = [machine for machine in lacking if machine not in confined]
         if given["announce"]:
             self._announce(record, [machine for machine in playing if machine not in machines], confined)
+            self._announce_pods(pods)
         return {
             "changed": False,
             "record": record,
@@ -52,6 +54,19 @@ class ActionModule(ControllerAction):
             "userspace_only": confined,
             "pods": pods,
         }
+
+    def _announce_pods(self, pods: list[str]) -> None:
+        for config in sorted({self._supervisor_config(machine) for machine in pods}):
+            alike = [machine for machine in pods if self._supervisor_config(machine) == config]
+            self.print_text(
+                f"{', '.join(alike)}: pods, whose programs reach the tailnet through a library. After a restart with the "
+                "same disk, each comes back by itself if its start command is: "
+                f'sh -c \'supervisord -c {config}; exec "$0" "$@"\' YOUR COMMAND'
+            )
+
+    def _supervisor_config(self, machine: str) -> str:
+        given = self.variables["hostvars"][machine].get("daemon_supervisor_config")
+        return str(given or Places().supervisor_config)
 
     def _announce(self, record: model.Record, strangers: list[str], confined: list[str]) -> None:
         if strangers:

@@ -14,13 +14,14 @@ import hashlib
 import ipaddress
 import os
 import sys
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 
-_NAME = "libgpumesh-pod-"
+#: Begins the name of the library.
+NAME = "libgpumesh-pod-"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-z,relro,-z,now")
 #: Seconds for the compiler on a busy host.
 _COMPILES_FOR = 120.0
@@ -68,7 +69,7 @@ class Library(NamedTuple):
     def path(self, places: Places) -> str:
         """Its file. The name changes with the content: programs that run go on with the one that they have."""
         text = "\0".join((self.source, *_FLAGS, *self.definitions))
-        return os.path.join(places.libraries, f"{_NAME}{hashlib.sha256(text.encode()).hexdigest()[:16]}.so")
+        return os.path.join(places.libraries, f"{NAME}{hashlib.sha256(text.encode()).hexdigest()[:16]}.so")
 
 
 class Plan(NamedTuple):
@@ -117,7 +118,7 @@ def listed(text: str, ours: Optional[str], places: Places) -> str:
 
     Ours is the first: glibc reads past only one comment, and takes the words of later ones for libraries.
     """
-    mark = os.path.join(places.libraries, _NAME)
+    mark = os.path.join(places.libraries, NAME)
     others = [line for line in text.splitlines() if not line.startswith(mark)]
     lines = [*([ours] if ours else []), *others]
     return "".join(f"{line}\n" for line in lines)
@@ -127,7 +128,7 @@ def make_plan(library: Optional[Library], places: Places) -> Plan:
     """Read the current state; without ``library`` everything of ours is to go."""
     path = library.path(places) if library else None
     before = read_text(places.preload) or ""
-    there = sorted(glob.glob(os.path.join(glob.escape(places.libraries), f"{_NAME}*.so")))
+    there = sorted(glob.glob(os.path.join(glob.escape(places.libraries), f"{NAME}*.so")))
     return Plan(
         path,
         path is not None and path not in there,
@@ -205,11 +206,3 @@ def _not_working(words: str) -> HostStateError:
         f"The library of the pod does not work here, and is not active: {words}",
         "Set mesh_userspace_nodes=false for this machine.",
     )
-
-
-def unserved(maps: Sequence[Tuple[str, str]]) -> List[str]:
-    """The names of programs that run without the library, from the name and /proc/PID/maps of each process.
-
-    Programs that are linked statically, such as most of Go, load no library at all. Kernel threads have no maps.
-    """
-    return sorted({name for name, text in maps if text and _NAME not in text})

@@ -118,12 +118,3 @@ def test_the_list_is_removed_with_its_last_line(places: preload.Places) -> None:
 def test_what_it_cannot_serve_is_refused(given: dict[str, str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         preload.library_of({**GIVEN, **given})
-
-
-def test_the_programs_that_load_no_library_are_named() -> None:
-    maps = [
-        ("sshd", "7f00 /usr/local/lib/gpumesh/libgpumesh-pod-00.so\n"),
-        ("rclone", "4000 /usr/bin/rclone\n"),
-        ("kworker", ""),
-    ]
-    assert preload.unserved(maps) == ["rclone"]
