@@ -175,5 +175,5 @@ def test_a_pod_leaves(lab: Lab) -> None:
     print(f"removed within {time.monotonic() - started:.0f} s")
     assert sorted(nodes(lab)) == ["m1", "p1", "p2"]
     assert lab.run("p3", "sh", "-c", "cat /etc/ld.so.preload; ls /usr/local/lib/gpumesh/*.so", check=False) == ""
-    listed = json.loads(lab.run("headscale", "headscale", "nodes", "list", "--output", "json"))
+    listed = json.loads(lab.run("m1", "headscale", "nodes", "list", "--output", "json"))
     assert "p3" not in {node["given_name"] for node in listed}
