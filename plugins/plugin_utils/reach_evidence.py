@@ -38,6 +38,10 @@ class Target(NamedTuple):
     interface: str
     pod: bool = False
 
+    def parameters(self) -> dict[str, str]:
+        """The options by which a module of this member knows itself."""
+        return {"machine": self.machine, "address": self.address, "interface": self.interface}
+
 
 def targets(members: Any, layer: str = "mesh") -> list[Target]:
     """The members from a cluster record, or from a list of mappings with machine, address and interface.
