@@ -5,8 +5,8 @@
 
     python tests/bench/bench_pods.py [--seconds 5]
 
-The same two containers, one after the other: first tailscaled has an interface in each, then it runs in user space, and the
-programs have the library. Their control server, Headscale, runs in the first one. Takes Docker, the lab's image and root.
+The same two containers, one after the other: first tailscaled runs in user space in each, and the programs have the library;
+then it has an interface. Their control server, Headscale, runs in the first one. Takes Docker, the lab's image and root.
 Times differ from machine to machine; compare them within one run.
 """
 
@@ -129,8 +129,7 @@ def join(lab: Lab, key: str, userspace: bool) -> list[str]:
         background(lab, host, f"tailscaled {flags}")
         lab.run(host, "tailscale", "up", "--login-server=http://10.77.62.11:8080", f"--auth-key={key}", "--timeout=60s")
         addresses.append(lab.run(host, "tailscale", "ip", "-4").strip())
-    for _try in range(5):
-        lab.run("b2", "tailscale", "ping", "--c=3", addresses[0], check=False)
+    lab.wait("there is a way", lambda: "pong" in lab.run("b2", "tailscale", "ping", "--c=1", addresses[0], check=False))
     return addresses
 
 
@@ -181,10 +180,11 @@ def main() -> None:
                 lab.run(host, "sh", "-c", "ln -s /opt/tailnet/* /usr/local/sbin/")
                 lab.copy(programs, host, "/opt/bench")
             key = control(lab)
-            with_tun = measure(lab, join(lab, key, False), seconds, "")
+            # First, since tailscaled leaves rules behind for its interface.
             addresses = join(lab, key, True)
             libraries(lab, addresses, folder)
             as_pods = measure(lab, addresses, seconds, "/opt/pod/pod.so")
+            with_tun = measure(lab, join(lab, key, False), seconds, "")
         finally:
             lab_playbook("down.yml", described)
     print(f"{'':18} {'with TUN':>10} {'pods':>10} {'ratio':>7}")
