@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a pod's mesh costs: throughput and latency of two containers in a tailnet, with TUN and through the library.
+"""What a pod's mesh costs: throughput and latency of two hosts in a tailnet, with TUN and through the library.
 
     python tests/bench/bench_pods.py [--seconds 5]
 
-The same two containers, one after the other: first tailscaled runs in user space in each, and the programs have the library;
-then it has an interface. Their control server, Headscale, runs in the first one. Takes Docker, the lab's image and root.
-Times differ from machine to machine; compare them within one run.
+Two network namespaces of this machine, one after the other: first tailscaled has an interface in each, then it runs in user
+space, and the programs have the library. Their control server, Headscale, runs in the first one. The same without any
+tailnet is the measure. Takes root. Times differ from machine to machine; compare them within one run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-import yaml
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import PROXY_ADDRESS, daemon_flags
-from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import BIN, ROOT, Lab
+from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
 
-NAME, HOSTS, PORT = "bench-pods", ("b1", "b2"), 1055
+#: Namespace to address.
+HOSTS = {"gpumesh-pods-1": "10.77.62.11", "gpumesh-pods-2": "10.77.62.12"}
+FIRST, SECOND = HOSTS
+PORT = 1055
 SERVER = """
 import socket, sys, threading
 def serve(peer):
@@ -65,131 +68,151 @@ print(json.dumps({
 """
 
 
-def description() -> dict[str, object]:
-    """The lab of two containers that may have an interface."""
-    hosts = [
-        {"name": host, "init": "sshd", "networks": [{"name": NAME, "ipv4_address": f"10.77.62.{place}"}]}
-        for place, host in enumerate(HOSTS, start=11)
-    ]
-    networks = [{"name": NAME, "subnet": "10.77.62.0/24"}]
-    return {"lab_name": NAME, "lab_prepared": True, "lab_networks": networks, "lab_hosts": hosts}
+def inside(host: str, *argv: str, check: bool = True) -> str:
+    """Run a command in the namespace; its stdout."""
+    command = ["ip", "netns", "exec", host, *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
 
 
-def lab_playbook(name: str, described: Path) -> None:
-    """Start or remove the lab."""
-    argv = [str(BIN / "ansible-playbook"), "-i", "localhost,", str(ROOT / "lab" / name)]
-    subprocess.run(argv, env={**os.environ, "LAB": str(described)}, check=True, stdout=subprocess.DEVNULL)
+@contextmanager
+def running(host: str, *argv: str, library: str = "") -> Iterator[None]:
+    """Have a program run there."""
+    command = ["ip", "netns", "exec", host, *(["env", f"LD_PRELOAD={library}"] if library else []), *argv]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
 
 
-def background(lab: Lab, host: str, command: str) -> None:
-    """Start a command that goes on."""
-    lab.run(host, "sh", "-c", f"{command} >/dev/null 2>&1 </dev/null & sleep 1")
+@contextmanager
+def pair() -> Iterator[None]:
+    """Two namespaces with a cable between them."""
+    try:
+        for host in HOSTS:
+            subprocess.run(["ip", "netns", "add", host], check=True)
+        ends = ["type", "veth", "peer", "name", "eth0", "netns", SECOND]
+        subprocess.run(["ip", "-n", FIRST, "link", "add", "eth0", *ends], check=True)
+        for host, address in HOSTS.items():
+            inside(host, "ip", "address", "add", f"{address}/24", "dev", "eth0")
+            inside(host, "ip", "link", "set", "lo", "up")
+            inside(host, "ip", "link", "set", "eth0", "up")
+            # Without a default route tailscaled takes the network to be down.
+            other = next(one for one in HOSTS.values() if one != address)
+            inside(host, "ip", "route", "add", "default", "via", other)
+        yield
+    finally:
+        for host in HOSTS:
+            subprocess.run(["ip", "netns", "delete", host], check=False)
 
 
-def control(lab: Lab) -> str:
-    """Start Headscale; a key to log in with."""
+def until(what: str, say: list[str], word: str, host: str) -> None:
+    """Wait until a command says the word."""
+    end = time.monotonic() + 60
+    while word not in inside(host, *say, check=False):
+        assert time.monotonic() < end, what
+        time.sleep(0.5)
+
+
+@contextmanager
+def control(folder: Path, headscale: str) -> Iterator[str]:
+    """Run Headscale; a key to log in with."""
+    derp = {
+        "enabled": True,
+        "region_id": 999,
+        "region_code": "lab",
+        "region_name": "lab",
+        "stun_listen_addr": "0.0.0.0:3478",
+        "private_key_path": str(folder / "derp.key"),
+        "automatically_add_embedded_derp_region": True,
+        "ipv4": HOSTS[FIRST],
+    }
     settings = {
-        "server_url": "http://10.77.62.11:8080",
+        "server_url": f"http://{HOSTS[FIRST]}:8080",
         "listen_addr": "0.0.0.0:8080",
-        "unix_socket": "/run/headscale.sock",
-        "noise": {"private_key_path": "/root/noise.key"},
+        "unix_socket": str(folder / "headscale.sock"),
+        "noise": {"private_key_path": str(folder / "noise.key")},
         "prefixes": {"v4": "100.64.0.0/10", "allocation": "sequential"},
-        "derp": {
-            "urls": [],
-            "auto_update_enabled": False,
-            "server": {
-                "enabled": True,
-                "region_id": 999,
-                "region_code": "lab",
-                "region_name": "lab",
-                "stun_listen_addr": "0.0.0.0:3478",
-                "private_key_path": "/root/derp.key",
-                "automatically_add_embedded_derp_region": True,
-                "ipv4": "10.77.62.11",
-            },
-        },
+        "derp": {"urls": [], "auto_update_enabled": False, "server": derp},
         "disable_check_updates": True,
-        "database": {"type": "sqlite", "sqlite": {"path": "/root/db.sqlite"}},
+        "database": {"type": "sqlite", "sqlite": {"path": str(folder / "db.sqlite")}},
         "dns": {"magic_dns": False, "override_local_dns": False, "base_domain": "tail.test"},
     }
-    lab.run("b1", "sh", "-c", f"mkdir -p /etc/headscale && echo '{json.dumps(settings)}' > /etc/headscale/config.yaml")
-    background(lab, "b1", "headscale serve")
-    lab.wait("headscale answers", lambda: "ID" in lab.run("b1", "headscale", "users", "list", check=False))
-    lab.run("b1", "headscale", "users", "create", "lab")
-    made = lab.run("b1", "headscale", "preauthkeys", "create", "--user", "1", "--reusable", "--output", "json")
-    return str(json.loads(made)["key"])
+    (folder / "config.yaml").write_text(json.dumps(settings))
+    command = [headscale, "--config", str(folder / "config.yaml")]
+    with running(FIRST, *command, "serve"):
+        until("headscale does not answer", [*command, "users", "list"], "ID", FIRST)
+        inside(FIRST, *command, "users", "create", "lab")
+        made = inside(FIRST, *command, "preauthkeys", "create", "--user", "1", "--reusable", "--output", "json")
+        yield str(json.loads(made)["key"])
 
 
-def join(lab: Lab, key: str, userspace: bool) -> list[str]:
-    """Run tailscaled on both, in a new tailnet identity; their addresses."""
-    flags = " ".join(daemon_flags({"interface": "tailscale0"}, userspace, PORT))
-    addresses = []
-    for host in HOSTS:
-        lab.run(host, "sh", "-c", "pkill -x tailscaled; sleep 1; rm -rf /var/lib/tailscale; mkdir -p /run/tailscale")
-        background(lab, host, f"tailscaled {flags}")
-        lab.run(host, "tailscale", "up", "--login-server=http://10.77.62.11:8080", f"--auth-key={key}", "--timeout=60s")
-        addresses.append(lab.run(host, "tailscale", "ip", "-4").strip())
-    lab.wait("there is a way", lambda: "pong" in lab.run("b2", "tailscale", "ping", "--c=1", addresses[0], check=False))
-    return addresses
+@contextmanager
+def tailnet(folder: Path, programs: Path, key: str, userspace: bool) -> Iterator[dict[str, str]]:
+    """Run tailscaled on both; their addresses."""
+    addresses = {}
+    with ExitStack() as stack:
+        for host in HOSTS:
+            state = folder / host
+            state.mkdir(parents=True)
+            flags = daemon_flags({"interface": "tailscale0"}, userspace, PORT)
+            where = [f"--socket={state}/socket"]
+            argv = [str(programs / "tailscaled"), f"--statedir={state}", f"--state={state}/state", *where, *flags]
+            stack.enter_context(running(host, *argv))
+            ask = [str(programs / "tailscale"), *where]
+            until("tailscaled does not answer", [*ask, "debug", "prefs"], "{", host)
+            server = f"--login-server=http://{HOSTS[FIRST]}:8080"
+            more = ["--netfilter-mode=off", "--accept-dns=false", "--timeout=60s"]
+            inside(host, *ask, "up", server, f"--auth-key={key}", f"--hostname={host}", *more)
+            addresses[host] = inside(host, *ask, "ip", "-4").strip()
+        until("there is no way", [*ask, "ping", "--c=1", addresses[FIRST]], "pong", SECOND)
+        yield addresses
 
 
-def libraries(lab: Lab, addresses: list[str], folder: Path) -> None:
-    """Compile the library for each, here, and put it there."""
-    for host, address in zip(HOSTS, addresses):
-        given = {"address": address, "subnet": "100.64.0.0/10", "interface": "tailscale0", "proxy_port": PORT}
-        given |= {"proxy_address": PROXY_ADDRESS, "api_socket": "/run/tailscale/tailscaled.sock", "source": ""}
-        source = str(ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c")
-        made = folder / host / "pod.so"
-        made.parent.mkdir()
-        options = preload.library_of(given).definitions
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", *options, "-o", str(made), source, "-ldl"], check=True)
-        lab.copy(made.parent, host, "/opt/pod")
+def library(folder: Path, host: str, address: str) -> str:
+    """Compile the library for a host."""
+    given = {"address": address, "subnet": "100.64.0.0/10", "interface": "tailscale0", "proxy_port": PORT}
+    given |= {"proxy_address": PROXY_ADDRESS, "api_socket": str(folder / host / "socket"), "source": ""}
+    source, made = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c", folder / host / "pod.so"
+    options = preload.library_of(given).definitions
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", *options, "-o", str(made), str(source), "-ldl"], check=True)
+    return str(made)
 
 
-def measure(lab: Lab, addresses: list[str], seconds: float, library: str) -> dict[str, float]:
+def measure(address: str, seconds: float, libraries: dict[str, str] | None = None) -> dict[str, float]:
     """Of one stream from the second to the first."""
-    environment = f"LD_PRELOAD={library} " if library else ""
-    lab.run("b1", "sh", "-c", "pkill -f 'listener[.]accept' || true")
-    background(lab, "b1", f'{environment}python3 -c "$(cat /opt/bench/server.py)" {addresses[0]}')
-    time.sleep(1)
-    command = f"{environment}python3 /opt/bench/client.py {addresses[0]} {seconds}"
-    return dict(json.loads(lab.run("b2", "sh", "-c", command, timeout=120)))
+    own = libraries or dict.fromkeys(HOSTS, "")
+    with running(FIRST, "/usr/bin/python3", "-c", SERVER, address, library=own[FIRST]):
+        time.sleep(2)
+        variables = ["env", f"LD_PRELOAD={own[SECOND]}"] if own[SECOND] else []
+        return dict(json.loads(inside(SECOND, *variables, "/usr/bin/python3", "-c", CLIENT, address, str(seconds))))
 
 
 def main() -> None:
-    """Measure both and print a table."""
+    """Measure all and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="of the throughput (default: 5)")
     seconds = parser.parse_args().seconds
     built = subprocess.run(
         [str(ROOT / "lab" / "tailnet")], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.strip()
-    lab = Lab(NAME)
-    with tempfile.TemporaryDirectory(prefix="gpumesh-bench-") as name:
+    programs = Path(built)
+    os.environ["TS_NO_LOGS_NO_SUPPORT"] = "true"
+    with tempfile.TemporaryDirectory(prefix="gpumesh-bench-") as name, pair():
         folder = Path(name)
-        described = folder / "lab.yml"
-        described.write_text(yaml.safe_dump(description()))
-        programs = folder / "bench"
-        programs.mkdir()
-        (programs / "server.py").write_text(SERVER)
-        (programs / "client.py").write_text(CLIENT)
-        lab_playbook("up.yml", described)
-        try:
-            for host in HOSTS:
-                lab.copy(Path(built), host, "/opt/tailnet")
-                lab.run(host, "sh", "-c", "ln -s /opt/tailnet/* /usr/local/sbin/")
-                lab.copy(programs, host, "/opt/bench")
-            key = control(lab)
-            # First, since tailscaled leaves rules behind for its interface.
-            addresses = join(lab, key, True)
-            libraries(lab, addresses, folder)
-            as_pods = measure(lab, addresses, seconds, "/opt/pod/pod.so")
-            with_tun = measure(lab, join(lab, key, False), seconds, "")
-        finally:
-            lab_playbook("down.yml", described)
-    print(f"{'':18} {'with TUN':>10} {'pods':>10} {'ratio':>7}")
-    for what, value in with_tun.items():
-        print(f"{what:18} {value:>10} {as_pods[what]:>10} {as_pods[what] / value:>7.2f}")
+        found = {"cable": measure(HOSTS[FIRST], seconds)}
+        with control(folder, str(programs / "headscale")) as key:
+            with tailnet(folder / "pods", programs, key, True) as addresses:
+                made = {host: library(folder / "pods", host, address) for host, address in addresses.items()}
+                found["pods"] = measure(addresses[FIRST], seconds, made)
+            with tailnet(folder / "tun", programs, key, False) as addresses:
+                found["with TUN"] = measure(addresses[FIRST], seconds)
+    print(f"{'':18}" + "".join(f"{column:>12}" for column in found) + f"{'pods/TUN':>12}")
+    for what in found["pods"]:
+        values = "".join(f"{column[what]:>12}" for column in found.values())
+        print(f"{what:18}{values}{found['pods'][what] / found['with TUN'][what]:>12.2f}")
 
 
 if __name__ == "__main__":

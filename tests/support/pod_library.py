@@ -30,6 +30,8 @@ class Daemon:
         self.asked: list[tuple[str, int]] = []
         #: By port of 127.0.0.1, the member whose connection was handed on from there; None stands for all ports.
         self.forwarded: dict[int | None, str] = {}
+        #: How many requests it gives up after a while, as for a tunnel that has yet to come up.
+        self.slow = 0
         #: What the proxy answers to a request; empty for one that never answers.
         self.reply = bytes([5, 0, 0, 1, 0, 0, 0, 0, 0, 0])
         self._proxy = socket.create_server(("127.0.0.2", 0))
@@ -73,6 +75,11 @@ class Daemon:
             self.asked.append((socket.inet_ntoa(request[4:8]), int.from_bytes(request[8:], "big")))
             if not self.reply:
                 client.recv(1)
+                return
+            if self.slow:
+                self.slow -= 1
+                time.sleep(0.3)
+                client.sendall(bytes([5, 1, 0, 1, 0, 0, 0, 0, 0, 0]))
                 return
             if self.reply[1] != 0:
                 client.sendall(self.reply)
@@ -133,7 +140,7 @@ def build(folder: Path, port: int, *more: str) -> Path:
         "PROXY_ADDRESS": "127.0.0.2",
         "API_SOCKET": str(folder / "tailscaled.sock"),
     }
-    numbers = {"MESH_PREFIX": 10, "PROXY_PORT": port, "LIMIT_MS": 1000, "DAEMON_UID": os.getuid()}
+    numbers = {"MESH_PREFIX": 10, "PROXY_PORT": port, "LIMIT_MS": 1000, "PROXY_MS": 200, "DAEMON_UID": os.getuid()}
     defined = [f'-D{name}="{value}"' for name, value in texts.items()]
     defined += [f"-D{name}={value}" for name, value in numbers.items()]
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]

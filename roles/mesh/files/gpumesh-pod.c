@@ -55,6 +55,10 @@
 #define LIMIT_MS 15000 /* of a dial */
 #endif
 
+#ifndef PROXY_MS
+#define PROXY_MS 4000 /* after which the proxy, which gives up after 5 s, has had no answer rather than a refusal */
+#endif
+
 #define ASK_MS 2000      /* that tailscaled has for an answer */
 #define SETTLE_MS 1000   /* in which it learns whose a connection is that it has just made */
 #define REMEMBERED 16384 /* sockets, by the low bits of their cookie */
@@ -434,7 +438,7 @@ static bool greet_proxy(int fd, struct end to, int64_t end)
     if (!send_all(fd, request, sizeof request, end) || !receive_all(fd, answer, 4, end))
         return false;
     if (answer[1] != 0) {
-        errno = answer[1] == 3 || answer[1] == 4 ? EHOSTUNREACH : now_ms() - begun > 4000 ? ETIMEDOUT : ECONNREFUSED;
+        errno = answer[1] == 3 || answer[1] == 4 ? EHOSTUNREACH : now_ms() - begun > PROXY_MS ? ETIMEDOUT : ECONNREFUSED;
         return false;
     }
     size_t size = answer[3] == 4 ? 16 : 4;
@@ -456,18 +460,22 @@ static int dial_member(int fd, struct end to, sa_family_t family)
     int64_t end = now_ms() + LIMIT_MS;
     struct sockaddr_storage where;
     socklen_t length = write_end(proxy, family, &where);
-    if (connect_within(fd, (void *)&where, length, end) != 0)
-        return -1;
-    if (greet_proxy(fd, to, end)) {
-        remember(fd, PEER, to);
-        return 0;
+    for (;;) {
+        if (connect_within(fd, (void *)&where, length, end) != 0)
+            return -1;
+        if (greet_proxy(fd, to, end)) {
+            remember(fd, PEER, to);
+            return 0;
+        }
+        /* As it was, for us or for a caller that tries once more with the same socket. */
+        int kept = errno;
+        struct sockaddr nothing = {.sa_family = AF_UNSPEC};
+        libc_connect(fd, &nothing, sizeof nothing);
+        errno = kept == EPIPE || kept == ECONNRESET ? ECONNREFUSED : kept;
+        /* A tunnel that was not used for some time may take longer than the proxy has patience. */
+        if (errno != ETIMEDOUT || now_ms() >= end)
+            return -1;
     }
-    /* As it was, for a caller that tries once more with the same socket. */
-    int kept = errno;
-    struct sockaddr nothing = {.sa_family = AF_UNSPEC};
-    libc_connect(fd, &nothing, sizeof nothing);
-    errno = kept == EPIPE || kept == ECONNRESET ? ECONNREFUSED : kept;
-    return -1;
 }
 
 static int dial_self(int fd, struct end to, sa_family_t family)

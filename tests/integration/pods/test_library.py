@@ -101,6 +101,13 @@ print(peer.connect_ex((MEMBER, 7)), peer.recv(5).decode())
             process.stdin.flush()
             assert process.stdout.read() == "0 hello\n"
 
+    def test_a_tunnel_that_takes_a_while_is_waited_for_within_the_limit(self, pod: Pod) -> None:
+        pod.daemon.slow = 2
+        assert pod.run("print(socket.socket().connect_ex((MEMBER, 7)))") == ["0"]
+        assert len(pod.daemon.asked) == 3
+        pod.daemon.slow = 9
+        assert pod.run("print(socket.socket().connect_ex((MEMBER, 7)))") == ["110"]
+
     def test_a_proxy_that_hangs_hangs_nobody(self, pod: Pod) -> None:
         pod.daemon.reply = b""
         started = time.monotonic()
