@@ -23,7 +23,10 @@ class ActionModule(HostAction):
         """See the documentation of the module."""
         given = dict(self._task.args)
         record = self.named(given.pop("record", None))
-        if record is not None:
+        if record is not None and given.get("state") != "absent":
+            if self.check_mode and not mesh.has_end(record, self.machine):
+                # The address would be registered before.
+                return {"changed": True, "library": "", "missing": []}
             options = mesh.preload(record, self.machine, self.options("mesh", "proxy_port")["proxy_port"])
             given = {"source": _SOURCE.read_text(encoding="utf-8"), **options, **given}
         result = self.equipped_module(_MODULE, given, self._lacking)

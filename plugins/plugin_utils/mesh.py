@@ -205,6 +205,11 @@ def address_registration(
     return {"machine": machine, "mesh": {"address": address, **userspace}}
 
 
+def has_end(record: Mapping[str, Any], machine: str) -> bool:
+    """Whether the record has a member's address in the mesh."""
+    return bool(_member(record, machine).get("mesh"))
+
+
 def preload(record: Mapping[str, Any], machine: str, proxy_port: int) -> dict[str, Any]:
     """The options of the module mesh_preload on a pod: what its library has to know. Raises InputError."""
     subnet = ipaddress.ip_network(str(record["mesh"]["subnet"]))

@@ -116,9 +116,30 @@ def until(what: str, say: list[str], word: str, host: str) -> None:
         time.sleep(0.5)
 
 
+def certificate(folder: Path) -> None:
+    """Make one that all programs of Go trust: without TLS there is no relay, and tailscaled keeps looking for one."""
+    names = f"subjectAltName=IP:{HOSTS[FIRST]}"
+    made = [
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=bench",
+    ]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(["openssl", "req", *made, "-addext", names, *files], check=True, capture_output=True)
+    os.environ["SSL_CERT_FILE"] = str(folder / "cert.pem")
+
+
 @contextmanager
 def control(folder: Path, headscale: str) -> Iterator[str]:
     """Run Headscale; a key to log in with."""
+    certificate(folder)
     derp = {
         "enabled": True,
         "region_id": 999,
@@ -130,8 +151,10 @@ def control(folder: Path, headscale: str) -> Iterator[str]:
         "ipv4": HOSTS[FIRST],
     }
     settings = {
-        "server_url": f"http://{HOSTS[FIRST]}:8080",
-        "listen_addr": "0.0.0.0:8080",
+        "server_url": f"https://{HOSTS[FIRST]}",
+        "listen_addr": "0.0.0.0:443",
+        "tls_cert_path": str(folder / "cert.pem"),
+        "tls_key_path": str(folder / "key.pem"),
         "unix_socket": str(folder / "headscale.sock"),
         "noise": {"private_key_path": str(folder / "noise.key")},
         "prefixes": {"v4": "100.64.0.0/10", "allocation": "sequential"},
@@ -159,11 +182,18 @@ def tailnet(folder: Path, programs: Path, key: str, userspace: bool) -> Iterator
             state.mkdir(parents=True)
             flags = daemon_flags({"interface": "tailscale0"}, userspace, PORT)
             where = [f"--socket={state}/socket"]
-            argv = [str(programs / "tailscaled"), f"--statedir={state}", f"--state={state}/state", *where, *flags]
+            argv = [
+                str(programs / "tailscaled"),
+                f"--statedir={state}",
+                f"--state={state}/state",
+                "--port=41641",
+                *where,
+                *flags,
+            ]
             stack.enter_context(running(host, *argv))
             ask = [str(programs / "tailscale"), *where]
             until("tailscaled does not answer", [*ask, "debug", "prefs"], "{", host)
-            server = f"--login-server=http://{HOSTS[FIRST]}:8080"
+            server = f"--login-server=https://{HOSTS[FIRST]}"
             more = ["--netfilter-mode=off", "--accept-dns=false", "--timeout=60s"]
             inside(host, *ask, "up", server, f"--auth-key={key}", f"--hostname={host}", *more)
             addresses[host] = inside(host, *ask, "ip", "-4").strip()
