@@ -49,8 +49,8 @@ FILLED, NAMED = 20.0, 60.0
 BEFORE = 40.0
 #: Percent of a processor, and what a node may send.
 SLOW_BY = {"cpu": "2", "link": "1mbit"}
-#: Of the shared volume.
-SIZE = "size=64m"
+#: Of the shared volume: room for the checkpoints of all runs.
+SIZE = "size=256m"
 
 
 def read_arguments() -> argparse.Namespace:

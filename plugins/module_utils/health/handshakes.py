@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from typing import Collection, Dict, Iterable, List, Mapping
+from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Judgement, failed, passed
@@ -45,9 +45,16 @@ def parse_addresses(text: str) -> Dict[str, str]:
     return found
 
 
-def latest(run: Runner, interface: str, keys: Collection[str], max_age_s: float) -> Dict[str, int]:
-    """The latest handshakes by public key, in seconds since 1970, after those of ``keys`` that are old were asked for."""
-    shown = _shown(run, interface)
+class Shown(NamedTuple):
+    """The latest handshakes by public key, and the time at which they were read, all in seconds since 1970."""
+
+    latest: Mapping[str, int]
+    at: float
+
+
+def read(run: Runner, interface: str, keys: Collection[str], max_age_s: float) -> Shown:
+    """The handshakes, after those of ``keys`` that are old were asked for."""
+    shown = _read(run, interface)
     old = _old(shown, keys, max_age_s)
     if old:
         addresses = parse_addresses(run(["wg", "show", interface, "allowed-ips"], timeout=_TIMEOUT).stdout)
@@ -55,30 +62,28 @@ def latest(run: Runner, interface: str, keys: Collection[str], max_age_s: float)
         ends = time.monotonic() + PATIENCE
         while _old(shown, old, max_age_s) and time.monotonic() < ends:
             time.sleep(_SPACING)
-            shown = _shown(run, interface)
+            shown = _read(run, interface)
     return shown
 
 
-def _shown(run: Runner, interface: str) -> Dict[str, int]:
-    return parse_handshakes(run(["wg", "show", interface, "latest-handshakes"], timeout=_TIMEOUT).stdout)
+def _read(run: Runner, interface: str) -> Shown:
+    latest = parse_handshakes(run(["wg", "show", interface, "latest-handshakes"], timeout=_TIMEOUT).stdout)
+    return Shown(latest, time.time())
 
 
-def _old(shown: Mapping[str, int], keys: Iterable[str], max_age_s: float) -> List[str]:
-    now = time.time()
-    return [key for key in keys if now - shown.get(key, 0) > max_age_s]
+def _old(shown: Shown, keys: Iterable[str], max_age_s: float) -> List[str]:
+    return [key for key in keys if shown.at - shown.latest.get(key, 0) > max_age_s]
 
 
-def judge(
-    handshakes: Mapping[str, int], peers: Mapping[str, str], now: float, max_age_s: float, interface: str
-) -> Judgement:
+def judge(shown: Shown, peers: Mapping[str, str], max_age_s: float, interface: str) -> Judgement:
     """Each peer has shaken hands since the keys of a session were last good. ``peers`` are public keys by machine."""
     never, old = [], []
     for machine, key in sorted(peers.items()):
-        at = handshakes.get(key, 0)
-        if at == 0:
+        age = shown.at - shown.latest.get(key, 0)
+        if not shown.latest.get(key):
             never.append(machine)
-        elif now - at > max_age_s:
-            old.append(f"{machine} ({now - at:.0f} s ago)")
+        elif age > max_age_s:
+            old.append(f"{machine} ({age:.0f} s ago)")
     good = len(peers) - len(never) - len(old)
     if good == len(peers):
         return passed(good, len(peers), "peers")

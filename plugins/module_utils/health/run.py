@@ -211,8 +211,7 @@ def _handshakes(context: Context) -> Judgement:
     if context.find("wg") is None:
         return unknown("wg is not installed.", "Run the mesh playbook.")
     interface, peers, age = expected.mesh_interface, expected.mesh_peers, expected.max_handshake_age_s
-    shown = handshakes.latest(context.run, interface, peers.values(), age)
-    return handshakes.judge(shown, peers, time.time(), age, interface)
+    return handshakes.judge(handshakes.read(context.run, interface, peers.values(), age), peers, age, interface)
 
 
 def _preload(context: Context) -> Judgement:
