@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import pods
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import reach_matrix
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction, stats
@@ -106,7 +107,9 @@ class ActionModule(ControllerAction):
         if names.get("write") not in self.variables:
             return None
         answered = set(self.variables["ansible_play_hosts"])
-        members = [member["machine"] for member in record["members"] if member["machine"] in answered]
+        members = [
+            member["machine"] for member in record["members"] if member["machine"] in answered - set(pods(record))
+        ]
         return {"members": members, **{phase: self.registered(names[phase], members) for phase in _PHASES}}
 
     def _is_part(self, record: Record, userspace_only: list[str]) -> bool:

@@ -32,11 +32,19 @@ DEFAULT_SITE = "default"
 Document = Dict[str, Any]
 
 
-class MemberMesh(TypedDict):
-    """A member's end of the mesh. ``public_key`` is null until the member has made its key."""
-
+class _MemberMesh(TypedDict):
     address: str
     public_key: Optional[str]
+
+
+class MemberMesh(_MemberMesh, total=False):
+    """A member's end of the mesh. ``public_key`` is null until the member has made its key.
+
+    ``userspace`` is true for a node without an interface of the mesh, whose programs reach it through a library. Other
+    records do not have the key, so that earlier versions can read them; they refuse those with it.
+    """
+
+    userspace: bool
 
 
 class Member(TypedDict):
@@ -245,6 +253,9 @@ def _member_mesh(fields: _Fields) -> MemberMesh:
         "address": fields.checked("address", values.address),
         "public_key": fields.optional("public_key", values.line),
     }
+    if "userspace" in fields.names():
+        fields.flag("userspace")
+        mesh["userspace"] = True
     fields.nothing_else()
     return mesh
 
@@ -326,19 +337,7 @@ def _check_whole(record: Record) -> None:
             raise InvalidRecordError(
                 f"members[{index}].address", f"{member['address']} is not a host address of {within}"
             )
-    mesh = record["mesh"]
-    tunnels = ipaddress.ip_network(mesh["subnet"])
-    for index, member in enumerate(members):
-        end = member["mesh"]
-        if end is None:
-            continue
-        where = f"members[{index}].mesh"
-        # A tailnet gives the addresses, from a range that its control server chooses.
-        if mesh["backend"] == "wireguard":
-            if not values.host_in(end["address"], tunnels):
-                raise InvalidRecordError(f"{where}.address", f"{end['address']} is not a host address of {tunnels}")
-            if end["public_key"] is not None:
-                _checked(f"{where}.public_key", values.wireguard_key, end["public_key"])
+    _check_ends(record)
     _check_mesh(record)
     _check_servers(record)
     volumes = record["storage"]["volumes"]
@@ -350,6 +349,25 @@ def _check_whole(record: Record) -> None:
         raise InvalidRecordError(
             "history", f"it does not contain each generation from 1 to {record['generation']} once"
         )
+
+
+def _check_ends(record: Record) -> None:
+    """The members' ends of the mesh."""
+    mesh = record["mesh"]
+    tunnels = ipaddress.ip_network(mesh["subnet"])
+    for index, member in enumerate(record["members"]):
+        end = member["mesh"]
+        if end is None:
+            continue
+        where = f"members[{index}].mesh"
+        if end.get("userspace") and mesh["backend"] != "tailscale":
+            raise InvalidRecordError(f"{where}.userspace", f"the mesh is '{mesh['backend']}', not a tailnet")
+        # A tailnet gives the addresses, from a range that its control server chooses.
+        if mesh["backend"] == "wireguard":
+            if not values.host_in(end["address"], tunnels):
+                raise InvalidRecordError(f"{where}.address", f"{end['address']} is not a host address of {tunnels}")
+            if end["public_key"] is not None:
+                _checked(f"{where}.public_key", values.wireguard_key, end["public_key"])
 
 
 def _check_servers(record: Record) -> None:
@@ -467,6 +485,11 @@ class _Fields:
         if not isinstance(value, bool):
             raise InvalidRecordError(self._path(key), f"expected a boolean, not {_type_name(value)}")
         return value
+
+    def flag(self, key: str) -> None:
+        """A key that is true where it is there."""
+        if self.any(key) is not True:
+            raise InvalidRecordError(self._path(key), "expected true, or no such key")
 
     def texts(self, key: str, check: Callable[[str], str]) -> List[str]:
         value = self.any(key)

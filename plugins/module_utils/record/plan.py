@@ -122,7 +122,7 @@ def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> 
     """Add the members that are new; update those that are there by the keys that are given and not None.
 
     A member: machine, address, interface, and by choice site, lan_address and endpoint (texts; empty takes it away),
-    gpus, mesh {address, public_key}, ssh_host_keys, ssh_public_key. Where the members share only the mesh (the cluster's
+    gpus, mesh {address, public_key, userspace}, ssh_host_keys, ssh_public_key. Where the members share only the mesh (the cluster's
     subnet is the mesh's), address and interface are those of the mesh, whatever is given.
     """
     new = copy.deepcopy(record)
@@ -602,10 +602,14 @@ def _given_mesh(record: Record, machine: str, given: Mapping[str, Any], present:
             address=address,
         )
     key = given.get("public_key")
-    return {
+    end: MemberMesh = {
         "address": address,
         "public_key": _mesh_key(record, key) if key else (present["public_key"] if present else None),
     }
+    pod = given.get("userspace")
+    if pod or (pod is None and present is not None and present.get("userspace")):
+        end["userspace"] = True
+    return end
 
 
 def _mesh_key(record: Record, key: Optional[str]) -> Optional[str]:
