@@ -15,7 +15,7 @@ import ipaddress
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, MemberMesh, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
@@ -417,6 +417,13 @@ def _tracking(record: Record, wanted: Mapping[str, Any]) -> model.Tracking:
             f"tracking_server '{merged['server']}' is not among the members of '{record['name']}'.",
             f"Choose one of its members: {', '.join(machines)}.",
             candidates=machines,
+        )
+    if derive.is_pod(record, merged["server"]):
+        mounting = [machine for machine in machines if not derive.is_pod(record, machine)]
+        raise InputError(
+            f"tracking_server '{merged['server']}' is a container without TUN, which has no volume for the artifacts.",
+            f"Choose one of {', '.join(mounting)}.",
+            candidates=mounting,
         )
     if merged["volume"] not in volumes:
         raise InputError(

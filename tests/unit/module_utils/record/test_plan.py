@@ -83,6 +83,16 @@ class TestTracking:
         with pytest.raises(InputError, match="has no volume for the artifacts"):
             plan.set_tracking(made(), {})
 
+    def test_a_container_without_tun_cannot_run_it(self) -> None:
+        ends = [{"address": f"100.64.0.{number}", "userspace": number == 2} for number in (1, 2)]
+        members = [entry(number, mesh=end) for number, end in enumerate(ends, 1)]
+        record = plan.set_storage(
+            made(members=members, mesh={"backend": "tailscale"}), [{**SHARED, "server": "n1"}]
+        ).record
+        with pytest.raises(InputError, match="'n2' is a container without TUN") as refused:
+            plan.set_tracking(record, {"server": "n2"})
+        assert refused.value.as_result()["candidates"] == ["n1"]
+
     def test_its_volume_neither_changes_nor_goes(self) -> None:
         more = {**SHARED, "name": "more", "path": "/srv/more", "mount_point": "/mnt/more"}
         record = plan.set_storage(tracked(), [SHARED, more]).record
