@@ -8,7 +8,7 @@
 
 It needs nothing but Python. Each call appends a line to a file in the directory of the run; a thread in the background hands
 the lines in, and goes on where it was when the server is back, also in the next attempt. What is left when a run has ended
-is handed in by ``python3 /usr/local/lib/gpumesh/python/gpumesh_track.py DIRECTORY``.
+is handed in by ``srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py DIRECTORY``: jobs know where the server is.
 
 Nothing arrives twice: MLflow keeps one of several points that are the same, with their time, so a batch whose answer was lost
 is simply sent again. A run is looked for by a tag of its own before it is made.
@@ -43,6 +43,8 @@ _LAST = 10.0
 _MOST = 1000
 _MOST_PARAMS = 100
 _POINTS, _STATE = "points.jsonl", "state.json"
+#: Where this file stays. A rank of gpumesh-train reads it from elsewhere, and only while it runs.
+_INSTALLED = "/usr/local/lib/gpumesh/python/gpumesh_track.py"
 _OTHER_NAME = re.compile(r"[^\w./: -]", re.ASCII)
 _LATER = (408, 425, 429)
 
@@ -125,7 +127,7 @@ class _Writer:
             folder = self._sender.folder
             print(
                 f"gpumesh_track: the server has not got everything of {folder} yet. The next attempt goes on with it, or: "
-                f"python3 {os.path.realpath(__file__)} {folder}",
+                f"srun python3 {_INSTALLED} {folder}",
                 file=sys.stderr,
             )
 
