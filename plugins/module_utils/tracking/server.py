@@ -504,4 +504,7 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         except OSError as failure:
             if failure.errno != errno.ENOTEMPTY:
                 raise HostStateError(f"{path} cannot be removed: {failure.strerror}.") from failure
+        # Where it is the last of ours there.
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(path))
     return True

@@ -158,6 +158,27 @@ def test_every_job_finds_it(lab: TrackingLab) -> None:
     assert context["gpumesh.generation"] == str(lab.record()["generation"])
 
 
+def in_database(lab: TrackingLab, host: str, words: str, *options: str) -> str:
+    """The answer of PostgreSQL on a host."""
+    return lab.run(host, "runuser", "-u", "postgres", "--", "psql", "-At", *options, "-c", words)
+
+
+def versions(lab: TrackingLab, host: str) -> str:
+    return in_database(lab, host, "SELECT version_num FROM alembic_version", "gpumesh_tracking")
+
+
+def test_an_older_schema_is_migrated(lab: TrackingLab) -> None:
+    """A database with a run, as MLflow of the last minor version made it."""
+    heads = versions(lab, MANAGER)
+    lab.run(MANAGER, "sh", "-c", OLDER, "-", OLD, timeout=300)
+    assert versions(lab, MANAGER) != heads
+    done = lab.track()
+    assert done.code == 0, done.output
+    assert versions(lab, MANAGER) == heads
+    (old,) = lab.runs("before")
+    assert lab.history(old, "loss") == [7]
+
+
 def test_an_outage_neither_slows_a_run_nor_loses_a_point(lab: TrackingLab, tmp_path: Path) -> None:
     """The run of 3 nodes with its code in git; the server is away in the middle of it."""
     code = "/root/code"
@@ -172,7 +193,8 @@ def test_an_outage_neither_slows_a_run_nor_loses_a_point(lab: TrackingLab, tmp_p
     lab.run(MANAGER, "systemctl", "start", SERVICE)
     lab.wait("the run has ended", lambda: json.loads((state / "run.json").read_text())["state"] == "finished", 240)
     log = (state / "attempts" / "001" / "rank-0.log").read_text(encoding="utf-8")
-    took, tracking = map(float, log.rpartition("took")[2].split())
+    # The program may tell later that not all has arrived.
+    took, tracking = map(float, log.rpartition("took")[2].splitlines()[0].split())
     print(f"{STEPS} steps took {took:.1f} s, of which the tracking {tracking:.3f} s")
     assert tracking < 0.02 * took
     # What the end of the program did not wait for is handed in by the command that it names.
@@ -213,25 +235,10 @@ def test_it_moves_with_all_runs_to_a_machine_without_systemd(lab: TrackingLab, t
     (moved,) = lab.runs("root")
     assert moved["info"]["run_id"] == run["info"]["run_id"]
     assert lab.history(moved, "loss") == list(range(1, STEPS + 1))
-    assert (
-        lab.run(MANAGER, "sh", "-c", "ls -d /etc/gpumesh/tracking /usr/local/lib/gpumesh/mlflow 2>&1 || true").count(
-            "No such file"
-        )
-        == 2
-    )
-    assert (
-        lab.run(
-            MANAGER,
-            "runuser",
-            "-u",
-            "postgres",
-            "--",
-            "psql",
-            "-Atc",
-            "SELECT 1 FROM pg_roles WHERE rolname ~ 'gpumesh'",
-        )
-        == ""
-    )
+    assert lab.history(lab.runs("before")[0], "loss") == [7]
+    for folder in ("/etc/gpumesh/tracking", "/usr/local/lib/gpumesh/mlflow"):
+        assert not lab.run(MANAGER, "find", folder, check=False), folder
+    assert in_database(lab, MANAGER, "SELECT 1 FROM pg_roles WHERE rolname ~ 'gpumesh'") == ""
     again = lab.track()
     assert again.code == 0 and set(again.changed.values()) == {0}, again.output
     program = (
@@ -242,46 +249,14 @@ def test_it_moves_with_all_runs_to_a_machine_without_systemd(lab: TrackingLab, t
     assert lab.job("python3", "-c", program).splitlines() == ["b'OK'"] * 2
 
 
-def test_it_moves_back_and_an_older_schema_is_migrated(lab: TrackingLab) -> None:
-    """Back with a database as MLflow of the last minor version made it, with a run."""
+def test_it_is_switched_off_and_delete_leaves_the_data(lab: TrackingLab) -> None:
     done = lab.track("-e", "tracking_state=absent")
     assert done.code == 0, done.output
-    assert "MLFLOW" not in lab.job("env")
     assert lab.record()["tracking"] is None
-    lab.uri, lab.trust = f"http://{ADDRESS[MANAGER]}:5000", ""
-    done = lab.track("-e", f"tracking_server={MANAGER}")
-    assert done.code == 0, done.output
-    heads = versions(lab)
-    lab.run(MANAGER, "sh", "-c", OLDER, "-", OLD, timeout=300)
-    assert versions(lab) != heads
-    done = lab.track()
-    assert done.code == 0, done.output
-    assert versions(lab) == heads
-    (old,) = lab.runs("before")
-    assert lab.history(old, "loss") == [7]
-
-
-def versions(lab: TrackingLab) -> str:
-    return lab.run(
-        MANAGER,
-        "runuser",
-        "-u",
-        "postgres",
-        "--",
-        "psql",
-        "-At",
-        "gpumesh_tracking",
-        "-c",
-        "SELECT version_num FROM alembic_version",
-    )
-
-
-def test_delete_leaves_the_data(lab: TrackingLab) -> None:
+    assert "MLFLOW" not in lab.job("env")
     done = lab.play("gpumesh.cluster.delete", "-e", "cluster_force=true")
     assert done.code == 0, done.output
-    assert lab.run(MANAGER, "ls", "-d", "/mnt/shared/mlflow-tracked").strip() == "/mnt/shared/mlflow-tracked"
-    assert versions(lab)
-    assert (
-        lab.run(MANAGER, "sh", "-c", "ls -d /etc/gpumesh/tracking /usr/local/lib/gpumesh 2>&1 || true").count("No such")
-        == 2
-    )
+    assert lab.run(BARE, "ls", "/mnt/shared/mlflow-tracked").split() == ["artifacts"]
+    assert versions(lab, BARE)
+    for folder in ("/etc/gpumesh/tracking", "/usr/local/lib/gpumesh"):
+        assert not lab.run(BARE, "find", folder, check=False), folder
