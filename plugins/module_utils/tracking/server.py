@@ -476,6 +476,7 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
     """
     trusted = remove_file(settings.TRUST) if keep_data or not request.server.tls else False
     if not is_here():
+        _remove_empty(os.path.dirname(settings.TRUST))
         return trusted
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     if not keep_data and postgres.is_there(request.server.dump):
@@ -504,7 +505,11 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         except OSError as failure:
             if failure.errno != errno.ENOTEMPTY:
                 raise HostStateError(f"{path} cannot be removed: {failure.strerror}.") from failure
-        # Where it is the last of ours there.
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(path))
+        _remove_empty(os.path.dirname(path))
     return True
+
+
+def _remove_empty(folder: str) -> None:
+    """Where nothing of ours is left in it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
