@@ -100,7 +100,7 @@ def pair() -> Iterator[None]:
             inside(host, "ip", "link", "set", "lo", "up")
             inside(host, "ip", "link", "set", "eth0", "up")
             # Without a default route tailscaled takes the network to be down.
-            other = next(one for one in HOSTS.values() if one != address)
+            (other,) = set(HOSTS.values()) - {address}
             inside(host, "ip", "route", "add", "default", "via", other)
         yield
     finally:

@@ -35,18 +35,21 @@ port = listener.getsockname()[1]
 client = socket.create_connection((address, port), 10)
 peer, source = listener.accept()
 seen = {listener.getsockname()[0], client.getpeername()[0], client.getsockname()[0], peer.getsockname()[0], source[0]}
-assert seen == {address}, seen
+if seen != {address}:
+    sys.exit(f"the ends of a connection are {seen}")
 class Entry(ctypes.Structure):
     pass
 Entry._fields_ = [("next", ctypes.POINTER(Entry)), ("name", ctypes.c_char_p)]
 libc, first = ctypes.CDLL(None), ctypes.POINTER(Entry)()
-assert libc.getifaddrs(ctypes.byref(first)) == 0
+if libc.getifaddrs(ctypes.byref(first)) != 0:
+    sys.exit("the interfaces cannot be listed")
 names, entry = set(), first
 while entry:
     names.add(entry.contents.name.decode())
     entry = entry.contents.next
 libc.freeifaddrs(first)
-assert interface in names, names
+if interface not in names:
+    sys.exit(f"the interfaces are {names}")
 print("ok")
 """
 

@@ -30,8 +30,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, postgres, settings, users
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import Server
 
-#: Seconds until the server answers. It takes 10 on an idle machine.
-_READY = 180.0
+#: Seconds until the server answers. It takes 10 on an idle machine, and minutes on one that does much else.
+_READY = 600.0
 _MIGRATION = 3600.0
 STILL_HERE = "the server is still here"
 

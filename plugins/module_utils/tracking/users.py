@@ -44,7 +44,7 @@ def main() -> None:
     given = json.load(sys.stdin)
     store = importlib.import_module("mlflow.server.auth.sqlalchemy_store").SqlAlchemyStore()
     store.init_db(given["url"])
-    print("\n" + json.dumps({"changed": settle(store, given["users"], given["look"])}))
+    sys.stdout.write("\n" + json.dumps({"changed": settle(store, given["users"], given["look"])}) + "\n")
 
 
 if __name__ == "__main__":

@@ -125,10 +125,9 @@ class _Writer:
         self._thread.join(_LAST)
         if self._sender.left():
             folder = self._sender.folder
-            print(
-                f"gpumesh_track: the server has not got everything of {folder} yet. The next attempt goes on with it, or: "
-                f"srun python3 {_INSTALLED} {folder}",
-                file=sys.stderr,
+            _say(
+                f"the server has not got everything of {folder} yet. The next attempt goes on with it, or: "
+                f"srun python3 {_INSTALLED} {folder}"
             )
 
     def _send(self) -> None:
@@ -141,7 +140,7 @@ class _Writer:
             except (UnreachableError, OSError):
                 pause = min(pause * 2, _LONGEST_PAUSE)
             except (ServerError, ValueError) as failure:
-                print(f"gpumesh_track: {failure}. The lines stay in {self._sender.folder}.", file=sys.stderr)
+                _say(f"{failure}. The lines stay in {self._sender.folder}.")
                 return
             if last:
                 return
@@ -163,8 +162,12 @@ def _append(line: Mapping[str, Any]) -> None:
             _writers[0].write(line)
         except OSError as failure:
             if not _warned:
-                _warned.append(f"gpumesh_track: {failure}. There will be gaps in the metrics.")
-                print(_warned[0], file=sys.stderr)
+                _warned.append(f"{failure}. There will be gaps in the metrics.")
+                _say(_warned[0])
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"gpumesh_track: {words}\n")
 
 
 def _end_line(path: str, descriptor: int) -> None:
@@ -373,19 +376,19 @@ def credentials(environment: Mapping[str, str]) -> str:
 def main(arguments: List[str]) -> int:
     """Hand in what a run has left: ``gpumesh_track.py DIRECTORY``."""
     if len(arguments) != 1:
-        print(f"usage: {os.path.basename(__file__)} DIRECTORY", file=sys.stderr)
+        _say(f"usage: {os.path.basename(__file__)} DIRECTORY")
         return 2
     sender = Sender(arguments[0], os.environ)
     if not sender.uri:
-        print("gpumesh_track: MLFLOW_TRACKING_URI is not set", file=sys.stderr)
+        _say("MLFLOW_TRACKING_URI is not set")
         return 2
     try:
         sender.send()
     except (UnreachableError, ServerError, OSError) as failure:
-        print(f"gpumesh_track: {failure}", file=sys.stderr)
+        _say(str(failure))
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:]))

@@ -134,8 +134,9 @@ class Track:
 
     @property
     def run(self) -> dict[str, Any]:
-        (run,) = self.handler.runs.values()
-        return dict(run)
+        runs = list(self.handler.runs.values())
+        assert len(runs) == 1
+        return dict(runs[0])
 
     def close(self) -> None:
         self.server.shutdown()
