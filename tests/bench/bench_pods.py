@@ -25,6 +25,7 @@ from pathlib import Path
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preload
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import PROXY_ADDRESS, daemon_flags
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
+from ansible_collections.gpumesh.cluster.tests.support.namespaces import joined
 
 #: Namespace to address.
 HOSTS = {"gpumesh-pods-1": "10.77.62.11", "gpumesh-pods-2": "10.77.62.12"}
@@ -90,22 +91,14 @@ def running(host: str, *argv: str, library: str = "") -> Iterator[None]:
 @contextmanager
 def pair() -> Iterator[None]:
     """Two namespaces with a cable between them."""
-    try:
-        for host in HOSTS:
-            subprocess.run(["ip", "netns", "add", host], check=True)
-        ends = ["type", "veth", "peer", "name", "eth0", "netns", SECOND]
-        subprocess.run(["ip", "-n", FIRST, "link", "add", "eth0", *ends], check=True)
+    with joined(FIRST, SECOND):
         for host, address in HOSTS.items():
             inside(host, "ip", "address", "add", f"{address}/24", "dev", "eth0")
-            inside(host, "ip", "link", "set", "lo", "up")
             inside(host, "ip", "link", "set", "eth0", "up")
             # Without a default route tailscaled takes the network to be down.
             (other,) = set(HOSTS.values()) - {address}
             inside(host, "ip", "route", "add", "default", "via", other)
         yield
-    finally:
-        for host in HOSTS:
-            subprocess.run(["ip", "netns", "delete", host], check=False)
 
 
 def until(what: str, say: list[str], word: str, host: str) -> None:

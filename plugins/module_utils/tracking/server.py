@@ -18,12 +18,17 @@ import os
 import pwd
 import secrets
 import shutil
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    read_text,
+    remove_empty,
+    remove_file,
+    write_atomic,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import account, acting_as, command_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -254,7 +259,7 @@ def trust_file(request: Request) -> Optional[Secret]:
     return Secret(settings.TRUST, request.trust)
 
 
-def daemons(server: Server, cluster: postgres.Cluster, systemd: bool, state: str = "started") -> List[Tuple[Any, Any]]:
+def daemons(server: Server, cluster: postgres.Cluster, systemd: bool) -> List[Tuple[Any, Any]]:
     """PostgreSQL and MLflow, each with what is there when it can be used."""
     database = daemon.Daemon(
         cluster.unit if systemd else "postgresql",
@@ -267,7 +272,7 @@ def daemons(server: Server, cluster: postgres.Cluster, systemd: bool, state: str
     )
     reads = [settings.PROGRAM, settings.AUTHENTICATION, settings.SECRET]
     reads += [settings.CERTIFICATE, settings.KEY] if server.tls else []
-    mlflow = mlflow_daemon(state)._replace(reads=[*reads, settings.UNIT] if systemd else reads)
+    mlflow = mlflow_daemon("started")._replace(reads=[*reads, settings.UNIT] if systemd else reads)
     return [
         (database, daemon.Ready(cluster.socket, None, None)),
         (mlflow, daemon.Ready(None, server.address, server.port)),
@@ -422,12 +427,13 @@ def _prepare(
     url = settings.database_url(cluster.port)
     for argv in (["-m", "mlflow", "db", "upgrade", url], ["-m", "mlflow.server.auth", "db", "upgrade", f"--url={url}"]):
         command = command_as(settings.ACCOUNT, [f"{folder}/bin/python", *argv])
-        run(
-            command,
-            timeout=_MIGRATION,
-            environment={"HOME": settings.HOME, "MLFLOW_AUTH_CONFIG_PATH": settings.AUTHENTICATION},
-        )
+        run(command, timeout=_MIGRATION, environment=_variables())
     words.append("schema migrated")
+
+
+def _variables() -> Dict[str, str]:
+    """What MLflow's own commands read."""
+    return {"HOME": settings.HOME, "MLFLOW_AUTH_CONFIG_PATH": settings.AUTHENTICATION}
 
 
 def settle_users(
@@ -440,8 +446,7 @@ def settle_users(
     if read_text(program) != source:
         write_atomic(program, source, mode=0o644)
     argv = command_as(settings.ACCOUNT, [f"{folder}/bin/python", program])
-    variables = {"HOME": settings.HOME, "MLFLOW_AUTH_CONFIG_PATH": settings.AUTHENTICATION}
-    said = run(argv, stdin=json.dumps(given), timeout=300, environment=variables).stdout
+    said = run(argv, stdin=json.dumps(given), timeout=300, environment=_variables()).stdout
     return [str(name) for name in environment.last_json(said)["changed"]]
 
 
@@ -476,7 +481,7 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
     """
     trusted = remove_file(settings.TRUST) if keep_data or not request.server.tls else False
     if not is_here():
-        _remove_empty(os.path.dirname(settings.TRUST))
+        remove_empty(os.path.dirname(settings.TRUST))
         return trusted
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     if not keep_data and postgres.is_there(request.server.dump):
@@ -505,11 +510,5 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         except OSError as failure:
             if failure.errno != errno.ENOTEMPTY:
                 raise HostStateError(f"{path} cannot be removed: {failure.strerror}.") from failure
-        _remove_empty(os.path.dirname(path))
+        remove_empty(os.path.dirname(path))
     return True
-
-
-def _remove_empty(folder: str) -> None:
-    """Where nothing of ours is left in it."""
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
