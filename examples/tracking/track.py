@@ -71,7 +71,9 @@ def main() -> None:
             csv.writer(stream).writerows([("step", "loss"), *enumerate(losses, start=1)])
         gpumesh_track.artifact(path)
         print(f"{dist.get_world_size()} ranks on {device.type}: loss {losses[0]:.4f} -> {losses[-1]:.4f}")
-    # What DDP has wrapped refers to itself and to the process group, and must not outlive that.
+    # What DDP has wrapped refers to itself and to the process group, and must not outlive that. By then, gloo must have let
+    # go of the last tensor.
+    dist.barrier()
     gc.collect()
     dist.destroy_process_group()
 
