@@ -65,12 +65,13 @@ _NODE_FILES = [f"/etc/slurm/{name}" for name in (config.OPTIONS, *config.NODE)]
 _RESTART = ["Restart=on-failure", "RestartSec=5"]
 #: Programs that run load what is listed there, and keep it.
 _PRELOAD = "/etc/ld.so.preload"
-#: Runs a command once PID 1 is as many seconds old as $0. Never waits longer: in LXC, the two files have different clocks.
-_AGED = (
-    '\'NR == FNR { up = $1; next } { sub(/.*\\) /, ""); rest = age - (up - $20 / 100); '
-    "if (rest > age) rest = age; if (rest < 0) rest = 0; print rest }'"
+#: Runs a command once PID 1 is as many seconds old as $0, by the clock ticks in field 22 of its stat, 20 after its name.
+#: Never waits longer: in LXC, the two files have different clocks. supervisord reads it too: no percent sign, and no space
+#: before a semicolon.
+_SETTLED = (
+    "began() { shift 19; rest=$(($1 / 100)); }; IFS='. ' read -r up rest </proc/uptime; read -r stat </proc/1/stat; "
+    'began ${stat##*\\) }; rest=$(($0 - up + rest)); [ $rest -le $0 ] || rest=$0; [ $rest -le 0 ] || sleep $rest; exec "$@"'
 )
-_SETTLED = f'sleep "$(awk -v age="$0" {_AGED} /proc/uptime /proc/1/stat)"; exec "$@"'
 
 
 def packages(programs: Sequence[str], manager: str) -> list[str]:
