@@ -1,0 +1,228 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tasks of a session on its nodes: fetch the images, run a container, enter one. As the job's user, by podman."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import environment, node
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role, Spec
+
+#: Of the one container that each of our podman's stores has.
+NAME = "session"
+_LOCAL = ("oci-archive:", "docker-archive:", "oci:", "dir:")
+_QUIET = {"PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
+#: Seconds until a container can be entered whose session runs, and for one image.
+_PATIENCE = 60.0
+_PULL = 7200.0
+_CDI = ("/etc/cdi", "/var/run/cdi")
+
+
+class Place(NamedTuple):
+    """The folders of one container. ``images``: the store that all sessions of the user have on this node."""
+
+    run: str
+    storage: str
+    images: str
+
+
+def place_of(job: int, local: int, storage: str) -> Place:
+    """Where a container is. ``storage``: the setting, with {user}."""
+    base = storage.replace("{user}", getpass.getuser())
+    return Place(f"{node.folder(job)}/{local}", f"{node.storage(job)}/{local}", f"{base}/images")
+
+
+def images_command(images: str) -> List[str]:
+    """podman with the store of images, which has all of its folders to itself: podman remembers them."""
+    folders = ["--root", images, "--runroot", f"{images}-run", "--tmpdir", f"{images}-tmp"]
+    return ["podman", "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=file", *folders]
+
+
+def command(place: Place) -> List[str]:
+    """podman with the store of one container. The images come from the user's store."""
+    folders = ["--root", f"{place.storage}/root", "--runroot", f"{place.run}/podman"]
+    folders += ["--storage-opt", f"overlay.imagestore={place.images}"]
+    return ["podman", "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=file", *folders]
+
+
+def podman_environment(place: Place) -> Dict[str, str]:
+    """podman keeps the namespaces of the first container that it runs from a folder, so each container has its own."""
+    return {**_QUIET, "XDG_RUNTIME_DIR": place.run}
+
+
+def reference(image: str) -> str:
+    """The image as podman pulls it: files and folders by their transport."""
+    return image if image.startswith((*_LOCAL, "docker://")) else f"docker://{image}"
+
+
+def run_arguments(
+    role: Role, own: Container, place: Place, image: str, variables: Mapping[str, str], gpus: Sequence[str]
+) -> List[str]:
+    """What comes after podman to run the container. ``image``: its identifier. Variables come from the environment."""
+    mounts = [f"{place.run}/hosts:/etc/hosts:ro", f"{place.run}/hostfile:/etc/gpumesh-hostfile:ro"]
+    mounts += [f"{place.run}/resolv.conf:/etc/resolv.conf:ro", *role.mounts]
+    words = [
+        "run",
+        "--rm",
+        f"--name={NAME}",
+        "--network=host",
+        "--uts=private",
+        f"--hostname={own.name}",
+        "--cgroups=disabled",
+    ]
+    words += ["--no-hosts", "--pull=never", "--log-driver=none", "--security-opt=label=disable"]
+    words += [f"--volume={one}" for one in mounts]
+    words += [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus]
+    words += [f"--env={name}" for name in sorted(variables)]
+    if role.command:
+        return [*words, image, *role.command]
+    return [*words, "--init", "--entrypoint=sleep", image, "infinity"]
+
+
+def own_gpus(variables: Mapping[str, str], local: int, count: int) -> List[str]:
+    """The GPUs of a container among those that Slurm has given the step on this node."""
+    given = variables.get("SLURM_STEP_GPUS") or variables.get("SLURM_JOB_GPUS") or ""
+    return [word for word in given.split(",") if word][local * count : (local + 1) * count]
+
+
+# --- On a node
+
+
+def prepare(run: Runner, spec: Spec, job: int, storage: str) -> int:
+    """Refuse what could not run here, and fetch the images; the exit status. Raises GpumeshError."""
+    plan = node.read_plan(job)
+    roles = [spec.role(one.role) for one in _containers(plan) if one.name in plan["here"]]
+    _refuse_unfit(roles)
+    place = place_of(job, 0, storage)
+    images, variables = place.images, {**_QUIET, "XDG_RUNTIME_DIR": f"{place.run}/fetch"}
+    # podman makes it only where the folder of the state is the same.
+    os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
+    os.makedirs(os.path.dirname(images), mode=0o700, exist_ok=True)
+    for image in sorted({role.image for role in roles}):
+        if not _identifier(run, images_command(images), image, variables):
+            _say(f"fetching {image}")
+            try:
+                pulled = run(
+                    [*images_command(images), "pull", "--quiet", reference(image)], timeout=_PULL, environment=variables
+                )
+            except CommandError as failure:
+                raise HostStateError(
+                    f"The image {image} cannot be fetched: {failure.message}", "Correct its name."
+                ) from failure
+            run([*images_command(images), "tag", pulled.stdout.split()[-1], _alias(image)], environment=variables)
+    return 0
+
+
+def _alias(image: str) -> str:
+    """A name for an image of any kind, so that it is found again."""
+    letters = "".join(letter if letter.isalnum() else "-" for letter in image.lower()).strip("-")
+    return f"localhost/gumesh-session/{letters}:latest".replace("--", "-").replace("gumesh", "gpumesh")
+
+
+def _identifier(run: Runner, podman: Sequence[str], image: str, variables: Mapping[str, str]) -> str:
+    """Of an image that is there. One that has a tag of its own may be another one by now: only digests are kept."""
+    done = run(
+        [*podman, "image", "inspect", "--format={{.Id}}", _alias(image)],
+        check=False,
+        environment=dict(variables),
+    )
+    return done.stdout.strip() if not done.rc else ""
+
+
+def _refuse_unfit(roles: Sequence[Role]) -> None:
+    here, user = os.uname().nodename, getpass.getuser()
+    if find("podman") is None:
+        raise HostStateError(f"{here} has no podman.", "Run the role session on this node.")
+    limit = read_text("/proc/sys/user/max_user_namespaces") or ""
+    if limit.strip() == "0":
+        raise HostStateError(f"{here} has no user namespaces.", "Set the kernel's user.max_user_namespaces.")
+    if not any(line.startswith(f"{user}:") for line in (read_text("/etc/subuid") or "").splitlines()):
+        raise HostStateError(
+            f"{here}: {user} has no subordinate user ids.",
+            f"Have root run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
+        )
+    if any(role.gpus for role in roles) and not any(os.path.isdir(path) and os.listdir(path) for path in _CDI):
+        raise HostStateError(
+            f"{here} has no description of its GPUs for containers.",
+            "Install nvidia-container-toolkit, and run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        )
+    for role in roles:
+        for mount in role.mounts:
+            if not os.path.exists(mount.split(":")[0]):
+                raise HostStateError(f"{here} has no {mount.split(':')[0]}.", "Mount what is there on all nodes.")
+
+
+def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -> int:
+    """Run the container of this task until it ends; its exit status. Raises GpumeshError."""
+    plan = node.read_plan(job)
+    session = _containers(plan)
+    own = next(one for one in session if one.name in plan["here"] and one.local == local)
+    role, place = spec.role(own.role), place_of(job, local, storage)
+    gpus = {one.name: one.gpus for one in spec.roles}
+    model, settings = environment.load(), environment.read_settings()
+    variables = environment.variables(model, plan["leader"], session, own, gpus, settings, "/etc/gpumesh-hostfile")
+    variables.update(role.env)
+    resolv = read_text("/run/systemd/resolve/resolv.conf") or read_text("/etc/resolv.conf")
+    files = {
+        "hosts": environment.hosts(session),
+        "hostfile": environment.hostfile(session, gpus),
+        "resolv.conf": environment.resolvers(resolv),
+    }
+    for name, text in files.items():
+        write_atomic(f"{place.run}/{name}", text, 0o644)
+    image = _identifier(run, command(place), role.image, podman_environment(place))
+    if not image:
+        raise HostStateError(f"The image {role.image} is not on {own.node}.", "Start the session again.")
+    given = own_gpus(os.environ, local, role.gpus)
+    podman, *words = [*command(place), *run_arguments(role, own, place, image, variables, given)]
+    # The session's variables are the container's, and PATH may be among them.
+    with Process(
+        [find(podman) or podman, *words],
+        env={**os.environ, **variables, **podman_environment(place)},
+        stdin=subprocess.DEVNULL,
+    ) as process:
+        status = process.wait()
+    if own.rank and not status:
+        # The session goes on as long as its first container does, and Slurm would end it with the first task.
+        while True:
+            time.sleep(3600)
+    return status
+
+
+def enter(run: Runner, job: int, local: int, storage: str, words: Sequence[str], terminal: bool) -> int:
+    """Run a command in the container, which may just be starting; its exit status. Raises GpumeshError."""
+    place = place_of(job, local, storage)
+    end = time.monotonic() + _PATIENCE
+    variables = podman_environment(place)
+    while not os.path.exists(f"{place.run}/hosts") or not _runs(run, place):
+        if time.monotonic() > end:
+            raise HostStateError("The container does not run.", "See the log of the session: gpumesh-session show.")
+        time.sleep(0.5)
+    options = ["--interactive", "--tty"] if terminal else ["--interactive"]
+    argv = [*command(place), "exec", *options, NAME, *words]
+    with Process(argv, env={**os.environ, **variables}) as process:
+        return process.wait()
+
+
+def _runs(run: Runner, place: Place) -> bool:
+    argv = [*command(place), "inspect", "--format={{.State.Running}}", NAME]
+    return run(argv, check=False, environment=podman_environment(place)).stdout.strip() == "true"
+
+
+def _containers(plan: Mapping[str, Any]) -> List[Container]:
+    return [Container(**one) for one in plan["containers"]]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{os.uname().nodename}: {text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,285 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`gpumesh-session`: for users, for the batch script of a session, for its tasks, and for Slurm's plugin as root."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Mapping, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, job, node, plan, sessions
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, Spec, Token
+
+_NAME = "gpumesh-session"
+PATH = f"/usr/local/bin/{_NAME}"
+COMMANDS = ("start", "list", "show", "enter", "run", "stop")
+_USAGE = """gpumesh-session start FILE [--detach] | list | show NAME | stop NAME
+       gpumesh-session enter NAME [CONTAINER] [-- COMMAND [ARGUMENT...]] | run NAME -- COMMAND [ARGUMENT...]"""
+#: YAML is read by Debian's module for it; this program needs nothing but Python's own.
+_READ_YAML = "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout, default=str)"
+_SHELL = ("/bin/sh", "-c", "test -x /bin/bash && exec /bin/bash; exec /bin/sh")
+_FOLLOW = 1.0
+
+
+def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
+    """The exit status: 0 if all is well, 1 for what has failed, 2 for what is refused, else a command's own."""
+    try:
+        return _main(Settings(**values), list(arguments))
+    except GpumeshError as failure:
+        sys.stderr.write(f"{_NAME}: {failure}\n")
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+def _main(settings: Settings, arguments: List[str]) -> int:
+    first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if first in ("prolog", "epilog", "sweep"):
+        return _root(settings, first)
+    if first == "supervise":
+        return _supervise(rest[0])
+    if first == "prepare":
+        return _task(lambda: container.prepare(run_command, job.decode(rest[0]), _job(), settings.storage))
+    if first == "container":
+        local = int(os.environ["SLURM_LOCALID"])
+        return _task(lambda: container.run_container(run_command, job.decode(rest[0]), _job(), local, settings.storage))
+    if first == "inside":
+        number, local, words = int(rest[0]), int(rest[1]), rest[2:]
+        return container.enter(run_command, number, local, settings.storage, words, sys.stdin.isatty())
+    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    command = arguments[len(words) + 1 :]
+    given = parser().parse_args(words)
+    actions = {"start": _start, "list": _list, "show": _show, "enter": _enter, "run": _run, "stop": _stop}
+    return actions[given.command](settings, given, command)
+
+
+def parser() -> argparse.ArgumentParser:
+    """What users can say."""
+    made = argparse.ArgumentParser(_NAME, _USAGE, "Containers with roles on a private network, as a Slurm job.")
+    made.add_argument("command", choices=COMMANDS)
+    made.add_argument("name", nargs="?", default="", help="start: the file; else the name of a session")
+    made.add_argument("container", nargs="?", default=f"{specs.MAIN}1", help="enter: its container (default: main1)")
+    made.add_argument("--detach", action="store_true", help="start: return as soon as the session is submitted")
+    made.add_argument("--dry-run", action="store_true", help="start: check everything, and submit nothing")
+    return made
+
+
+def _job() -> int:
+    """The job of a task: in a heterogeneous one, that of its component."""
+    return int(os.environ.get("GPUMESH_SESSION_JOB") or os.environ["SLURM_JOB_ID"])
+
+
+def _task(work: Any) -> int:
+    try:
+        return int(work())
+    except GpumeshError as failure:
+        sys.stderr.write(f"{_NAME}: {failure}\n")
+        sys.stderr.flush()
+        return 1
+
+
+# --- As root, for Slurm
+
+
+def _root(settings: Settings, verb: str) -> int:
+    if verb == "prolog":
+        node.prolog(run_command, settings, os.environ)
+    elif verb == "epilog":
+        node.epilog(run_command, os.environ)
+    else:
+        for number in node.sweep(run_command, settings.machine):
+            sys.stdout.write(f"{number}\n")
+    return 0
+
+
+# --- For users
+
+
+def read_file(path: str) -> Any:
+    """A session's file, in JSON or YAML. Raises InputError."""
+    try:
+        text = sys.stdin.read() if path == "-" else read_text(path)
+    except HostStateError as failure:
+        raise InputError(failure.message, failure.remedy) from failure
+    if text is None:
+        raise InputError(f"There is no file {path}.", "Give the file that describes the session.")
+    try:
+        return json.loads(text)
+    except ValueError:
+        done = run_command(["/usr/bin/python3", "-I", "-c", _READ_YAML], stdin=text, check=False)
+        if done.rc:
+            last = (done.stderr.strip().splitlines() or ["it is not YAML"])[-1]
+            raise InputError(f"{path} cannot be read: {last}.", "Write it in YAML or JSON.") from None
+        return json.loads(done.stdout)
+
+
+def _start(settings: Settings, given: argparse.Namespace, _command: Sequence[str]) -> int:
+    if not given.name:
+        raise InputError("There is no file.", "Give the file that describes the session: gpumesh-session start FILE")
+    spec = specs.parse(read_file(given.name))
+    if given.dry_run:
+        sessions.refuse(run_command, PATH, spec, settings)
+        return 0
+    started = sessions.start(run_command, PATH, spec, settings)
+    sys.stdout.write(f"{spec.name}: job {started.job}, log {started.log}\n")
+    return 0 if given.detach else _follow(spec, started)
+
+
+def _follow(spec: Spec, started: sessions.Started) -> int:
+    shown = ""
+    while True:
+        found = sessions.look(run_command, spec.name, started.job)
+        line = sessions.line(found, spec.name)
+        if line != shown:
+            shown = line
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+        if found is None:
+            raise HostStateError(f"The session '{spec.name}' has ended.", f"See {started.log} on its first node.")
+        if found.stage == job.RUNNING:
+            return 0
+        time.sleep(_FOLLOW)
+
+
+def _list(_settings: Settings, _given: argparse.Namespace, _command: Sequence[str]) -> int:
+    for found in job.queue(run_command):
+        sys.stdout.write(f"{found.user}  {sessions.line(found, found.token.name)}\n")
+    return 0
+
+
+def _show(settings: Settings, given: argparse.Namespace, _command: Sequence[str]) -> int:
+    found = job.named(run_command, given.name)
+    sys.stdout.write(f"{sessions.line(found, given.name)}\n")
+    if all(found.nodes):
+        for one in job.containers(found, settings):
+            sys.stdout.write(f"{one.name:<20} {one.address:<16} {one.node}\n")
+    return 0
+
+
+def _stop(_settings: Settings, given: argparse.Namespace, _command: Sequence[str]) -> int:
+    job.cancel(run_command, job.named(run_command, given.name).job)
+    return 0
+
+
+def _enter(settings: Settings, given: argparse.Namespace, command: Sequence[str]) -> int:
+    found = job.named(run_command, given.name)
+    session = job.containers(found, settings)
+    wanted = [one for one in session if one.name == given.container]
+    if not wanted:
+        names = ", ".join(one.name for one in session)
+        raise InputError(f"The session '{given.name}' has no container '{given.container}'.", f"It has {names}.")
+    terminal = sys.stdin.isatty()
+    argv = _inside(found.job, wanted[0], command or _SHELL, terminal)
+    with Process(argv, env=_clean(wanted[0].local)) as process:
+        return process.wait()
+
+
+def _inside(leader: int, one: Container, words: Sequence[str], terminal: bool) -> List[str]:
+    """srun that runs a command in a container."""
+    number = leader + one.component
+    argv = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={one.node}"]
+    argv += [
+        "--cpus-per-task=1",
+        "--cpu-bind=none",
+        "--mem=0",
+        "--quiet",
+        "--chdir=/",
+        *(["--pty"] if terminal else []),
+    ]
+    return [*argv, PATH, "inside", str(number), str(one.local), *words]
+
+
+def _clean(local: int) -> Dict[str, str]:
+    """The environment without what an outer job has set."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SPANK_", "SBATCH_"))}
+    return {**kept, job.PLACE: str(local)}
+
+
+def _run(settings: Settings, given: argparse.Namespace, command: Sequence[str]) -> int:
+    if not command:
+        raise InputError("There is no command.", "Give it after '--'.")
+    found = job.named(run_command, given.name)
+    session = job.containers(found, settings)
+    running = []
+    for one in session:
+        argv = _inside(found.job, one, command, False)
+        process = Process(
+            argv,
+            env=_clean(one.local),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+        running.append((one.name, process))
+    readers = [threading.Thread(target=_copy, args=pair) for pair in running]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    return max(process.wait() for _name, process in running)
+
+
+def _copy(name: str, process: Process) -> None:
+    for text in process.stdout or ():
+        sys.stdout.write(f"{name}: {text.rstrip()}\n")
+    sys.stdout.flush()
+
+
+# --- The batch script
+
+
+def _supervise(word: str) -> int:
+    spec, number = job.decode(word), int(os.environ["SLURM_JOB_ID"])
+    token = plan.parse_token(os.environ[job.VARIABLE])
+    text = plan.token_text(token)
+    program = os.path.abspath(sys.argv[0])
+    job.note(run_command, number, text, job.FETCHING)
+    status = _steps(token, spec, [program, "prepare", word], number, {job.PLACE: "host"}, 1, 0)
+    if status:
+        return status
+    job.note(run_command, number, text, job.RUNNING)
+    return _steps(token, spec, [program, "container", word], number, {}, 0, spec.time * 60)
+
+
+def _steps(
+    token: Token,
+    spec: Spec,
+    words: Sequence[str],
+    number: int,
+    variables: Mapping[str, str],
+    per_node: int,
+    seconds: float,
+) -> int:
+    """Run a step of each component. Those of containers end with the first of them, and with the time."""
+    running = []
+    for place in range(len(token.components)):
+        environment = {**os.environ, **variables, "GPUMESH_SESSION_JOB": str(number + place)}
+        argv = [*job.step(place, token.components, spec, per_node), *words]
+        running.append(Process(argv, env=environment, stdin=subprocess.DEVNULL))
+    end = time.monotonic() + seconds if seconds else float("inf")
+    while True:
+        ended = [process.returncode for process in running if process.poll() is not None]
+        if len(ended) == len(running) or any(ended) or (ended and not variables) or time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+    for process in running:
+        process.wait()
+    return max(ended, default=0)

@@ -1,0 +1,80 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Start a session, and look at it: for the program and for the module alike."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from typing import NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings, Spec
+
+_FILES = ("oci-archive:", "docker-archive:", "oci:", "dir:")
+
+
+class Started(NamedTuple):
+    """A session that was submitted. ``log``: where what its containers print is."""
+
+    job: int
+    log: str
+
+
+def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> None:
+    """Refuse what could not work, before anything is submitted. Raises GpumeshError."""
+    if os.geteuid() == 0:
+        raise InputError("A session cannot be root's.", "Start it as another user; in the playbook, set session_user.")
+    specs.refuse_mounts(spec, [*settings.volumes, *settings.mounts_allowed])
+    for role in spec.roles:
+        if role.image.startswith(_FILES):
+            path = role.image.split(":")[1]
+            if not path.startswith("/") or not os.path.exists(path):
+                raise InputError(
+                    f"session_roles: {role.name}: there is no image {path}.",
+                    "Give the whole path of one that all nodes see.",
+                )
+    if any(one.token.name == spec.name for one in job.queue(run, "--me")):
+        raise InputError(
+            f"There is a session '{spec.name}' already.", f"Choose another name, or: gpumesh-session stop {spec.name}"
+        )
+    job.refuse_impossible(run, program, spec)
+
+
+def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
+    """Submit a session. Raises GpumeshError."""
+    refuse(run, program, spec, settings)
+    log = f"{_logs(settings)}/gpumesh-session-{spec.name}-%j.log"
+    number = job.submit(run, program, spec, settings, log)
+    return Started(number, log.replace("%j", str(number)))
+
+
+def _logs(settings: Settings) -> str:
+    """On the first shared volume on which the user has a folder, else on the first node, beside the user's images."""
+    for volume in settings.volumes:
+        folder = f"{volume}/{getpass.getuser()}"
+        if os.access(folder, os.W_OK):
+            return folder
+    return os.path.dirname(settings.storage)
+
+
+def look(run: Runner, name: str, number: int = 0) -> Optional[job.Session]:
+    """The user's session of this name, or of this job; None where it has ended."""
+    found = [one for one in job.queue(run, "--me") if one.token.name == name and number in (0, one.job)]
+    return found[0] if found else None
+
+
+def line(session: Optional[job.Session], name: str) -> str:
+    """A session in one line."""
+    if session is None:
+        return f"{name}: ended"
+    roles = ", ".join(f"{role}:{count}" for one in session.token.components for role, count in one.roles)
+    if session.state != "running":
+        why = f" ({session.reason})" if session.reason not in ("", "None") else ""
+        return f"{name}: job {session.job}, {roles} · {session.state}{why}"
+    nodes = ", ".join(dict.fromkeys(node for nodes in session.nodes for node in nodes))
+    return f"{name}: job {session.job}, {roles} · {session.stage} on {nodes}"

@@ -1,0 +1,113 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a session is: roles and their containers, and what its job tells the nodes of them."""
+
+from __future__ import annotations
+
+from typing import List, Mapping, NamedTuple, Sequence, Tuple
+
+PRIVATE, HOST = "private", "host"
+#: The slot of a session that has no network of its own.
+NO_SLOT = -1
+
+
+class Role(NamedTuple):
+    """Containers that are alike. ``memory`` in MiB, 0 for Slurm's default. ``per_node``: 0 lets it be chosen."""
+
+    name: str
+    replicas: int
+    image: str
+    command: Tuple[str, ...] = ()
+    cpus: int = 1
+    memory: int = 0
+    gpus: int = 0
+    per_node: int = 0
+    mounts: Tuple[str, ...] = ()
+    env: Tuple[Tuple[str, str], ...] = ()
+
+
+class Spec(NamedTuple):
+    """A session as somebody asks for it. ``time`` in minutes, 0 for no limit."""
+
+    name: str
+    roles: Tuple[Role, ...]
+    time: int = 0
+    network: str = PRIVATE
+    partition: str = ""
+    retry: bool = True
+
+    def role(self, name: str) -> Role:
+        """The role of this name."""
+        return next(role for role in self.roles if role.name == name)
+
+
+class Component(NamedTuple):
+    """Containers of the same size: a component of a heterogeneous job, or a whole job. ``roles``: name and number."""
+
+    per_node: int
+    roles: Tuple[Tuple[str, int], ...]
+
+    @property
+    def containers(self) -> int:
+        """How many."""
+        return sum(count for _name, count in self.roles)
+
+    @property
+    def nodes(self) -> int:
+        """On how many nodes they are."""
+        return -(-self.containers // self.per_node)
+
+
+class Token(NamedTuple):
+    """What the job of a session tells each of its nodes: its name, its place in the pool, and its containers."""
+
+    slot: int
+    name: str
+    components: Tuple[Component, ...]
+
+
+class Container(NamedTuple):
+    """A container in its place. ``number`` from 1 within its role, ``rank`` from 0 over the session, ``local`` from 0
+    among those of its component on its node. Without a network of its own, ``address`` is the node's, and ``vni`` 0."""
+
+    name: str
+    role: str
+    number: int
+    rank: int
+    component: int
+    node: str
+    local: int
+    address: str
+    vni: int
+
+    @property
+    def mac(self) -> str:
+        """Of its interface in the session."""
+        return mac_of(2, self.vni)
+
+
+class Settings(NamedTuple):
+    """What gpumesh-session is installed with. ``members``: the cluster's addresses by name. ``pools``: networks whose
+    /24 are the sessions'. ``closed``: networks that sessions must not reach."""
+
+    machine: str
+    interface: str
+    members: Mapping[str, str]
+    pools: Sequence[str]
+    closed: Sequence[str]
+    nat: bool
+    allow: Sequence[str]
+    volumes: Sequence[str]
+    mounts_allowed: Sequence[str]
+    storage: str
+
+
+def mac_of(kind: int, vni: int) -> str:
+    """An address of our own making. ``kind``: 2 for the session, 6 and 10 for the two ends of the way out."""
+    return ":".join(f"{byte:02x}" for byte in (kind, 0x67, 0x6D, vni >> 16 & 255, vni >> 8 & 255, vni & 255))
+
+
+def by_component(token: Token) -> List[List[Tuple[str, int]]]:
+    """Role and index of each container of each component, in the order of their ranks."""
+    return [[(name, number) for name, count in one.roles for number in range(1, count + 1)] for one in token.components]
