@@ -9,7 +9,14 @@ from typing import Any, Callable
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import job_environment, names, ssh_trust, storage, train
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import (
+    job_environment,
+    names,
+    session,
+    ssh_trust,
+    storage,
+    train,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.drift import questions
 
@@ -47,4 +54,5 @@ class ActionModule(HostAction):
             ),
             "storage": lambda: storage.desired(record, self.machine, **self.options("storage", "backend", "server")),
             "train": lambda: train.desired(record, **self.options("train", "run_dir", "stage_dir")),
+            "session": lambda: session.desired(record, self.machine, self.options("session", *session.OPTIONS)),
         }

@@ -183,6 +183,11 @@ options:
         list of mappings. C(gpu) replaces what is detected; an empty list means that there is none.
     type: dict
     default: {}
+  plugins:
+    description: The paths of plugins (SPANK) that slurmd and srun load, the same on all hosts. One that is missing is skipped.
+    type: list
+    elements: str
+    default: []
   gpus:
     description:
       - How many GPUs this host is known to have. Where fewer are found and O(gres) does not name them, the node goes on
@@ -552,6 +557,7 @@ def main() -> None:
             "nodesets": {"type": "dict", "default": {}},
             "cgroup": {"type": "dict", "default": {}},
             "gres": {"type": "dict", "default": {}},
+            "plugins": {"type": "list", "elements": "str", "default": []},
             "gpus": {"type": "int", "default": 0},
             "node": {"type": "dict", "default": {}},
             "directory": {"type": "path", "default": "/etc/slurm"},

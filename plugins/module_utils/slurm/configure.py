@@ -67,7 +67,7 @@ def plan(
         text = present.get(name)
         if text is None or text.startswith(_OURS):
             continue
-        if wanted is None:
+        if wanted is None or name not in wanted.served:
             # Not ours to remove.
             texts[name] = text
             continue

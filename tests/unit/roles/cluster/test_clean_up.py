@@ -20,7 +20,10 @@ ROLE = ROOT / "roles" / "cluster"
 @pytest.mark.parametrize(
     ("others", "order"),
     [
-        (["storage", "ssh_trust"], ["train", "slurm", "job_environment", "munge", "firewall", "names", "mesh"]),
+        (
+            ["storage", "ssh_trust"],
+            ["session", "train", "slurm", "job_environment", "munge", "firewall", "names", "mesh"],
+        ),
         (["munge", "job_environment", "slurm"], ["storage", "ssh_trust", "firewall", "names", "mesh"]),
     ],
 )
