@@ -1,0 +1,76 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is found of jobs on a node, and what is left there when Slurm knows them no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node
+
+
+@pytest.fixture(name="top", autouse=True)
+def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, folder in (("FOLDER", "run"), ("STORAGE", "lib"), ("_NAMESPACES", "netns")):
+        (tmp_path / folder).mkdir()
+        monkeypatch.setattr(node, name, str(tmp_path / folder))
+    return tmp_path
+
+
+def test_components_of_a_job() -> None:
+    text = (
+        "JobId=9 HetJobId=8 HetJobOffset=1 JobName=x NodeList=n[2-3] NumNodes=2\n"
+        "JobId=8 HetJobId=8 HetJobOffset=0 JobName=x NodeList=n1 NumNodes=1\n"
+    )
+    assert node.parse_components(text) == [
+        {"job": 8, "leader": 8, "offset": 0, "nodes": ["n1"]},
+        {"job": 9, "leader": 8, "offset": 1, "nodes": ["n2", "n3"]},
+    ]
+    assert node.parse_components("JobId=7 JobName=x NodeList=(null)\n")[0]["nodes"] == []
+
+
+def leftovers(top: Path) -> list[str]:
+    return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.parent != top)
+
+
+def test_what_is_left_of_jobs_that_are_over_is_removed(top: Path) -> None:
+    for path in ("run/5/0", "run/6/0", "lib/7/0/root", "lib/6/0", "run/8"):
+        (top / path).mkdir(parents=True)
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        asked.append(argv)
+        return Completed(0, "6|RUNNING\n5|COMPLETED\n7|PENDING\n", "")
+
+    assert node.sweep(run, "n1", current=8) == [5, 7]
+    assert leftovers(top) == ["lib/6", "lib/6/0", "run/6", "run/6/0", "run/8"]
+    assert "--nodelist=n1" in asked[0]
+
+
+def test_nothing_is_removed_while_slurm_does_not_answer(top: Path) -> None:
+    (top / "run" / "5").mkdir()
+    assert node.sweep(lambda *_argv, **_options: Completed(1, "", "refused"), "n1") == []
+    assert leftovers(top) == ["run/5"]
+
+
+def test_a_subnet_that_another_session_has_here_is_refused(top: Path) -> None:
+    (top / "run" / "5").mkdir()
+    (top / "run" / "5" / "plan.json").write_text('{"slot": 17, "leader": 5}')
+    node._refuse_taken(18, 9, 9)
+    node._refuse_taken(17, 5, 6)
+    with pytest.raises(HostStateError, match="used by job 5"):
+        node._refuse_taken(17, 9, 9)
+
+
+def test_the_tasks_of_a_job_are_told_why_its_prolog_has_failed(top: Path) -> None:
+    with pytest.raises(HostStateError, match="session_enabled"):
+        node.read_plan(5)
+    (top / "run" / "5").mkdir()
+    (top / "run" / "5" / "error").write_text("n1: no VXLAN.\n")
+    with pytest.raises(HostStateError, match="n1: no VXLAN"):
+        node.read_plan(5)
