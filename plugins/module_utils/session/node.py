@@ -192,7 +192,7 @@ def _load_rules(run: Runner, settings: Settings) -> None:
 def make(run: Runner, job: int, own: Container, session: Sequence[Container], settings: Settings) -> None:
     """The namespace of a container with its network. Raises CommandError."""
     name = network.namespace(job, own.local)
-    wanted = network.commands(job, own, session, settings, _interface_mtu(settings.interface))
+    wanted = network.commands(job, own, session, settings, _interface_mtu(run, settings.interface))
     run(["ip", "netns", "add", name])
     run(["ip", "netns", "exec", name, find("sysctl") or "sysctl", "--ignore", "--quiet", "--write", *network.SYSCTLS])
     _batch(run, ["ip", "-batch", "-"], wanted.host)
@@ -217,11 +217,14 @@ def _batch(run: Runner, argv: Sequence[str], lines: Sequence[str]) -> None:
         time.sleep(0.2)
 
 
-def _interface_mtu(interface: str) -> int:
-    text = read_text(f"/sys/class/net/{interface}/mtu")
-    if text is None:
+def _interface_mtu(run: Runner, interface: str) -> int:
+    done = run(["ip", "-json", "link", "show", "dev", interface], check=False)
+    if done.rc:
         raise HostStateError(f"There is no interface {interface}, which has the cluster's address.", "Run site.")
-    return int(text)
+    try:
+        return int(json.loads(done.stdout)[0]["mtu"])
+    except (ValueError, LookupError, TypeError) as failure:
+        raise ParseError("ip -json link", f"{interface} has no mtu") from failure
 
 
 # --- After a job
