@@ -24,7 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist imp
 
 SERVED = ("slurm.conf", "cgroup.conf", "gres.conf", "plugstack.conf")
 #: Below the folder of the configuration: what holds for this host alone.
-NODE = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf", "node/plugstack.conf")
+NODE = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf", "plugstack.conf.d/gpumesh.conf")
 OPTIONS = "node/slurmd.env"
 
 #: Settings that a running slurmctld 22.05 does not apply by `scontrol reconfigure`, in lower case.
@@ -122,8 +122,8 @@ def documents(request: Request, host: SlurmHost, folder: str, former: str = "") 
     gres = gres_lines(request, host)
     definition = node_definition(request, host, gres, former)
     plugins = [f"optional {path}" for path in request.plugins]
-    # A pattern, since a host that does not have the file yet must go on without it.
-    included = [f"include {os.path.join(folder, 'node/plugstack*.conf')}"]
+    # As Debian has it. A host that does not have our file yet goes on without it.
+    included = [f"include {os.path.join(folder, 'plugstack.conf.d')}/*.conf"]
     return Documents(
         {
             "slurm.conf": conf.text_of(_slurm_conf(request, host, folder)),
@@ -135,7 +135,7 @@ def documents(request: Request, host: SlurmHost, folder: str, former: str = "") 
             "node/slurm.conf": conf.text_of(conf.render(_without(node_settings(host), request.settings))),
             "node/cgroup.conf": conf.text_of(conf.render(conf.merge(cgroup_settings(host), request.cgroup))),
             "node/gres.conf": conf.text_of(gres.lines),
-            **({"node/plugstack.conf": conf.text_of(plugins)} if plugins else {}),
+            **({"plugstack.conf.d/gpumesh.conf": conf.text_of(plugins)} if plugins else {}),
         },
         definition,
         slurmd_arguments(request, definition),

@@ -461,18 +461,20 @@ def test_a_former_controller_serves_no_more() -> None:
 def test_plugins_are_served_by_a_pattern_and_named_on_each_host() -> None:
     without = config.documents(request(), HOST, FOLDER)
     documents = config.documents(request(plugins=["/usr/local/lib/x.so"]), HOST, FOLDER)
-    assert documents.served["plugstack.conf"].splitlines()[1:] == [f"include {FOLDER}/node/plugstack*.conf"]
-    assert documents.node["node/plugstack.conf"].splitlines()[1:] == ["optional /usr/local/lib/x.so"]
+    assert documents.served["plugstack.conf"].splitlines()[1:] == [f"include {FOLDER}/plugstack.conf.d/*.conf"]
+    assert documents.node["plugstack.conf.d/gpumesh.conf"].splitlines()[1:] == ["optional /usr/local/lib/x.so"]
     assert {*documents.served, *documents.node} - {*without.served, *without.node} == {
         "plugstack.conf",
-        "node/plugstack.conf",
+        "plugstack.conf.d/gpumesh.conf",
     }
     planned = configure.plan(present_after(documents, True), without, True, FOLDER)
-    assert planned.write == {"plugstack.conf": None, "node/plugstack.conf": None}
+    assert planned.write == {"plugstack.conf": None, "plugstack.conf.d/gpumesh.conf": None}
     theirs = {**present_after(without, True), "plugstack.conf": "optional /their.so\n"}
     assert configure.plan(theirs, without, True, FOLDER).write == {}
     with pytest.raises(HostStateError, match="not written by this collection"):
         configure.plan(theirs, documents, True, FOLDER)
+    debians = {**theirs, "plugstack.conf": f"include {FOLDER}/plugstack.conf.d/*.conf\n"}
+    assert list(configure.plan(debians, documents, True, FOLDER).write) == ["plugstack.conf.d/gpumesh.conf"]
 
 
 def test_a_configuration_of_somebody_else_is_refused_and_not_removed() -> None:
