@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from checkpoint import Writer, newest
 from data import Corpus, fingerprint, sample_at, share, verify
+from log import Log
 from model import Block, Gpt, Shape, rate
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
@@ -203,18 +204,19 @@ def train(training: Training, given: argparse.Namespace, told: Callable[[int, fl
         training.load(content)
         writer.saved = training.step
     first = dist.get_rank() == 0
-    with (given.log if first else Path(os.devnull)).open("a", encoding="ascii", buffering=1) as log:
-        while training.step < given.steps:
-            stop = training.make_step(gpumesh_run is not None and gpumesh_run.stopping())
-            log.write(training.note())
-            if stop or training.step % given.interval == 0 or training.step == given.steps:
-                content = training.content()
-                if first:
-                    writer.save(training.step, content)
-            told(training.step, training.loss, writer.saved if first else None)
-            if stop:
-                break
+    log = Log(given.log if first else Path(os.devnull))
+    while training.step < given.steps:
+        stop = training.make_step(gpumesh_run is not None and gpumesh_run.stopping())
+        log.write(training.note())
+        if stop or training.step % given.interval == 0 or training.step == given.steps:
+            content = training.content()
+            if first:
+                writer.save(training.step, content)
+        told(training.step, training.loss, writer.saved if first else None)
+        if stop:
+            break
     writer.finish(given.patience)
+    log.close()
     told(training.step, training.loss, writer.saved if first else None)
 
 

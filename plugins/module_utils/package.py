@@ -9,13 +9,15 @@ It holds the very sources that modules run, so that both do the same.
 from __future__ import annotations
 
 import ast
+import contextlib
+import glob
 import importlib
 import inspect
 import io
 import json
 import os
 import zipfile
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
@@ -86,16 +88,27 @@ def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
     return archive.getvalue()
 
 
+def module_part(path: str, source: Optional[str]) -> Part:
+    """The desired module for Python programs; without a source it is removed, with the folders that it leaves empty."""
+    if source is not None:
+        return part(path, source.encode("utf-8"), 0o644)
+    return _absent(path, lambda: _remove_module(path))
+
+
 def part(path: str, content: Optional[bytes], mode: int = _MODE) -> Part:
     """The desired program on this host; without content it is removed. No diff is shown of an archive."""
     if content is None:
-        there = os.path.lexists(path)
-        return Part(there, f"{path}\n" if there else "", "", lambda: _remove(path))
+        return _absent(path, lambda: _remove(path))
     current = _current(path, mode)
     if current == content:
         return Part(False, "", "", lambda: None)
     before = f"{path}: the previous program\n" if current else ""
     return Part(True, before, f"{path}: the program\n", lambda: _write(path, content, mode))
+
+
+def _absent(path: str, remove: Callable[[], None]) -> Part:
+    there = os.path.lexists(path)
+    return Part(there, f"{path}\n" if there else "", "", remove)
 
 
 def _current(path: str, mode: int) -> bytes:
@@ -116,3 +129,15 @@ def _write(path: str, content: bytes, mode: int) -> None:
 
 def _remove(path: str) -> None:
     remove_file(path)
+
+
+def _remove_module(path: str) -> None:
+    remove_file(path)
+    folder, _slash, name = path.rpartition("/")
+    compiled = f"{folder}/__pycache__"
+    for other in glob.glob(f"{glob.escape(compiled)}/{name.rpartition('.')[0]}.*.pyc"):
+        remove_file(other)
+    for empty in (compiled, folder, os.path.dirname(folder)):
+        # Another layer's module may be there, and an earlier run may have come so far.
+        with contextlib.suppress(OSError):
+            os.rmdir(empty)

@@ -99,7 +99,7 @@ options:
     type: int
     default: 10
   hang_timeout:
-    description: The time in seconds without progress after which the run is restarted.
+    description: The time in seconds without progress after which the run is restarted. Before its first step it has 120 more.
     type: float
     default: 600
   volumes:

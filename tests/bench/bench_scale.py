@@ -94,7 +94,7 @@ def neighbours(number: int) -> Iterator[None]:
 
 
 def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | None:
-    """The second run; None, with its output printed, when one of them does not end as it should."""
+    """The second run; None, with the output printed, when one of them does not end as it should."""
     name = f"bench-scale-{number}"
     description = folder / f"{name}.yml"
     description.write_text(json.dumps(describe(name, number, subnet)))
@@ -104,15 +104,17 @@ def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | 
         lab = Lab(name)
         first = lab.play("gpumesh.cluster.site", *settings)
         print(f"{number} members: the first run took {first.seconds:.0f} s", file=sys.stderr, flush=True)
+        if first.code != 0:
+            print(first.output)
+            return None
         before = processor()
         second = lab.play("gpumesh.cluster.site", *settings)
         cost = Cost(number, processor() - before, second.seconds)
     finally:
         lab_playbook("down", description)
-    for run in (first, second):
-        if run.code != 0:
-            print(run.output)
-            return None
+    if second.code != 0:
+        print(second.output)
+        return None
     if any(second.changed.values()):
         print(f"{number} members: the second run changed {second.changed}")
         return None

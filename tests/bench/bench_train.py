@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from train_runs import MANAGER, PATIENCE, TRAINER, TrainLab
+from train_programs import MANAGER, TRAINER
+from train_runs import PATIENCE, TrainLab
 
 BAR = 1.02
 #: Seconds that a rank sleeps and computes in each step.
@@ -88,7 +89,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
     lab = TrainLab(given.lab)
-    lab.bring_trainer()
+    lab.bring()
     nodes = [f"t{number}" for number in range(1, given.nodes + 1)]
     # The trainer imports it; without the variables of a run it does nothing.
     helper = Path(__file__).resolve().parents[2] / "plugins" / "module_utils" / "train" / "gpumesh_run.py"

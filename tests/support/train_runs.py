@@ -8,21 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lab_hosts import ROOT, Lab
+from train_programs import MANAGER, SMALL, Outcome, Program
 
-MANAGER, OTHERS = "t1", ("t2", "t3", "t4")
 #: The host without a service manager.
 BARE = "t4"
 SUPERVISORD = "/etc/supervisor/supervisord.conf"
-SCENARIO = ROOT / "extensions" / "molecule" / "train"
-TRAINER = "/mnt/shared/trainer.py"
-STEPS, SECONDS, INTERVAL = 120, 0.2, 10
+STEPS, INTERVAL = 120, 10
 ENDED = ("finished", "failed", "cancelled")
 #: Seconds that a busy machine may take.
 PATIENCE = 240.0
@@ -34,6 +31,18 @@ else group=/sys/fs/cgroup/$1 limit=cpu.max none=max; fi
 mkdir -p $group && echo ${2:-$none} > $group/$limit
 test -z "$2" || for process in $(pgrep -f "$3"); do echo $process > $group/cgroup.procs; done
 test -n "$2" || rmdir $group || true
+"""
+
+#: Waits until a checkpoint is being written, for a minute at most, and kills the ranks of this host.
+KILL_WRITER = """
+ranks=$(pgrep -f "$1")
+end=$(($(date +%s) + 60))
+while test "$(date +%s)" -lt $end; do
+    for try in 0 1 2 3 4 5 6 7 8 9; do
+        for draft in $2; do test -e "$draft" && kill -KILL $ranks && exit; done
+    done
+done
+exit 1
 """
 
 Found = dict[str, Any]
@@ -58,14 +67,15 @@ def check_steps(found: Found) -> None:
 class TrainLab(Lab):
     """Four hosts that have gpumesh-train, and a folder of this machine in which their runs are."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, program: Program = SMALL) -> None:
         super().__init__(name)
+        self.program = program
         self.shared = ROOT / ".lab" / name / "shared"
         self.runs = self.shared / "root" / "runs"
 
-    def bring_trainer(self) -> None:
-        """Put the program that is trained with where all hosts see it."""
-        shutil.copy(SCENARIO / "tests" / "trainer.py", self.shared / "trainer.py")
+    def bring(self) -> None:
+        """Put the program that is trained with where the runs take it from."""
+        self.program.bring(self)
 
     def train(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run gpumesh-train on the manager."""
@@ -80,8 +90,9 @@ class TrainLab(Lab):
         return done
 
     def begin(self, name: str, *options: str, steps: int = STEPS, extra: Sequence[str] = ()) -> None:
-        """Start a run of the trainer."""
-        self.train("--detach", "--name", name, *options, "--", "python3", TRAINER, str(steps), str(SECONDS), *extra)
+        """Start a run of the program."""
+        argv = self.program.argv(steps, INTERVAL, extra)
+        self.train("--detach", "--name", name, *self.program.options, *options, "--", *argv)
 
     def state(self, name: str) -> Found:
         """What run.json has."""
@@ -125,7 +136,7 @@ class TrainLab(Lab):
 
     def signal(self, node: str, signal: str) -> None:
         """Send it to the ranks on a node."""
-        self.run(node, "pkill", f"-{signal}", "-f", f"^python3 {TRAINER}")
+        self.run(node, "pkill", f"-{signal}", "-f", self.program.process)
 
     def signal_rank(self, found: Found, rank: int, signal: str) -> str:
         """Send it to the process of a rank; its node."""
@@ -134,10 +145,15 @@ class TrainLab(Lab):
         print(f"SIG{signal} to rank {rank} on {node} at step {found['step']}")
         return node
 
-    def result(self, name: str) -> list[str]:
-        """The weight and the sum of the samples, in the words that rank 0 has printed last."""
+    def kill_writer(self, node: str, name: str) -> None:
+        """SIGKILL for the ranks on a node as soon as a checkpoint of the run is being written."""
+        draft = f"/mnt/shared/root/runs/{name}/checkpoints/{self.program.draft}"
+        self.run(node, "sh", "-c", KILL_WRITER, "-", self.program.process, draft)
+
+    def result(self, name: str) -> Outcome:
+        """What the run has come to, in the words that rank 0 has printed last."""
         log = self.runs / name / "attempts" / f"{len(self.state(name)['attempts']):03}" / "rank-0.log"
-        return log.read_text(encoding="utf-8").splitlines()[-1].split()
+        return self.program.outcome(log.read_text(encoding="utf-8").splitlines()[-1])
 
     def idle(self) -> None:
         """Wait until all nodes can be used."""
@@ -168,7 +184,7 @@ class TrainLab(Lab):
     def limit_cpu(self, host: str, percent: str) -> None:
         """Let the ranks on a host have so much of a processor; empty for no limit."""
         quota = str(int(percent) * 1000) if percent else ""
-        self.run(host, "sh", "-c", LIMIT, "-", f"gpumesh-slow-{self.name}", quota, f"^python3 {TRAINER}")
+        self.run(host, "sh", "-c", LIMIT, "-", f"gpumesh-slow-{self.name}", quota, self.program.process)
 
     def limit_network(self, host: str, rate: str) -> None:
         """Let a host send no more than this, such as ``1mbit``; empty for no limit."""

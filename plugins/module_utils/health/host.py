@@ -426,42 +426,6 @@ def read_rdma(tree: Tree) -> List[RdmaPort]:
 # Peers
 
 
-def parse_handshakes(text: str) -> Dict[str, int]:
-    """Seconds since 1970 by public key, from ``wg show IF latest-handshakes``; 0 for never."""
-    found: Dict[str, int] = {}
-    for line in text.splitlines():
-        fields = line.split()
-        at = whole_number(fields[1]) if len(fields) == 2 else None
-        if at is not None:
-            found[fields[0]] = at
-    return found
-
-
-def judge_handshakes(
-    handshakes: Dict[str, int], peers: Mapping[str, str], now: float, max_age_s: float, interface: str
-) -> Judgement:
-    """Each peer has shaken hands since the keys of a session were last good. ``peers`` are public keys by machine."""
-    never, old = [], []
-    for machine, key in sorted(peers.items()):
-        at = handshakes.get(key, 0)
-        if at == 0:
-            never.append(machine)
-        elif now - at > max_age_s:
-            old.append(f"{machine} ({now - at:.0f} s ago)")
-    good = len(peers) - len(never) - len(old)
-    if good == len(peers):
-        return passed(good, len(peers), "peers")
-    parts = [f"no handshake with {', '.join(never)}"] if never else []
-    parts += [f"no recent handshake with {', '.join(old)}"] if old else []
-    return failed(
-        good,
-        len(peers),
-        f"{interface} has {' and '.join(parts)}.",
-        "Check that the UDP port of the endpoint is open, then run the mesh playbook.",
-        "peers",
-    )
-
-
 def judge_ssh(attempts: Dict[str, Optional[str]], user: str, left: Sequence[str] = ()) -> Judgement:
     """``attempts`` is None or the trouble by machine; ``left`` are those that were not tried after that."""
     troubles = [f"{machine}: {trouble.rstrip('.')}" for machine, trouble in sorted(attempts.items()) if trouble]

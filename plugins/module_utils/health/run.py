@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     CommandError,
     GpumeshError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host, kernel_log, logins
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, handshakes, host, kernel_log, logins
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
     Expected,
     Judgement,
@@ -203,14 +203,8 @@ def _handshakes(context: Context) -> Judgement:
         return skipped("This member has no peer.")
     if context.find("wg") is None:
         return unknown("wg is not installed.", "Run the mesh playbook.")
-    shown = context.run(["wg", "show", expected.mesh_interface, "latest-handshakes"], timeout=5)
-    return host.judge_handshakes(
-        host.parse_handshakes(shown.stdout),
-        expected.mesh_peers,
-        time.time(),
-        expected.max_handshake_age_s,
-        expected.mesh_interface,
-    )
+    interface, peers, age = expected.mesh_interface, expected.mesh_peers, expected.max_handshake_age_s
+    return handshakes.judge(handshakes.read(context.run, interface, peers.values(), age), peers, age, interface)
 
 
 def _ssh(context: Context) -> Judgement:
@@ -255,7 +249,7 @@ CHECKS = (
     Check("clock.synchronised", "The clock is synchronized", _clock),
     Check("health.name", "The host's own name resolves to its cluster address", _name),
     Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),
-    Check("mesh.handshake", "Recent handshake with every peer", _handshakes),
+    Check("mesh.handshake", "Recent handshake with every peer", _handshakes, 3 * handshakes.PATIENCE),
     Check("ssh.login", "SSH login to every other member without a prompt", _ssh, _ssh_seconds),
 )
 

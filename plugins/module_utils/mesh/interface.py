@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preshared
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.keys import KeyState, ensure_key, read_public_key
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.knock import knock
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu import (
     Probe,
     echo,
@@ -56,8 +57,6 @@ DIRECTORY = "/etc/wireguard"
 #: A link of this name is made and removed at once to learn whether the kernel can do WireGuard.
 _PROBE = "gpumesh-probe"
 _TUN = "/dev/net/tun"
-#: The discard port: what is sent there needs no listener.
-_DISCARD = 9
 #: Peers in one command line, so that even a very large change stays far below the limit of the kernel.
 _CHUNK = 500
 
@@ -411,17 +410,8 @@ def start_handshakes(peers: Sequence[Peer]) -> None:
 
     After a change of keys this lets the packets go that both sides hold back until then.
     """
-    for peer in peers:
-        if not peer.endpoint or not peer.allowed_ips:
-            continue
-        address = ipaddress.ip_network(peer.allowed_ips[0]).network_address
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as sender:
-            try:
-                sender.sendto(b"", (str(address), _DISCARD))
-            except OSError:
-                # No route yet, or a firewall of the host: the first real packet makes the handshake instead.
-                continue
+    dialled = [peer.allowed_ips[0] for peer in peers if peer.endpoint and peer.allowed_ips]
+    knock(str(ipaddress.ip_network(network).network_address) for network in dialled)
 
 
 def _read_conf(host: Host, interface: str) -> str:

@@ -24,7 +24,8 @@ def parts(params: Mapping[str, Any]) -> Dict[str, Part]:
     """The desired files by their paths, by the parameters of the module train."""
     modules = {f"{LIBRARY}/{name}": source for name, source in profile.modules().items()}
     if params["state"] == "absent":
-        return {path: package.part(path, None) for path in (program.PATH, trace.PATH, *modules)}
+        programs = {path: package.part(path, None) for path in (program.PATH, trace.PATH)}
+        return {**programs, **{path: package.module_part(path, None) for path in modules}}
     settings = {name: params[name] for name in ("volumes", "run_dir", "stage_dir")}
     archives = {
         program.PATH: package.build(sys.executable, program.__name__, settings),
@@ -32,7 +33,7 @@ def parts(params: Mapping[str, Any]) -> Dict[str, Part]:
     }
     return {
         **{path: package.part(path, content) for path, content in archives.items()},
-        **{path: package.part(path, source.encode("utf-8"), 0o644) for path, source in modules.items()},
+        **{path: package.module_part(path, source) for path, source in modules.items()},
     }
 
 

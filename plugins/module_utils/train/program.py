@@ -116,7 +116,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--run-dir", default="", help="directory on a shared volume in which runs have their folders")
     made.add_argument("--max-restarts", type=int, default=10, help="give up after so many failures (default: 10)")
     made.add_argument(
-        "--hang-timeout", type=float, default=600.0, help="seconds without progress after which it hangs (default: 600)"
+        "--hang-timeout",
+        type=float,
+        default=600.0,
+        help="seconds without progress after which it hangs; before the first step, 120 more (default: 600)",
     )
     made.add_argument(
         "--grace", type=float, default=60.0, help="seconds for a checkpoint after a warning (default: 60)"

@@ -23,6 +23,8 @@ _AGENT_GONE = 20.0
 _SETTLE = 3.0
 #: Seconds for the ranks to say why they hang.
 _LOOK = 5.0
+#: Seconds more before the first step of an attempt: libraries are loaded, ranks find each other, a checkpoint is read.
+STARTING = 120.0
 
 
 class Watch:
@@ -159,12 +161,16 @@ class Watch:
             self.alive.add(node)
 
     def hangs(self, now: float) -> bool:
-        """Whether no rank has made a step, or ended, for the time that is allowed.
+        """Whether no rank has made a step, or ended, for the time that is allowed; before the first one, it may start.
 
         A program that tells of no steps is not judged.
         """
         waits = self._failed_at is None and len(self._ends) < self.world_size
-        return waits and self._moved is not None and now - self._moved > self._request.hang_timeout
+        return waits and self._moved is not None and now - self._moved > self._allowed
+
+    @property
+    def _allowed(self) -> float:
+        return self._request.hang_timeout + (STARTING if self.first is None else 0.0)
 
     def asks(self, now: float) -> bool:
         """Whether the agents should say now what their ranks do: once, when it hangs."""
@@ -196,7 +202,7 @@ class Watch:
         if self._looked is not None and now - self._looked > _LOOK and self.hangs(now):
             steps = {rank: progress.step for rank, progress in self._progress.items()}
             seen = causes.Seen(self._rank_nodes, steps, self._stopped, self._places, sorted(self._ends))
-            return causes.hang(seen, self._request.hang_timeout)
+            return causes.hang(seen, self._allowed)
         return None
 
     def _settled(self, passed: float, now: float) -> bool:

@@ -123,6 +123,8 @@ def _pair(tmp_path: Path) -> Iterator[Pair]:
                     "6820",
                     "15000",
                     "24999",
+                    "25000",
+                    "28999",
                     "17000",
                 ],
                 stdin=subprocess.PIPE,
@@ -155,7 +157,7 @@ def role_ports(**inventory: Any) -> list[str]:
 
 
 def test_the_ports_of_jobs_and_of_the_rest_interface_are_closed_by_default(pair: Pair) -> None:
-    ports = (6820, 15000, 17000, 24999)
+    ports = (6820, 15000, 17000, 24999, 25000, 28999)
     assert all(pair.through(STRANGER, port) for port in ports)
     pair.apply({**GIVEN, "tcp_ports": role_ports()})
     assert all(pair.dropped(STRANGER, port) for port in ports)

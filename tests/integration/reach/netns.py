@@ -23,14 +23,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from namespaces import call
+
 MODULES = Path(__file__).parents[3] / "plugins" / "modules"
-
-
-def call(*argv: str, stdin: str | None = None) -> str:
-    """Run a command; an error shows what it said."""
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}{done.stdout}"
-    return done.stdout
 
 
 def kill_group(running: subprocess.Popen[bytes]) -> None:

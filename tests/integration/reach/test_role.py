@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from namespaces import call
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, Network, call
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, Network
 
 ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
 

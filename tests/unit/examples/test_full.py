@@ -10,6 +10,7 @@ import gzip
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -31,7 +32,7 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(FULL))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield
-    for name in ("data", "checkpoint", "prepare", "plot"):
+    for name in ("data", "checkpoint", "log", "prepare", "plot"):
         sys.modules.pop(name, None)
 
 
@@ -246,3 +247,18 @@ def test_the_picture_has_the_loss_and_what_has_ended_attempts(tmp_path: Path) ->
     assert names["polyline"] == 2
     texts = ["".join(element.itertext()) for element in root.iter() if element.tag.endswith("text")]
     assert [text for text in texts if "crash" in text] == ["1: crash, rank 1 on n2"]
+
+
+def test_a_line_that_the_volume_took_half_of_is_completed_later(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = module("log").Log(tmp_path / "loss.jsonl")
+    try:
+        # As a full volume, it takes a part of what is written and then nothing.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12, before[1]))
+        for line in ("first\n", "second\n", "third\n"):
+            log.write(line)
+        assert (tmp_path / "loss.jsonl").read_bytes() == b"first\nsecond"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.close()
+    assert (tmp_path / "loss.jsonl").read_bytes() == b"first\nsecond\nthird\n"

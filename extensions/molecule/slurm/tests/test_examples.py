@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The examples as they are shipped, run as they say: they read nothing but what the cluster sets in a job.
 
-PyTorch is Debian's. Its torchrun knows no store without libuv, so `torchrun.sbatch` is not run here.
+PyTorch is Debian's. `torchrun.sbatch` needs a volume that the nodes share, and runs in the scenario train.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from lab_hosts import ROOT
-from train_runs import MANAGER, SCENARIO, TrainLab
+from train_programs import MANAGER, SCENARIO
+from train_runs import TrainLab
 
 NAME = "molecule-train"
 #: The steps that are recorded: 5 are skipped, and the profiler warms up in 2.

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from lab_hosts import chaos
-from train_runs import MANAGER, OTHERS, PATIENCE, SECONDS, STEPS, TRAINER, TrainLab, all_samples, causes, check_steps
+from train_programs import MANAGER, OTHERS, SECONDS, TRAINER
+from train_runs import PATIENCE, STEPS, TrainLab, all_samples, causes, check_steps
 
 NAME = "molecule-train"
 SAMPLES = all_samples(STEPS)
@@ -24,7 +25,7 @@ CHANCE = random.Random(SEED)
 @pytest.fixture(name="lab", scope="module")
 def _lab() -> TrainLab:
     lab = TrainLab(NAME)
-    lab.bring_trainer()
+    lab.bring()
     print(f"GPUMESH_SEED={SEED}")
     return lab
 
@@ -54,7 +55,7 @@ def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
     (attempt,) = found["attempts"]
     assert (attempt["last"], attempt["world_size"]) == (STEPS, 4)
     assert sorted(attempt["nodes"]) == [MANAGER, *OTHERS]
-    assert lab.result("calm")[2:] == ["samples", repr(SAMPLES)]
+    assert lab.result("calm").samples == f"samples {SAMPLES!r}"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_cancelled_run_is_resumed_by_the_playbook_and_not_started_again(lab: T
     found = lab.state("again")
     assert [kind for kind, _rank, _node in causes(found)] == ["cancelled", "finished"]
     check_steps(found)
-    assert lab.result("again")[2:] == ["samples", repr(SAMPLES)]
+    assert lab.result("again").samples == f"samples {SAMPLES!r}"
 
 
 def test_a_rank_under_a_limit_is_named_while_the_run_goes_on_and_nothing_is_killed(lab: TrainLab) -> None:
@@ -147,6 +148,6 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
     assert [len(attempt["nodes"]) for attempt in found["attempts"]] == [3, 2, 1]
     assert len({attempt["job"] for attempt in found["attempts"]}) == 1
     check_steps(found)
-    assert lab.result("nodes")[2:] == ["samples", repr(SAMPLES)]
+    assert lab.result("nodes").samples == f"samples {SAMPLES!r}"
     # No batch script has ended the job.
     lab.wait("the job is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)

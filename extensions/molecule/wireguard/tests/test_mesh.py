@@ -390,7 +390,7 @@ def test_a_firewall_that_is_switched_off_leaves_nothing_behind(hosts: dict[str, 
         assert "table inet gpumesh_wireguard" in tables
         loaded = hosts[name].check_output("nft list table inet gpumesh_wireguard")
         # Slurm's REST interface, and the rendezvous of jobs.
-        assert "6817-6820, 15000-24999" in loaded
+        assert "6817-6820, 15000-28999" in loaded
         assert hosts[name].service("gpumesh_wireguard").is_enabled
         others[name] = [table for table in tables if table != "table inet gpumesh_wireguard"]
     assert all(count > 0 for count in changed(play(playbook=playbook)).values())

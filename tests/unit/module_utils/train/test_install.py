@@ -25,7 +25,7 @@ WANTED = {"state": "present", "volumes": ["/mnt/shared"], "run_dir": "", "stage_
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(program, "PATH", str(tmp_path / "bin" / "gpumesh-train"))
     monkeypatch.setattr(trace, "PATH", str(tmp_path / "bin" / "gpumesh-trace"))
-    monkeypatch.setattr(install, "LIBRARY", str(tmp_path / "lib"))
+    monkeypatch.setattr(install, "LIBRARY", str(tmp_path / "lib" / "gpumesh" / "python"))
     return tmp_path
 
 
@@ -40,13 +40,33 @@ def test_a_host_is_compared_with_the_programs_that_the_module_writes(place: Path
     assert install.differences(run, WANTED) == Differences([], False)
     both = [f"{place}/bin/gpumesh-{name} differs" for name in ("train", "trace")]
     assert compare_modules(run, {"train": {**WANTED, "run_dir": "/mnt/other"}}) == {"train": ", ".join(both)}
+    library = Path(install.LIBRARY)
     (place / "bin" / "gpumesh-trace").chmod(0o644)
-    (place / "lib" / "gpumesh_run.py").unlink()
-    expected = [f"{place}/bin/gpumesh-trace differs", f"{place}/lib/gpumesh_run.py is missing"]
+    (library / "gpumesh_run.py").unlink()
+    expected = [f"{place}/bin/gpumesh-trace differs", f"{library}/gpumesh_run.py is missing"]
     assert install.differences(run, WANTED) == Differences(expected, False)
     bring_about(state="absent")
-    assert not [path for path in place.rglob("*") if path.is_file()]
+    assert sorted(path.name for path in place.rglob("*")) == ["bin", "lib"]
     assert install.differences(run, {**WANTED, "state": "absent"}) == Differences([], False)
+
+
+def test_what_others_have_beside_the_modules_stays(place: Path) -> None:
+    library = Path(install.LIBRARY)
+    bring_about()
+    # As a program of root leaves it that has imported both.
+    compiled = library / "__pycache__"
+    compiled.mkdir()
+    for name in ("gpumesh_run.cpython-311.pyc", "other.cpython-311.pyc"):
+        (compiled / name).touch()
+    (library / "other.py").touch()
+    bring_about(state="absent")
+    assert sorted(path.name for path in library.rglob("*")) == ["__pycache__", "other.cpython-311.pyc", "other.py"]
+    for path in (compiled / "other.cpython-311.pyc", library / "other.py"):
+        path.unlink()
+    # Nothing that differs is left, and the folders go nevertheless.
+    assert install.differences(run, {**WANTED, "state": "absent"}) == Differences([], False)
+    bring_about(state="absent")
+    assert not list((place / "lib").iterdir())
 
 
 def test_gpumesh_trace_starts_a_program_with_the_modules_that_are_installed(place: Path) -> None:
@@ -55,7 +75,7 @@ def test_gpumesh_trace_starts_a_program_with_the_modules_that_are_installed(plac
     argv = [str(place / "bin" / "gpumesh-trace"), "record", "--", sys.executable, "-c", code]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMESH_", "PYTHON"))}
     done = subprocess.run(argv, env=variables, cwd=place, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (0, f"{place}/lib/gpumesh_run.py\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{install.LIBRARY}/gpumesh_run.py\n"), done.stderr
     refused = subprocess.run(
         argv, env={**variables, "GPUMESH_PROFILE": "perf"}, capture_output=True, text=True, check=False, timeout=60
     )

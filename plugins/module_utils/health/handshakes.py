@@ -1,0 +1,98 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether each WireGuard peer still shakes hands.
+
+A tunnel that nobody uses makes no handshake, and in a large cluster minutes pass between the probes and this check. So
+age alone says nothing: peers whose session is over are first sent a datagram, which asks for a new one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Judgement, failed, passed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.knock import knock
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
+
+#: Seconds. WireGuard tries again every 5 s, and a busy host may need more than one attempt.
+PATIENCE = 20.0
+_SPACING = 0.5
+_TIMEOUT = 5.0
+
+
+def parse_handshakes(text: str) -> Dict[str, int]:
+    """Seconds since 1970 by public key, from ``wg show IF latest-handshakes``; 0 for never."""
+    found: Dict[str, int] = {}
+    for line in text.splitlines():
+        fields = line.split()
+        at = whole_number(fields[1]) if len(fields) == 2 else None
+        if at is not None:
+            found[fields[0]] = at
+    return found
+
+
+def parse_addresses(text: str) -> Dict[str, str]:
+    """The first address of each peer by public key, from ``wg show IF allowed-ips``; none for a peer without one."""
+    found: Dict[str, str] = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) > 1 and fields[1] != "(none)":
+            found[fields[0]] = str(ipaddress.ip_interface(fields[1]).ip)
+    return found
+
+
+class Shown(NamedTuple):
+    """The latest handshakes by public key, and the time at which they were read, all in seconds since 1970."""
+
+    latest: Mapping[str, int]
+    at: float
+
+
+def read(run: Runner, interface: str, keys: Collection[str], max_age_s: float) -> Shown:
+    """The handshakes, after those of ``keys`` that are old were asked for."""
+    shown = _read(run, interface)
+    old = _old(shown, keys, max_age_s)
+    if old:
+        addresses = parse_addresses(run(["wg", "show", interface, "allowed-ips"], timeout=_TIMEOUT).stdout)
+        knock(addresses[key] for key in old if key in addresses)
+        ends = time.monotonic() + PATIENCE
+        while _old(shown, old, max_age_s) and time.monotonic() < ends:
+            time.sleep(_SPACING)
+            shown = _read(run, interface)
+    return shown
+
+
+def _read(run: Runner, interface: str) -> Shown:
+    latest = parse_handshakes(run(["wg", "show", interface, "latest-handshakes"], timeout=_TIMEOUT).stdout)
+    return Shown(latest, time.time())
+
+
+def _old(shown: Shown, keys: Iterable[str], max_age_s: float) -> List[str]:
+    return [key for key in keys if shown.at - shown.latest.get(key, 0) > max_age_s]
+
+
+def judge(shown: Shown, peers: Mapping[str, str], max_age_s: float, interface: str) -> Judgement:
+    """Each peer has shaken hands since the keys of a session were last good. ``peers`` are public keys by machine."""
+    never, old = [], []
+    for machine, key in sorted(peers.items()):
+        age = shown.at - shown.latest.get(key, 0)
+        if not shown.latest.get(key):
+            never.append(machine)
+        elif age > max_age_s:
+            old.append(f"{machine} ({age:.0f} s ago)")
+    good = len(peers) - len(never) - len(old)
+    if good == len(peers):
+        return passed(good, len(peers), "peers")
+    parts = [f"no handshake with {', '.join(never)}"] if never else []
+    parts += [f"no recent handshake with {', '.join(old)}"] if old else []
+    return failed(
+        good,
+        len(peers),
+        f"{interface} has {' and '.join(parts)}.",
+        "Check that the UDP port of the endpoint is open, then run the mesh playbook.",
+        "peers",
+    )

@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The programs that tests of training runs train: a small one without PyTorch, and examples/full."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lab_hosts import ROOT, Lab
+
+MANAGER, OTHERS = "t1", ("t2", "t3", "t4")
+SCENARIO = ROOT / "extensions" / "molecule" / "train"
+TRAINER = "/mnt/shared/trainer.py"
+SECONDS = 0.2
+#: Only the manager has the code of examples/full, in a folder of its own; only the shared volume has the corpus.
+CODE, CORPUS = "/root/full", "/mnt/shared/corpus"
+#: A model that two processors train in seconds.
+_SIZE = ("--layers", "2", "--width", "64", "--length", "64", "--batch", "24", "--warm-up", "10", "--rate", "3e-3")
+_FULL = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "python3", "train.py", *_SIZE)
+
+
+class Outcome(NamedTuple):
+    """What a run has come to: by whom, the model in one number, and whether each sample was read once, in words."""
+
+    value: str
+    samples: str
+
+
+class Program(NamedTuple):
+    """``options`` are those of gpumesh-train. ``process`` is how pgrep finds the ranks, ``draft`` the pattern of the
+    name that a checkpoint has while it is written, and ``saving`` makes that take long enough to be hit.
+    """
+
+    command: tuple[str, ...]
+    process: str
+    draft: str
+    options: tuple[str, ...] = ()
+    saving: tuple[str, ...] = ()
+
+    def argv(self, steps: int, interval: int, extra: Sequence[str] = ()) -> list[str]:
+        """The command of a rank."""
+        if self.options:
+            return [*self.command, "--steps", str(steps), "--interval", str(interval), *extra]
+        return [*self.command, str(steps), str(SECONDS), *extra]
+
+    def bring(self, lab: Lab) -> None:
+        """Put it where a run takes it from."""
+        if not self.options:
+            shutil.copy(SCENARIO / "tests" / "trainer.py", ROOT / ".lab" / lab.name / "shared" / "trainer.py")
+            return
+        lab.run(MANAGER, "rm", "-rf", CODE, CORPUS)
+        lab.copy(ROOT / "examples" / "full", MANAGER, CODE)
+        lab.run(MANAGER, "python3", f"{CODE}/prepare.py", CORPUS, "--megabytes", "2", "--shard", "0.5")
+        for node in (MANAGER, *OTHERS):
+            lab.run(node, "rm", "-rf", "/var/tmp/gpumesh-root")
+
+    def outcome(self, line: str) -> Outcome:
+        """From what rank 0 has printed last."""
+        if self.options:
+            _step, loss, samples = line.split(", ")
+            return Outcome(loss, samples)
+        words = line.split()
+        return Outcome(" ".join(words[:2]), " ".join(words[2:]))
+
+
+SMALL = Program(("python3", TRAINER), f"^python3 {TRAINER}", "latest.new", saving=("--saving", "1.5"))
+FULL = Program(_FULL, "^python3 train.py", "step-*.new", ("--code", CODE, "--stage", CORPUS))
