@@ -54,7 +54,10 @@ def variables(
     found: Dict[str, str] = model.all_variables(_world(model, job, session, own, gpus), known, hostfile, given)
     # Elsewhere addresses are asked for, and names here.
     named = _world(model, job, [one._replace(address=one.name) for one in session], own, gpus)
-    return {**found, "TF_CONFIG": model.tf_config(named, int(found["MASTER_PORT"]))}
+    found["TF_CONFIG"] = model.tf_config(named, int(found["MASTER_PORT"]))
+    if "DSTACK_MASTER_NODE_IP" in found:
+        found["DSTACK_MASTER_NODE_IP"] = session[0].address
+    return found
 
 
 def _world(model: Any, job: int, session: Sequence[Container], own: Container, gpus: Mapping[str, int]) -> Any:
