@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 
@@ -40,13 +40,16 @@ class ActionModule(HostAction):
         result = self.module(_MODULE, {**given, "roles": session.roles(own["roles"])})
         changed, shown = result["changed"], ""
         follows = own["wait"] and own["state"] == "present" and not self.check_mode
-        while follows and result["session_state"] in ("waiting", "fetching"):
+        while follows and result["session_state"] in ("waiting", "fetching", "starting"):
             if result["line"] != shown:
                 shown = result["line"]
                 self.print_text(shown)
             time.sleep(_SPACING)
-            result = {**self.module(_MODULE, {**given, "state": "followed"}), "log": result["log"]}
-        if follows and result["session_state"] == "ended":
-            log = f" See {result['log']} on its first node." if result["log"] else ""
-            return {**result, "changed": changed, "failed": True, "msg": f"The session has ended.{log}"}
+            look = {"name": given["name"], "state": "followed", "job": result["job"]}
+            result = {**self.module(_MODULE, look), "log": result["log"]}
+        if follows and result["session_state"] == "failed":
+            raise HostStateError(
+                f"The session '{given['name']}' has failed: {result['reason']}",
+                f"See {result['log']} on its first node." if result["log"] else "",
+            )
         return {**result, "changed": changed}

@@ -30,6 +30,10 @@ options:
     type: str
     choices: [present, absent, followed]
     default: present
+  job:
+    description: The Slurm job to look at if O(state=followed).
+    type: int
+    default: 0
   roles:
     description:
       - A list of roles. Each has a C(name), an C(image), and by choice C(replicas), C(command), C(cpus), C(memory), C(gpus),
@@ -95,10 +99,15 @@ session_state:
   description: How far the session is.
   type: str
   returned: success
-  sample: waiting, fetching, running, ended
+  sample: waiting, fetching, starting, running, ended, failed
+reason:
+  description: Why the session has failed.
+  type: str
+  returned: success
+  sample: "The image docker.io/library/debain:13 cannot be fetched: manifest unknown. Correct its name."
 """
 
-from typing import Any
+from typing import Optional
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -111,26 +120,29 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 def work(module: AnsibleModule) -> Outcome:
     """Start the session, stop it, or look at it."""
     given = module.params
+    if given["state"] == "followed":
+        return _outcome(False, sessions.follow(run, given["job"]), given["name"], given["job"])
     found = sessions.look(run, given["name"])
     if given["state"] == "absent":
         if found is not None and not module.check_mode:
             job.cancel(run, found.job)
         return _outcome(found is not None, None, given["name"])
-    if given["state"] == "followed" or found is not None:
-        return _outcome(False, found, given["name"])
+    if found is not None:
+        return _outcome(False, found, given["name"], found.job)
     wanted = spec.parse({name: given[name] for name in ("name", "roles", "time", "network", "partition", "retry")})
     settings = Settings(**given["settings"])
     if module.check_mode:
         sessions.refuse(run, program.PATH, wanted, settings)
         return _outcome(True, None, given["name"])
     started = sessions.start(run, program.PATH, wanted, settings)
-    return _outcome(True, sessions.look(run, given["name"]), given["name"], started.log)
+    return _outcome(True, sessions.follow(run, started.job), given["name"], started.job, started.log)
 
 
-def _outcome(changed: bool, found: Any, name: str, log: str = "") -> Outcome:
-    line = sessions.line(found, name)
-    stage = found.stage if found is not None else "ended"
-    values = {"job": found.job if found else 0, "line": line, "session_state": stage, "log": log}
+def _outcome(changed: bool, found: Optional[job.Session], name: str, number: int = 0, log: str = "") -> Outcome:
+    """``number``: of the job that is meant, 0 for none."""
+    line, why = sessions.line(found, name), sessions.failure(found) if number else ""
+    stage = "failed" if why else "ended" if found is None or found.over else found.stage
+    values = {"job": number, "line": line, "session_state": stage, "reason": why, "log": log}
     return Outcome(changed, values, "", f"{line}\n" if changed else "")
 
 
@@ -141,6 +153,7 @@ def main() -> None:
             "record": {"type": "raw"},
             "name": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["present", "absent", "followed"], "default": "present"},
+            "job": {"type": "int", "default": 0},
             "roles": {"type": "raw", "default": []},
             "time": {"type": "raw", "default": ""},
             "network": {"type": "str", "choices": ["private", "host"], "default": "private"},

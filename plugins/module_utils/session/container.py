@@ -13,17 +13,21 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import environment, node
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role, Spec
 
 #: Of the one container that each of our podman's stores has.
 NAME = "session"
+_PID, _ENDED = "pid", "ended"
 _LOCAL = ("oci-archive:", "docker-archive:", "oci:", "dir:")
 _QUIET = {"PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
 #: Seconds until a container can be entered whose session runs, and for one image.
 _PATIENCE = 60.0
+#: Seconds for the containers of a node to start.
+_START = 300.0
+_LONGEST_TAIL = 4096
 _PULL = 7200.0
 _CDI = ("/etc/cdi", "/var/run/cdi")
 
@@ -34,6 +38,14 @@ class Place(NamedTuple):
     run: str
     storage: str
     images: str
+
+
+class ContainerError(HostStateError):
+    """A container has ended with an exit status of its own."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def place_of(job: int, local: int, storage: str) -> Place:
@@ -75,6 +87,7 @@ def run_arguments(
         "run",
         "--rm",
         f"--name={NAME}",
+        f"--pidfile={place.run}/{_PID}",
         "--network=host",
         "--uts=private",
         f"--hostname={own.name}",
@@ -111,14 +124,13 @@ def prepare(run: Runner, spec: Spec, job: int, storage: str) -> int:
     for image in sorted({role.image for role in roles}):
         if not _identifier(run, images_command(images), image, variables):
             _say(f"fetching {image}")
-            try:
-                pulled = run(
-                    [*images_command(images), "pull", "--quiet", reference(image)], timeout=_PULL, environment=variables
-                )
-            except CommandError as failure:
+            argv = [*images_command(images), "pull", "--quiet", reference(image)]
+            pulled = run(argv, timeout=_PULL, environment=variables, check=False)
+            if pulled.rc:
                 raise HostStateError(
-                    f"The image {image} cannot be fetched: {failure.message}", "Correct its name."
-                ) from failure
+                    f"The image {image} cannot be fetched on {os.uname().nodename}: {_last_line(pulled.stderr)}",
+                    "Correct its name.",
+                )
             run([*images_command(images), "tag", pulled.stdout.split()[-1], _alias(image)], environment=variables)
     return 0
 
@@ -190,13 +202,62 @@ def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -
         [find(podman) or podman, *words],
         env={**os.environ, **variables, **podman_environment(place)},
         stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     ) as process:
+        source: Any = process.stderr
+        last = _pass_on(source.fileno())
         status = process.wait()
-    if own.rank and not status:
+    if status:
+        raise ContainerError(f"{own.name} on {own.node} ended with status {status}: {last}", status)
+    write_atomic(f"{place.run}/{_ENDED}", "", 0o600)
+    if own.rank:
         # The session goes on as long as its first container does, and Slurm would end it with the first task.
         while True:
             time.sleep(3600)
     return status
+
+
+def _pass_on(source: int) -> str:
+    """Copy what a container or podman prints on the standard error, until its end; the last line of it."""
+    tail = b""
+    while True:
+        chunk = os.read(source, _LONGEST_TAIL)
+        if not chunk:
+            break
+        tail = (tail + chunk)[-_LONGEST_TAIL:]
+        rest = chunk
+        while rest:
+            rest = rest[os.write(2, rest) :]
+    return _last_line(tail.decode("utf-8", "replace"))
+
+
+def _last_line(text: str) -> str:
+    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it has printed no error")
+    return f"{last.rstrip('.')}."
+
+
+def await_all(run: Runner, job: int, storage: str) -> int:
+    """Wait until each container of this node runs, or is done; the exit status. Raises HostStateError."""
+    plan = node.read_plan(job)
+    waiting = {one.name: place_of(job, one.local, storage) for one in _containers(plan) if one.name in plan["here"]}
+    end = time.monotonic() + _START
+    while True:
+        waiting = {name: place for name, place in waiting.items() if not _started(run, place)}
+        if not waiting:
+            return 0
+        if time.monotonic() > end:
+            names = ", ".join(waiting)
+            raise HostStateError(
+                f"{names} on {os.uname().nodename} did not start within {_START:g} s.", "See the log of the session."
+            )
+        time.sleep(0.2)
+
+
+def _started(run: Runner, place: Place) -> bool:
+    if os.path.exists(f"{place.run}/{_ENDED}"):
+        return True
+    # podman writes it a moment before the container runs, and to ask podman costs more.
+    return os.path.exists(f"{place.run}/{_PID}") and _runs(run, place)
 
 
 def enter(run: Runner, job: int, local: int, storage: str, words: Sequence[str], terminal: bool) -> int:

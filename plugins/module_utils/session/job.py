@@ -16,6 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
+    NAME,
     Component,
     Container,
     Settings,
@@ -25,21 +26,37 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
 #: The comment of each job of a session begins with it, then come the token and how far it is.
-MARK = "gpumesh-session"
+MARK = NAME
 #: What the plugin of Slurm hands on to the nodes, and what tells it which container a step is about.
 VARIABLE, PLACE = "GPUMESH_SESSION", "GPUMESH_SESSION_PLACE"
+#: The place of a step that is about no container.
+HOST = "host"
 #: Minutes of the job beyond those of the session, in which images are fetched.
 _ALLOWANCE = 30
 _LONGEST = 96 << 10
 _FORMAT = "%A|%i|%u|%T|%N|%r|%k"
 _ATTEMPTS = 8
-WAITING, FETCHING, RUNNING = "waiting", "fetching", "running"
+_LONGEST_REASON = 600
+WAITING, FETCHING, STARTING, RUNNING, FAILED = "waiting", "fetching", "starting", "running", "failed"
+#: How Slurm calls jobs that are over.
+_OVER = (
+    "completed",
+    "cancelled",
+    "failed",
+    "timeout",
+    "node_fail",
+    "preempted",
+    "out_of_memory",
+    "boot_fail",
+    "deadline",
+)
 
 
 class Session(NamedTuple):
     """A session in the queue. ``job``: of its first component. ``nodes``: of each component, empty while it waits.
 
-    ``state``: Slurm's, in lower case. ``reason``: why it waits. ``stage``: waiting, fetching or running.
+    ``state``: Slurm's, in lower case. ``reason``: why it waits. ``stage``: waiting, fetching, starting, running or
+    failed. ``said``: why it has failed, if it could say so.
     """
 
     job: int
@@ -49,6 +66,12 @@ class Session(NamedTuple):
     stage: str
     token: Token
     nodes: List[List[str]]
+    said: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether its job has ended."""
+        return self.state.startswith(_OVER)
 
 
 def encode(spec: Spec) -> str:
@@ -96,15 +119,16 @@ def script(program: str, spec: Spec) -> str:
     return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {encode(spec)}\n"
 
 
-def step(component: int, components: Sequence[Component], spec: Spec, per_node: int) -> List[str]:
-    """srun for the containers of a component; with ``per_node`` of 1, for one task on each node."""
+def step(
+    component: int, components: Sequence[Component], spec: Spec, once_per_node: bool = False, overlap: bool = False
+) -> List[str]:
+    """srun for the containers of a component, or for one task on each of its nodes, by choice beside the containers."""
     one = components[component]
     group = [f"--het-group={component}"] if len(components) > 1 else []
-    words = (
-        size(one, spec)
-        if per_node != 1 or one.per_node == 1
-        else [f"--nodes={one.nodes}", f"--ntasks={one.nodes}", "--ntasks-per-node=1"]
-    )
+    words = size(one, spec)
+    if once_per_node:
+        words = [f"--nodes={one.nodes}", f"--ntasks={one.nodes}", "--ntasks-per-node=1"]
+    words += ["--overlap", "--cpus-per-task=1", "--mem=0"] if overlap else []
     return ["srun", *group, *words, "--kill-on-bad-exit=1", "--wait=2", "--chdir=/", "--cpu-bind=none"]
 
 
@@ -130,14 +154,15 @@ def parse_queue(text: str) -> List[Session]:
         parts.sort(key=lambda part: part[0])
         _offset, fields, token, _nodes, stage = parts[0]
         state = fields[3].lower()
-        told = stage[0] if stage and state == "running" else WAITING
-        sessions.append(Session(number, fields[2], state, fields[5], told, token, [part[3] for part in parts]))
+        told = stage[0] if stage and (state == "running" or stage[0] == FAILED) else WAITING
+        said = " ".join(stage[1:])
+        sessions.append(Session(number, fields[2], state, fields[5], told, token, [part[3] for part in parts], said))
     return sessions
 
 
-def queue(run: Runner, *arguments: str) -> List[Session]:
+def queue(run: Runner, *arguments: str, check: bool = True) -> List[Session]:
     """The sessions that wait or run. Raises CommandError."""
-    return parse_queue(run(["squeue", "--noheader", f"--format={_FORMAT}", *arguments]).stdout)
+    return parse_queue(run(["squeue", "--noheader", f"--format={_FORMAT}", *arguments], check=check).stdout)
 
 
 def named(run: Runner, name: str) -> Session:
@@ -225,8 +250,9 @@ def cancel(run: Runner, job: int) -> None:
 
 
 def note(run: Runner, job: int, token: str, stage: str) -> None:
-    """Tell how far the session is, where everybody can read it."""
-    run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {stage}"], check=False)
+    """Tell how far the session is, where everybody can read it. ``stage``: with the reason of what has failed."""
+    words = " ".join(stage.split())[:_LONGEST_REASON]
+    run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"], check=False)
 
 
 def job_nodes(variables: Mapping[str, str], components: int) -> List[List[str]]:

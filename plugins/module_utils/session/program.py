@@ -18,12 +18,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Pro
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, job, node, plan, sessions
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, job, node, sessions, supervise
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, Spec, Token
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME, Container, Settings, Spec
 
-_NAME = "gpumesh-session"
-PATH = f"/usr/local/bin/{_NAME}"
+PATH = f"/usr/local/bin/{NAME}"
 COMMANDS = ("start", "list", "show", "enter", "run", "stop")
 _USAGE = """gpumesh-session start FILE [--detach] | list | show NAME | stop NAME
        gpumesh-session enter NAME [CONTAINER] [-- COMMAND [ARGUMENT...]] | run NAME -- COMMAND [ARGUMENT...]"""
@@ -38,7 +37,7 @@ def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
     try:
         return _main(Settings(**values), list(arguments))
     except GpumeshError as failure:
-        sys.stderr.write(f"{_NAME}: {failure}\n")
+        sys.stderr.write(f"{NAME}: {failure}\n")
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -50,12 +49,14 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     if first in ("prolog", "epilog", "sweep"):
         return _root(settings, first)
     if first == "supervise":
-        return _supervise(rest[0])
+        return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), rest[0], os.environ).work()
     if first == "prepare":
         return _task(lambda: container.prepare(run_command, job.decode(rest[0]), _job(), settings.storage))
     if first == "container":
         local = int(os.environ["SLURM_LOCALID"])
         return _task(lambda: container.run_container(run_command, job.decode(rest[0]), _job(), local, settings.storage))
+    if first == "await":
+        return _task(lambda: container.await_all(run_command, _job(), settings.storage))
     if first == "inside":
         number, local, words = int(rest[0]), int(rest[1]), rest[2:]
         return container.enter(run_command, number, local, settings.storage, words, sys.stdin.isatty())
@@ -68,7 +69,7 @@ def _main(settings: Settings, arguments: List[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """What users can say."""
-    made = argparse.ArgumentParser(_NAME, _USAGE, "Containers with roles on a private network, as a Slurm job.")
+    made = argparse.ArgumentParser(NAME, _USAGE, "Containers with roles on a private network, as a Slurm job.")
     made.add_argument("command", choices=COMMANDS)
     made.add_argument("name", nargs="?", default="", help="start: the file; else the name of a session")
     made.add_argument("container", nargs="?", default=f"{specs.MAIN}1", help="enter: its container (default: main1)")
@@ -86,9 +87,10 @@ def _task(work: Any) -> int:
     try:
         return int(work())
     except GpumeshError as failure:
-        sys.stderr.write(f"{_NAME}: {failure}\n")
+        # One line, which is also the reason that the job gives.
+        sys.stderr.write(f"{NAME}: {' '.join(str(failure).split())}\n")
         sys.stderr.flush()
-        return 1
+        return failure.status if isinstance(failure, container.ContainerError) else 1
 
 
 # --- As root, for Slurm
@@ -141,15 +143,18 @@ def _start(settings: Settings, given: argparse.Namespace, _command: Sequence[str
 def _follow(spec: Spec, started: sessions.Started) -> int:
     shown = ""
     while True:
-        found = sessions.look(run_command, spec.name, started.job)
+        found = sessions.follow(run_command, started.job)
+        why = sessions.failure(found)
+        if why:
+            raise HostStateError(
+                f"The session '{spec.name}' has failed: {why}", f"See {started.log} on its first node."
+            )
         line = sessions.line(found, spec.name)
         if line != shown:
             shown = line
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
-        if found is None:
-            raise HostStateError(f"The session '{spec.name}' has ended.", f"See {started.log} on its first node.")
-        if found.stage == job.RUNNING:
+        if found is None or found.over or found.stage == job.RUNNING:
             return 0
         time.sleep(_FOLLOW)
 
@@ -238,48 +243,3 @@ def _copy(name: str, process: Process) -> None:
     for text in process.stdout or ():
         sys.stdout.write(f"{name}: {text.rstrip()}\n")
     sys.stdout.flush()
-
-
-# --- The batch script
-
-
-def _supervise(word: str) -> int:
-    spec, number = job.decode(word), int(os.environ["SLURM_JOB_ID"])
-    token = plan.parse_token(os.environ[job.VARIABLE])
-    text = plan.token_text(token)
-    program = os.path.abspath(sys.argv[0])
-    job.note(run_command, number, text, job.FETCHING)
-    status = _steps(token, spec, [program, "prepare", word], number, {job.PLACE: "host"}, 1, 0)
-    if status:
-        return status
-    job.note(run_command, number, text, job.RUNNING)
-    return _steps(token, spec, [program, "container", word], number, {}, 0, spec.time * 60)
-
-
-def _steps(
-    token: Token,
-    spec: Spec,
-    words: Sequence[str],
-    number: int,
-    variables: Mapping[str, str],
-    per_node: int,
-    seconds: float,
-) -> int:
-    """Run a step of each component. Those of containers end with the first of them, and with the time."""
-    running = []
-    for place in range(len(token.components)):
-        environment = {**os.environ, **variables, "GPUMESH_SESSION_JOB": str(number + place)}
-        argv = [*job.step(place, token.components, spec, per_node), *words]
-        running.append(Process(argv, env=environment, stdin=subprocess.DEVNULL))
-    end = time.monotonic() + seconds if seconds else float("inf")
-    while True:
-        ended = [process.returncode for process in running if process.poll() is not None]
-        if len(ended) == len(running) or any(ended) or (ended and not variables) or time.monotonic() > end:
-            break
-        time.sleep(0.1)
-    for process in running:
-        if process.poll() is None:
-            process.terminate()
-    for process in running:
-        process.wait()
-    return max(ended, default=0)

@@ -62,17 +62,39 @@ def _logs(settings: Settings) -> str:
     return os.path.dirname(settings.storage)
 
 
-def look(run: Runner, name: str, number: int = 0) -> Optional[job.Session]:
-    """The user's session of this name, or of this job; None where it has ended."""
-    found = [one for one in job.queue(run, "--me") if one.token.name == name and number in (0, one.job)]
+def look(run: Runner, name: str) -> Optional[job.Session]:
+    """The user's session of this name; None where there is none."""
+    found = [one for one in job.queue(run, "--me") if one.token.name == name]
     return found[0] if found else None
+
+
+def follow(run: Runner, number: int) -> Optional[job.Session]:
+    """The session of this job, which may have ended a while ago; None for one that Slurm does not know any more."""
+    # An error is that of a job that Slurm has forgotten.
+    found = job.queue(run, "--states=all", f"--jobs={number}", check=False)
+    return found[0] if found else None
+
+
+def failure(session: Optional[job.Session]) -> str:
+    """Why a session has failed; empty for one that goes on, or whose first container is done."""
+    if session is None:
+        return "it has ended."
+    if session.stage == job.FAILED:
+        return session.said
+    if session.over and session.state != "completed":
+        return f"its job is {session.state}."
+    return ""
 
 
 def line(session: Optional[job.Session], name: str) -> str:
     """A session in one line."""
     if session is None:
         return f"{name}: ended"
+    if session.over:
+        return f"{name}: job {session.job} · {session.state}"
     roles = ", ".join(f"{role}:{count}" for one in session.token.components for role, count in one.roles)
+    if session.stage == job.FAILED:
+        return f"{name}: job {session.job}, {roles} · failed: {session.said}"
     if session.state != "running":
         why = f" ({session.reason})" if session.reason not in ("", "None") else ""
         return f"{name}: job {session.job}, {roles} · {session.state}{why}"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
+#: The program, which begins its messages with it.
+NAME = "gpumesh-session"
 PRIVATE, HOST = "private", "host"
 #: The slot of a session that has no network of its own.
 NO_SLOT = -1
