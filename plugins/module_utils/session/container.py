@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import environment, node
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import environment, node, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role, Spec
 
 #: Of the one container that each of our podman's stores has.
@@ -82,7 +83,11 @@ def run_arguments(
 ) -> List[str]:
     """What comes after podman to run the container. ``image``: its identifier. Variables come from the environment."""
     mounts = [f"{place.run}/hosts:/etc/hosts:ro", f"{place.run}/hostfile:/etc/gpumesh-hostfile:ro"]
-    mounts += [f"{place.run}/resolv.conf:/etc/resolv.conf:ro", *role.mounts]
+    mounts += [
+        f"{place.run}/resolv.conf:/etc/resolv.conf:ro",
+        *(ssh.mounts(place.run) if own.vni else ()),
+        *role.mounts,
+    ]
     words = [
         "run",
         "--rm",
@@ -111,9 +116,13 @@ def own_gpus(variables: Mapping[str, str], local: int, count: int) -> List[str]:
 # --- On a node
 
 
-def prepare(run: Runner, spec: Spec, job: int, storage: str) -> int:
-    """Refuse what could not run here, and fetch the images; the exit status. Raises GpumeshError."""
+def prepare(run: Runner, spec: Spec, job: int, storage: str, key: str) -> int:
+    """Refuse what could not run here, and fetch the images; the exit status. ``key``: the session's own. Raises
+    GpumeshError."""
     plan = node.read_plan(job)
+    for one in _containers(plan):
+        if one.name in plan["here"] and key:
+            write_atomic(f"{place_of(job, one.local, storage).run}/{ssh.KEY}", key, 0o600)
     roles = [spec.role(one.role) for one in _containers(plan) if one.name in plan["here"]]
     _refuse_unfit(roles)
     place = place_of(job, 0, storage)
@@ -122,7 +131,7 @@ def prepare(run: Runner, spec: Spec, job: int, storage: str) -> int:
     os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
     os.makedirs(os.path.dirname(images), mode=0o700, exist_ok=True)
     for image in sorted({role.image for role in roles}):
-        if not _identifier(run, images_command(images), image, variables):
+        if not _identifier(run, images_command(images), image, variables)[0]:
             _say(f"fetching {image}")
             argv = [*images_command(images), "pull", "--quiet", reference(image)]
             pulled = run(argv, timeout=_PULL, environment=variables, check=False)
@@ -141,14 +150,13 @@ def _alias(image: str) -> str:
     return f"localhost/gumesh-session/{letters}:latest".replace("--", "-").replace("gumesh", "gpumesh")
 
 
-def _identifier(run: Runner, podman: Sequence[str], image: str, variables: Mapping[str, str]) -> str:
-    """Of an image that is there. One that has a tag of its own may be another one by now: only digests are kept."""
-    done = run(
-        [*podman, "image", "inspect", "--format={{.Id}}", _alias(image)],
-        check=False,
-        environment=dict(variables),
-    )
-    return done.stdout.strip() if not done.rc else ""
+def _identifier(run: Runner, podman: Sequence[str], image: str, variables: Mapping[str, str]) -> Tuple[str, str]:
+    """Of an image that is there, and as whom its command runs. One that has a tag of its own may be another one by now:
+    only digests are kept."""
+    argv = [*podman, "image", "inspect", "--format={{.Id}} {{.User}}", _alias(image)]
+    done = run(argv, check=False, environment=dict(variables))
+    identifier, _space, user = done.stdout.strip().partition(" ") if not done.rc else ("", "", "")
+    return identifier, user
 
 
 def _refuse_unfit(roles: Sequence[Role]) -> None:
@@ -192,19 +200,23 @@ def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -
     }
     for name, text in files.items():
         write_atomic(f"{place.run}/{name}", text, 0o644)
-    image = _identifier(run, command(place), role.image, podman_environment(place))
+    image, user = _identifier(run, command(place), role.image, podman_environment(place))
     if not image:
         raise HostStateError(f"The image {role.image} is not on {own.node}.", "Start the session again.")
     given = own_gpus(os.environ, local, role.gpus)
     podman, *words = [*command(place), *run_arguments(role, own, place, image, variables, given)]
-    # The session's variables are the container's, and PATH may be among them.
-    with Process(
-        [find(podman) or podman, *words],
-        env={**os.environ, **variables, **podman_environment(place)},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    ) as process:
-        source: Any = process.stderr
+    with contextlib.ExitStack() as stack:
+        if own.vni:
+            daemon = stack.enter_context(Process(_login(run, place, own, session, job, user), stdin=subprocess.DEVNULL))
+            stack.callback(daemon.terminate)
+        # The session's variables are the container's, and PATH may be among them.
+        process = Process(
+            [find(podman) or podman, *words],
+            env={**os.environ, **variables, **podman_environment(place)},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        source: Any = stack.enter_context(process).stderr
         last = _pass_on(source.fileno())
         status = process.wait()
     if status:
@@ -215,6 +227,20 @@ def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -
         while True:
             time.sleep(3600)
     return status
+
+
+def _login(run: Runner, place: Place, own: Container, session: Sequence[Container], job: int, user: str) -> List[str]:
+    """The daemon by which the other containers enter this one, with its files. ``user``: of the image."""
+    key = f"{place.run}/{ssh.KEY}"
+    private, public = read_text(key), ssh.public_half(run, key)
+    os.makedirs(f"{place.run}/{ssh.CLIENT}", mode=0o755, exist_ok=True)
+    command_of = f"{os.path.abspath(sys.argv[0])} login {job} {own.local}"
+    texts = ssh.files(own, session, place.run, command_of, getpass.getuser(), private or "", public)
+    for name, text in texts.items():
+        # ssh refuses a key of the user's own that others can read. Another user inside could not read it else.
+        own_key = name.endswith(f"/{ssh.KEY}") and user.partition(":")[0] in ("", "0", "root")
+        write_atomic(f"{place.run}/{name}", text, 0o600 if own_key else 0o644)
+    return [find("sshd") or "/usr/sbin/sshd", "-D", "-e", "-f", f"{place.run}/{ssh.SERVER}"]
 
 
 def _pass_on(source: int) -> str:

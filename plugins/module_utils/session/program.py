@@ -51,7 +51,8 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     if first == "supervise":
         return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), rest[0], os.environ).work()
     if first == "prepare":
-        return _task(lambda: container.prepare(run_command, job.decode(rest[0]), _job(), settings.storage))
+        spec, key = job.decode(rest[0]), sys.stdin.read()
+        return _task(lambda: container.prepare(run_command, spec, _job(), settings.storage, key))
     if first == "container":
         local = int(os.environ["SLURM_LOCALID"])
         return _task(lambda: container.run_container(run_command, job.decode(rest[0]), _job(), local, settings.storage))
@@ -60,11 +61,15 @@ def _main(settings: Settings, arguments: List[str]) -> int:
     if first == "inside":
         number, local, words = int(rest[0]), int(rest[1]), rest[2:]
         return container.enter(run_command, number, local, settings.storage, words, sys.stdin.isatty())
+    if first == "login":
+        given = os.environ.get("SSH_ORIGINAL_COMMAND")
+        words = ["/bin/sh", "-c", given] if given else list(_SHELL)
+        return container.enter(run_command, int(rest[0]), int(rest[1]), settings.storage, words, sys.stdin.isatty())
     words = arguments[: arguments.index("--")] if "--" in arguments else arguments
     command = arguments[len(words) + 1 :]
-    given = parser().parse_args(words)
+    asked = parser().parse_args(words)
     actions = {"start": _start, "list": _list, "show": _show, "enter": _enter, "run": _run, "stop": _stop}
-    return actions[given.command](settings, given, command)
+    return actions[asked.command](settings, asked, command)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ of the job, where whoever waits for the session reads it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from typing import IO, Any, List, Mapping, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME, Spec, Token
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, ssh
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME, NO_SLOT, Spec, Token
 
 _SPACING = 0.1
 _MARK = f"{NAME}: ".encode()
@@ -66,6 +67,12 @@ class Step(NamedTuple):
     process: Process
     errors: Errors
 
+    def tell(self, text: str) -> None:
+        """Give the tasks something to read."""
+        target: Any = self.process.stdin
+        with contextlib.suppress(BrokenPipeError), target:
+            target.write(text.encode())
+
 
 class Batch:
     """The job of a session on its first node. ``program``: the path of gpumesh-session."""
@@ -80,11 +87,17 @@ class Batch:
         """Until the session ends; the exit status of the job."""
         try:
             node.read_plan(self.number)
+            key = (
+                "" if self.token.slot == NO_SLOT else ssh.make_key(self.run, f"{node.folder(self.number)}/0/{ssh.KEY}")
+            )
         except GpumeshError as failure:
             sys.stderr.write(f"{NAME}: {failure}\n")
             return self._failed(1, str(failure))
         self._note(job.FETCHING)
         fetching = self.steps("prepare", once_per_node=True)
+        for step in fetching:
+            # Neither in a list of processes nor in an environment, which Slurm keeps.
+            step.tell(key)
         status = _wait(fetching)
         if status:
             return self._failed(status, _said(fetching))
@@ -108,11 +121,11 @@ class Batch:
             if once_per_node:
                 variables[job.PLACE] = job.HOST
             argv = job.step(place, self.token.components, self.spec, once_per_node, overlap)
-            process = Process(
-                [*argv, self.program, verb, self.word], env=variables, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-            source: Any = process.stderr
-            begun.append(Step(process, Errors(source, 2)))
+            source = subprocess.PIPE if verb == "prepare" else subprocess.DEVNULL
+            argv += [self.program, verb, self.word]
+            process = Process(argv, env=variables, stdin=source, stderr=subprocess.PIPE)
+            errors: Any = process.stderr
+            begun.append(Step(process, Errors(errors, 2)))
         return begun
 
     def _note(self, stage: str) -> None:

@@ -30,7 +30,7 @@ esac
 def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(node, "FOLDER", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "0").mkdir(parents=True)
     (tmp_path / "7" / "plan.json").write_text("{}")
     return tmp_path
 
@@ -42,6 +42,9 @@ def batch(top: Path, prepare: str = "true", container: str = "true", watch: str 
     told: list[str] = []
 
     def run(argv: list[str], **_options: object) -> Completed:
+        if argv[0] == "ssh-keygen":
+            Path(argv[-1]).write_text("a key\n")
+            return Completed(0, "", "")
         told.append(argv[-1].partition(f"{TOKEN} ")[2])
         return Completed(0, "", "")
 
@@ -54,6 +57,11 @@ def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
     # While no node has said so, it does not.
     status, told = batch(top, container="sleep 0.4; exit 3", watch="exec sleep 60")
     assert (status, told[:2], "running" in told) == (3, ["fetching", "starting"], False)
+
+
+def test_each_node_reads_the_key(top: Path) -> None:
+    assert batch(top, prepare=f"tee {top}/given; exit 0")[0] == 0
+    assert (top / "given").read_text() == "a key\n"
 
 
 @pytest.mark.parametrize(
