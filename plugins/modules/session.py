@@ -32,6 +32,10 @@ options:
     description: The name of the host in the record.
     type: str
     default: ""
+  manager:
+    description: The name of the manager in the record.
+    type: str
+    default: ""
   interface:
     description: The interface with the host's cluster address.
     type: str
@@ -139,6 +143,7 @@ def main() -> None:
             "record": {"type": "raw"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "machine": text,
+            "manager": text,
             "interface": text,
             "members": {"type": "dict", "default": {}},
             "pools": texts,

@@ -54,6 +54,13 @@ options:
     description: The partition of Slurm. If empty, the default one.
     type: str
     default: ""
+  ports:
+    description:
+      - Ports of the first container that are also ports of the manager's cluster address, by ssh. V(9000:8888) is port 9000
+        of the manager for port 8888 of the container.
+      - Text is read as ports with spaces between them.
+    type: raw
+    default: []
   retry:
     description: Whether the session starts again if one of its nodes fails.
     type: bool
@@ -121,7 +128,7 @@ def work(module: AnsibleModule) -> Outcome:
     """Start the session, stop it, or look at it."""
     given = module.params
     if given["state"] == "followed":
-        return _outcome(False, sessions.follow(run, given["job"]), given["name"], given["job"])
+        return _outcome(False, job.follow(run, given["job"]), given["name"], given["job"])
     found = sessions.look(run, given["name"])
     if given["state"] == "absent":
         if found is not None and not module.check_mode:
@@ -129,13 +136,15 @@ def work(module: AnsibleModule) -> Outcome:
         return _outcome(found is not None, None, given["name"])
     if found is not None:
         return _outcome(False, found, given["name"], found.job)
-    wanted = spec.parse({name: given[name] for name in ("name", "roles", "time", "network", "partition", "retry")})
+    wanted = spec.parse(
+        {name: given[name] for name in ("name", "roles", "time", "network", "partition", "retry", "ports")}
+    )
     settings = Settings(**given["settings"])
     if module.check_mode:
         sessions.refuse(run, program.PATH, wanted, settings)
         return _outcome(True, None, given["name"])
     started = sessions.start(run, program.PATH, wanted, settings)
-    return _outcome(True, sessions.follow(run, started.job), given["name"], started.job, started.log)
+    return _outcome(True, job.follow(run, started.job), given["name"], started.job, started.log)
 
 
 def _outcome(changed: bool, found: Optional[job.Session], name: str, number: int = 0, log: str = "") -> Outcome:
@@ -158,6 +167,7 @@ def main() -> None:
             "time": {"type": "raw", "default": ""},
             "network": {"type": "str", "choices": ["private", "host"], "default": "private"},
             "partition": {"type": "str", "default": ""},
+            "ports": {"type": "raw", "default": []},
             "retry": {"type": "bool", "default": True},
             "wait": {"type": "bool", "default": True},
             "settings": {"type": "dict", "default": {}},

@@ -64,6 +64,7 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
                 )
     return {
         "machine": machine,
+        "manager": record["manager"],
         "interface": derive.cluster_interface(record, member),
         "members": members,
         "pools": pools,

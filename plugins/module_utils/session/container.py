@@ -301,6 +301,16 @@ def enter(run: Runner, job: int, local: int, storage: str, words: Sequence[str],
         return process.wait()
 
 
+def offer(what: str, job: int, local: int, storage: str) -> int:
+    """For ssh from outside, through a step of the job: print the session's key, or be the daemon of this container."""
+    run_folder = place_of(job, local, storage).run
+    if what == "key":
+        sys.stdout.write(read_text(f"{run_folder}/{ssh.KEY}") or "")
+        return 0
+    with Process([find("sshd") or "/usr/sbin/sshd", "-i", "-e", "-f", f"{run_folder}/{ssh.SERVER}"]) as process:
+        return process.wait()
+
+
 def _runs(run: Runner, place: Place) -> bool:
     argv = [*command(place), "inspect", "--format={{.State.Running}}", NAME]
     return run(argv, check=False, environment=podman_environment(place)).stdout.strip() == "true"

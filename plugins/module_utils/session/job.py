@@ -9,7 +9,7 @@ import base64
 import json
 import os
 import shlex
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
@@ -132,6 +132,20 @@ def step(
     return ["srun", *group, *words, "--kill-on-bad-exit=1", "--wait=2", "--chdir=/", "--cpu-bind=none"]
 
 
+def beside(leader: int, one: Container, terminal: bool = False) -> List[str]:
+    """srun for a command on the node of a container, which takes nothing from the containers. Its namespace is that of
+    clean_environment()."""
+    words = ["srun", f"--jobid={leader + one.component}", "--overlap", "--nodes=1", "--ntasks=1"]
+    words += [f"--nodelist={one.node}", "--cpus-per-task=1", "--cpu-bind=none", "--mem=0", "--quiet", "--chdir=/"]
+    return [*words, *(["--pty"] if terminal else [])]
+
+
+def clean_environment(local: int) -> Dict[str, str]:
+    """The environment without what an outer job has set, for a step in the namespace of this container."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SPANK_", "SBATCH_"))}
+    return {**kept, PLACE: str(local)}
+
+
 def parse_queue(text: str) -> List[Session]:
     """From ``squeue --format=%A|%i|%u|%T|%N|%r|%k``: the sessions, each with the nodes of all of its components."""
     found: Dict[int, List[Any]] = {}
@@ -163,6 +177,13 @@ def parse_queue(text: str) -> List[Session]:
 def queue(run: Runner, *arguments: str, check: bool = True) -> List[Session]:
     """The sessions that wait or run. Raises CommandError."""
     return parse_queue(run(["squeue", "--noheader", f"--format={_FORMAT}", *arguments], check=check).stdout)
+
+
+def follow(run: Runner, number: int) -> Optional[Session]:
+    """The session of this job, which may have ended a while ago; None for one that Slurm does not know any more."""
+    # An error is that of a job that Slurm has forgotten.
+    found = queue(run, "--states=all", f"--jobs={number}", check=False)
+    return found[0] if found else None
 
 
 def named(run: Runner, name: str) -> Session:

@@ -12,13 +12,20 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, job, node, sessions, supervise
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import (
+    container,
+    forward,
+    job,
+    node,
+    sessions,
+    supervise,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME, Container, Settings, Spec
 
@@ -46,25 +53,9 @@ def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
 
 def _main(settings: Settings, arguments: List[str]) -> int:
     first, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if first in ("prolog", "epilog", "sweep"):
-        return _root(settings, first)
-    if first == "supervise":
-        return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), rest[0], os.environ).work()
-    if first == "prepare":
-        spec, key = job.decode(rest[0]), sys.stdin.read()
-        return _task(lambda: container.prepare(run_command, spec, _job(), settings.storage, key))
-    if first == "container":
-        local = int(os.environ["SLURM_LOCALID"])
-        return _task(lambda: container.run_container(run_command, job.decode(rest[0]), _job(), local, settings.storage))
-    if first == "await":
-        return _task(lambda: container.await_all(run_command, _job(), settings.storage))
-    if first == "inside":
-        number, local, words = int(rest[0]), int(rest[1]), rest[2:]
-        return container.enter(run_command, number, local, settings.storage, words, sys.stdin.isatty())
-    if first == "login":
-        given = os.environ.get("SSH_ORIGINAL_COMMAND")
-        words = ["/bin/sh", "-c", given] if given else list(_SHELL)
-        return container.enter(run_command, int(rest[0]), int(rest[1]), settings.storage, words, sys.stdin.isatty())
+    ours = _INTERNAL.get(first)
+    if ours is not None:
+        return ours(settings, [first, *rest])
     words = arguments[: arguments.index("--")] if "--" in arguments else arguments
     command = arguments[len(words) + 1 :]
     asked = parser().parse_args(words)
@@ -98,18 +89,69 @@ def _task(work: Any) -> int:
         return failure.status if isinstance(failure, container.ContainerError) else 1
 
 
-# --- As root, for Slurm
+# --- For Slurm, and for what this program itself starts. Each has its verb and what comes after it.
 
 
-def _root(settings: Settings, verb: str) -> int:
-    if verb == "prolog":
-        node.prolog(run_command, settings, os.environ)
-    elif verb == "epilog":
-        node.epilog(run_command, os.environ)
-    else:
-        for number in node.sweep(run_command, settings.machine):
-            sys.stdout.write(f"{number}\n")
+def _prolog(settings: Settings, _words: Sequence[str]) -> int:
+    node.prolog(run_command, settings, os.environ)
     return 0
+
+
+def _epilog(_settings: Settings, _words: Sequence[str]) -> int:
+    node.epilog(run_command, os.environ)
+    return 0
+
+
+def _supervise(_settings: Settings, words: Sequence[str]) -> int:
+    return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), words[1], os.environ).work()
+
+
+def _prepare(settings: Settings, words: Sequence[str]) -> int:
+    spec, key = job.decode(words[1]), sys.stdin.read()
+    return _task(lambda: container.prepare(run_command, spec, _job(), settings.storage, key))
+
+
+def _container(settings: Settings, words: Sequence[str]) -> int:
+    spec, local = job.decode(words[1]), int(os.environ["SLURM_LOCALID"])
+    return _task(lambda: container.run_container(run_command, spec, _job(), local, settings.storage))
+
+
+def _await(settings: Settings, _words: Sequence[str]) -> int:
+    return _task(lambda: container.await_all(run_command, _job(), settings.storage))
+
+
+def _inside(settings: Settings, words: Sequence[str]) -> int:
+    number, local = int(words[1]), int(words[2])
+    return container.enter(run_command, number, local, settings.storage, words[3:], sys.stdin.isatty())
+
+
+def _login(settings: Settings, words: Sequence[str]) -> int:
+    """What somebody wants who comes by ssh is in the environment."""
+    given = os.environ.get("SSH_ORIGINAL_COMMAND")
+    return _inside(settings, [*words, *(("/bin/sh", "-c", given) if given else _SHELL)])
+
+
+def _offer(settings: Settings, words: Sequence[str]) -> int:
+    return _task(lambda: container.offer(words[0], int(words[1]), int(words[2]), settings.storage))
+
+
+def _forward(settings: Settings, words: Sequence[str]) -> int:
+    return forward.keep(run_command, PATH, int(words[1]), words[2:], settings)
+
+
+_INTERNAL: Mapping[str, Callable[[Settings, Sequence[str]], int]] = {
+    "prolog": _prolog,
+    "epilog": _epilog,
+    "supervise": _supervise,
+    "prepare": _prepare,
+    "container": _container,
+    "await": _await,
+    "inside": _inside,
+    "login": _login,
+    "key": _offer,
+    "daemon": _offer,
+    "forward": _forward,
+}
 
 
 # --- For users
@@ -142,13 +184,13 @@ def _start(settings: Settings, given: argparse.Namespace, _command: Sequence[str
         return 0
     started = sessions.start(run_command, PATH, spec, settings)
     sys.stdout.write(f"{spec.name}: job {started.job}, log {started.log}\n")
-    return 0 if given.detach else _follow(spec, started)
+    return 0 if given.detach else _follow(spec, started, settings)
 
 
-def _follow(spec: Spec, started: sessions.Started) -> int:
+def _follow(spec: Spec, started: sessions.Started, settings: Settings) -> int:
     shown = ""
     while True:
-        found = sessions.follow(run_command, started.job)
+        found = job.follow(run_command, started.job)
         why = sessions.failure(found)
         if why:
             raise HostStateError(
@@ -159,6 +201,10 @@ def _follow(spec: Spec, started: sessions.Started) -> int:
             shown = line
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
+        if found is not None and found.stage == job.RUNNING and spec.ports:
+            if not forward.started(spec.ports, settings):
+                raise HostStateError(f"The ports of the session '{spec.name}' are not forwarded.", "Start it again.")
+            sys.stdout.writelines(f"{line}\n" for line in forward.shown(spec, settings))
         if found is None or found.over or found.stage == job.RUNNING:
             return 0
         time.sleep(_FOLLOW)
@@ -192,30 +238,14 @@ def _enter(settings: Settings, given: argparse.Namespace, command: Sequence[str]
         names = ", ".join(one.name for one in session)
         raise InputError(f"The session '{given.name}' has no container '{given.container}'.", f"It has {names}.")
     terminal = sys.stdin.isatty()
-    argv = _inside(found.job, wanted[0], command or _SHELL, terminal)
-    with Process(argv, env=_clean(wanted[0].local)) as process:
+    argv = _enters(found.job, wanted[0], command or _SHELL, terminal)
+    with Process(argv, env=job.clean_environment(wanted[0].local)) as process:
         return process.wait()
 
 
-def _inside(leader: int, one: Container, words: Sequence[str], terminal: bool) -> List[str]:
+def _enters(leader: int, one: Container, words: Sequence[str], terminal: bool) -> List[str]:
     """srun that runs a command in a container."""
-    number = leader + one.component
-    argv = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={one.node}"]
-    argv += [
-        "--cpus-per-task=1",
-        "--cpu-bind=none",
-        "--mem=0",
-        "--quiet",
-        "--chdir=/",
-        *(["--pty"] if terminal else []),
-    ]
-    return [*argv, PATH, "inside", str(number), str(one.local), *words]
-
-
-def _clean(local: int) -> Dict[str, str]:
-    """The environment without what an outer job has set."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SPANK_", "SBATCH_"))}
-    return {**kept, job.PLACE: str(local)}
+    return [*job.beside(leader, one, terminal), PATH, "inside", str(leader + one.component), str(one.local), *words]
 
 
 def _run(settings: Settings, given: argparse.Namespace, command: Sequence[str]) -> int:
@@ -225,10 +255,10 @@ def _run(settings: Settings, given: argparse.Namespace, command: Sequence[str]) 
     session = job.containers(found, settings)
     running = []
     for one in session:
-        argv = _inside(found.job, one, command, False)
+        argv = _enters(found.job, one, command, False)
         process = Process(
             argv,
-            env=_clean(one.local),
+            env=job.clean_environment(one.local),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,7 +11,7 @@ from typing import NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings, Spec
 
@@ -29,6 +29,7 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> None:
     """Refuse what could not work, before anything is submitted. Raises GpumeshError."""
     if os.geteuid() == 0:
         raise InputError("A session cannot be root's.", "Start it as another user; in the playbook, set session_user.")
+    forward.refuse(spec, settings)
     specs.refuse_mounts(spec, [*settings.volumes, *settings.mounts_allowed])
     for role in spec.roles:
         if role.image.startswith(_FILES):
@@ -50,6 +51,8 @@ def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
     refuse(run, program, spec, settings)
     log = f"{_logs(settings)}/gpumesh-session-{spec.name}-%j.log"
     number = job.submit(run, program, spec, settings, log)
+    if spec.ports:
+        forward.begin(program, number, spec.ports)
     return Started(number, log.replace("%j", str(number)))
 
 
@@ -65,13 +68,6 @@ def _logs(settings: Settings) -> str:
 def look(run: Runner, name: str) -> Optional[job.Session]:
     """The user's session of this name; None where there is none."""
     found = [one for one in job.queue(run, "--me") if one.token.name == name]
-    return found[0] if found else None
-
-
-def follow(run: Runner, number: int) -> Optional[job.Session]:
-    """The session of this job, which may have ended a while ago; None for one that Slurm does not know any more."""
-    # An error is that of a job that Slurm has forgotten.
-    found = job.queue(run, "--states=all", f"--jobs={number}", check=False)
     return found[0] if found else None
 
 

@@ -30,7 +30,8 @@ class Role(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """A session as somebody asks for it. ``time`` in minutes, 0 for no limit."""
+    """A session as somebody asks for it. ``time`` in minutes, 0 for no limit. ``ports``: as 9000:8888, the
+    manager's and that of main1."""
 
     name: str
     roles: Tuple[Role, ...]
@@ -38,6 +39,7 @@ class Spec(NamedTuple):
     network: str = PRIVATE
     partition: str = ""
     retry: bool = True
+    ports: Tuple[str, ...] = ()
 
     def role(self, name: str) -> Role:
         """The role of this name."""
@@ -94,6 +96,7 @@ class Settings(NamedTuple):
     /24 are the sessions'. ``closed``: networks that sessions must not reach."""
 
     machine: str
+    manager: str
     interface: str
     members: Mapping[str, str]
     pools: Sequence[str]

@@ -25,7 +25,7 @@ _TIME = re.compile(
 )
 _MIB = {"K": 1 / 1024, "M": 1.0, "": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _FIELDS = Role._fields
-_SESSION = ("name", "roles", "time", "network", "partition", "retry")
+_SESSION = ("name", "roles", "time", "network", "partition", "retry", "ports")
 
 
 def parse(document: Any) -> Spec:
@@ -53,6 +53,7 @@ def parse(document: Any) -> Spec:
         network=network,
         partition=_word("session_partition", given.get("partition")),
         retry=_boolean("session_retry", given.get("retry", True)),
+        ports=_ports(given.get("ports")),
     )
     _refuse_together(spec)
     return spec
@@ -166,12 +167,34 @@ def _refuse_together(spec: Spec) -> None:
     total = sum(role.replicas for role in spec.roles)
     if total > MOST_CONTAINERS:
         raise InputError(f"The session has {total} containers.", f"Ask for at most {MOST_CONTAINERS}.")
+    if spec.ports and spec.network == HOST:
+        raise InputError(
+            "session_ports are those of a session with a network of its own.",
+            "With session_network=host, connect to the node of main1.",
+        )
     for role in spec.roles:
         if role.per_node and role.replicas % role.per_node:
             raise InputError(
                 f"session_roles: {role.name}: {role.replicas} replicas cannot be {role.per_node} on each node.",
                 "Give replicas as a multiple of per_node.",
             )
+
+
+def _ports(value: Any) -> Tuple[str, ...]:
+    """A number, or two where the manager's is another. An answer of AWX is text."""
+    words = value if isinstance(value, Sequence) and not isinstance(value, str) else str(value or "").split()
+    found: List[Tuple[int, int]] = []
+    for word in (str(word).strip(",") for word in words):
+        parts = word.split(":")
+        if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) < 65536 for part in parts):
+            raise InputError(
+                f"session_ports: '{word}' is not a port.", "Give 8888, or 9000:8888 where the manager's is another."
+            )
+        outer = int(parts[0])
+        if outer in (one for one, _inner in found):
+            raise InputError(f"session_ports has port {outer} of the manager twice.", "Give each another one.")
+        found.append((outer, int(parts[-1])))
+    return tuple(f"{outer}:{inner}" for outer, inner in found)
 
 
 def _count(where: str, field: str, value: Any, least: int) -> int:

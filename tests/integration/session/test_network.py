@@ -66,7 +66,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ar
 
 def settings(host: str) -> Settings:
     return Settings(
-        host, "eth0", HOSTS, ["10.192.0.0/10"], ["10.0.0.0/24"], True, [], [], [], "/var/tmp/gpumesh-{user}"
+        host, "gmh-a", "eth0", HOSTS, ["10.192.0.0/10"], ["10.0.0.0/24"], True, [], [], [], "/var/tmp/gpumesh-{user}"
     )
 
 
