@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A session's job on this node: what root makes before it begins, and what is left of it afterwards.
 
-Everything has the number of the job in its name, so that whatever a killed prolog or epilog leaves is found again: by the
-next session's prolog, or by a run of the playbook. All steps can be repeated.
+Everything has the number of the job in its name, so that whatever a killed prolog or epilog leaves is found again: by a
+process that watches while there is anything on the node, by the next session's prolog, or by a run of the playbook. All steps
+can be repeated.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import pwd
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     CommandError,
     GpumeshError,
@@ -48,6 +51,10 @@ _FORWARDING = "/proc/sys/net/ipv4/ip_forward"
 VARIABLE = "SPANK_GPUMESH_SESSION"
 #: Seconds for the components of a job to get their nodes, and for the kernel to forget an identifier.
 _PATIENCE = 20.0
+#: Seconds between two looks of the process that watches.
+_WATCH = 15.0
+_SYSTEMD = "/run/systemd/system"
+_STEP = re.compile(rb"slurmstepd: \[([0-9]{1,10})[.\]]")
 _PLAN, _PRIVATE, _ERROR = "plan.json", "private", "error"
 
 
@@ -118,6 +125,8 @@ def prolog(run: Runner, settings: Settings, variables: Mapping[str, str]) -> Non
         sweep(run, settings.machine, job)
         forget(run, job)
         os.mkdir(folder(job), 0o755)
+        # While the lock is held: one that is about to end has seen the folder, or has ended.
+        guard(run)
         # From here on, no task of the job begins without a namespace.
         write_atomic(f"{folder(job)}/{_PRIVATE}", "", 0o644)
         try:
@@ -294,8 +303,9 @@ def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
     if not left:
         return []
     argv = ["squeue", "--noheader", "--states=all", f"--nodelist={machine}", "--format=%A|%T"]
-    done = run(argv, check=False)
-    if done.rc:
+    try:
+        done = run(argv)
+    except CommandError:
         return []
     over = (
         "COMPLETED",
@@ -314,6 +324,53 @@ def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
     for job in gone:
         forget(run, job)
     return gone
+
+
+# --- While there is anything
+
+
+def guard(run: Runner) -> None:
+    """Begin to watch in the background, outside of the control group of slurmd, which starts this."""
+    program = os.path.abspath(sys.argv[0])
+    if os.path.isdir(_SYSTEMD):
+        options = ["--quiet", "--collect", "--no-block", "--property=Restart=on-failure"]
+        run(["systemd-run", *options, program, "watch"], check=False)
+        return
+    null = subprocess.DEVNULL
+    process = Process([program, "watch"], stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+    # It goes on after this program, which must not wait for it.
+    process.returncode = 0
+
+
+def watch(run: Runner, machine: str) -> None:
+    """Remove what jobs leave that are over, until nothing is left. One process on each node does it."""
+    os.makedirs(FOLDER, mode=0o755, exist_ok=True)
+    with open(f"{FOLDER}/.watch", "w", encoding="ascii") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        while True:
+            time.sleep(_WATCH)
+            with _locked():
+                # A job whose steps are here goes on. Slurm's controller is asked of others alone.
+                if set(jobs_here()) - _stepping():
+                    sweep(run, machine)
+                if not jobs_here():
+                    fcntl.flock(stream, fcntl.LOCK_UN)
+                    return
+
+
+def _stepping() -> Set[int]:
+    """The jobs that have a step on this node."""
+    found = set()
+    for pid in os.listdir("/proc"):
+        if pid.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as stream:
+                step = _STEP.match(stream.read(64))
+                if step is not None:
+                    found.add(int(step.group(1)))
+    return found
 
 
 @contextlib.contextmanager

@@ -102,6 +102,16 @@ def _epilog(_settings: Settings, _words: Sequence[str]) -> int:
     return 0
 
 
+def _guard(_settings: Settings, _words: Sequence[str]) -> int:
+    node.guard(run_command)
+    return 0
+
+
+def _watch(settings: Settings, _words: Sequence[str]) -> int:
+    node.watch(run_command, settings.machine)
+    return 0
+
+
 def _supervise(_settings: Settings, words: Sequence[str]) -> int:
     return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), words[1], os.environ).work()
 
@@ -142,6 +152,8 @@ def _forward(settings: Settings, words: Sequence[str]) -> int:
 _INTERNAL: Mapping[str, Callable[[Settings, Sequence[str]], int]] = {
     "prolog": _prolog,
     "epilog": _epilog,
+    "guard": _guard,
+    "watch": _watch,
     "supervise": _supervise,
     "prepare": _prepare,
     "container": _container,

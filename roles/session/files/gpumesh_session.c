@@ -54,7 +54,8 @@ static void run_program(const char *verb) {
     }
 }
 
-/* On the host that submits: the prolog and the epilog of the job are told the token. */
+/* On the host that submits: the prolog and the epilog of the job are told the token. When slurmd starts, also after a boot:
+ * what is left of jobs that have ended meanwhile is looked after. */
 int slurm_spank_init(spank_t spank, int count, char **words) {
     (void)count;
     (void)words;
@@ -62,6 +63,8 @@ int slurm_spank_init(spank_t spank, int count, char **words) {
     const char *token = getenv(TOKEN);
     if (token && (context == S_CTX_ALLOCATOR || context == S_CTX_LOCAL))
         spank_job_control_setenv(spank, TOKEN, token, 1);
+    if (context == S_CTX_SLURMD)
+        run_program("guard");
     return ESPANK_SUCCESS;
 }
 
