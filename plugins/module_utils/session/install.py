@@ -31,6 +31,8 @@ _SOURCE = f"{LIBRARY}/gpumesh_session.c"
 _HEADERS = "/usr/include/slurm"
 _PROGRAMS = ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit", "nft", "ip", "sysctl", "gcc", "sshd")
 _FILES = (f"{_HEADERS}/spank.h", "/usr/include/stdio.h")
+#: The second is Debian's own and of others, where it is there.
+_LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
 _YAML = ("/usr/lib/python3/dist-packages/yaml", "/usr/lib64/python3*/site-packages/yaml")
 
 
@@ -39,6 +41,30 @@ def missing() -> List[str]:
     found = [name for name in _PROGRAMS if find(name) is None]
     found += [path for path in _FILES if not os.path.exists(path)]
     return found + ([] if any(glob.glob(pattern) for pattern in _YAML) else ["yaml"])
+
+
+def refuse_unfit(run: Runner, machine: str) -> None:
+    """Refuse a host whose kernel lacks what sessions need, by trying it. Raises HostStateError."""
+    without = f"or set session_enabled: false for {machine}."
+    limit, clone = (read_text(path) for path in _LIMITS)
+    if (limit or "").strip() == "0" or (clone or "").strip() == "0":
+        raise HostStateError(
+            f"{machine}: users cannot make user namespaces.",
+            f"Set the kernel's user.max_user_namespaces and kernel.unprivileged_userns_clone, {without}",
+        )
+    space = f"{network.PREFIX}-probe"
+    run(["ip", "netns", "delete", space], check=False)
+    run(["ip", "netns", "add", space])
+    try:
+        argv = ["ip", "-netns", space, "link", "add", "vx0", "type", "vxlan", "id", "1", "dstport", str(network.PORT)]
+        made = run([*argv, "local", "127.0.0.1"], check=False)
+    finally:
+        run(["ip", "netns", "delete", space], check=False)
+    if made.rc:
+        raise HostStateError(
+            f"{machine}: the kernel makes no VXLAN device: {' '.join(made.stderr.split())}",
+            f"Load its module vxlan, {without}",
+        )
 
 
 def settings_of(params: Mapping[str, Any]) -> Dict[str, Any]:
