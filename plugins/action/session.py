@@ -22,6 +22,9 @@ class ActionModule(HostAction):
         if given["state"] == "absent":
             return self.module(_MODULE, {"state": "absent"})
         parameters = session.desired(self.record(), self.machine, self.options("session", *session.OPTIONS))
+        if parameters["state"] == "absent":
+            # The module slurm, which runs anyway, says whether anything is here, and its action removes it.
+            return {"changed": False, "missing": []}
         result = self.equipped_module(_MODULE, parameters, lambda found: session.packages(found["missing"]))
         self.refuse_missing(result["missing"])
         return result

@@ -41,4 +41,8 @@ class ActionModule(HostAction):
             parameters = slurm.configured(record, self.machine, options)
         else:
             parameters = slurm.served(record, options, given["restart"])
-        return run_slurm(self, {"state": state, **parameters})
+        result = run_slurm(self, {"state": state, **parameters})
+        if state == "present" and not sessions and result.get("sessions"):
+            removed = self.module("gpumesh.cluster.session", {"state": "absent"})
+            result["changed"] = result["changed"] or removed["changed"]
+        return result

@@ -15,7 +15,7 @@ import yaml
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.install import PLUGIN
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
 
 #: Those of the role, without its name.

@@ -23,10 +23,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, Settings
 
 LIBRARY = "/usr/local/lib/gpumesh"
-PLUGIN = f"{LIBRARY}/gpumesh_session.so"
 _SOURCE = f"{LIBRARY}/gpumesh_session.c"
 _HEADERS = "/usr/include/slurm"
 _PROGRAMS = ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit", "nft", "ip", "sysctl", "gcc", "sshd")

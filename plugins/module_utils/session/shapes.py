@@ -9,6 +9,8 @@ from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
 #: The program, which begins its messages with it.
 NAME = "gpumesh-session"
+#: Of Slurm.
+PLUGIN = "/usr/local/lib/gpumesh/gpumesh_session.so"
 PRIVATE, HOST = "private", "host"
 #: The slot of a session that has no network of its own.
 NO_SLOT = -1

@@ -92,3 +92,8 @@ def test_there_are_no_sessions_where_the_layer_is_off() -> None:
     played = play(session_run.ActionModule, given, {RUN: []}, {**HERE, "session_enabled": False})
     assert "session_enabled: true" in played.result["msg"]
     assert played.ran == []
+
+
+def test_a_host_that_never_had_sessions_is_asked_nothing() -> None:
+    played = installed(session_enabled=False)
+    assert (played.ran, played.result["changed"]) == ([], False)
