@@ -12,9 +12,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import refuse_userspace_only, userspace_only
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
+    OPTIONS,
+    refuse_userspace_only,
+    without_interface,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import Host, Wish, decide, refuse_mesh
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import refuse_server
 
 _TEXT = {"type": "str", "default": ""}
 
@@ -37,7 +42,7 @@ class ActionModule(ControllerAction):
         wish = self._wish(given)
         found = self.variables[given["found"]]
         record = model.parse(found["record"]) if found["record"] else None
-        hosts = self.of_hosts(given["registered"], "ansible_host", "cluster_site", "cluster_endpoint", "mesh_userspace")
+        hosts = self.of_hosts(given["registered"], "ansible_host", "cluster_site", "cluster_endpoint", *OPTIONS)
         held = {machine: dict(own[given["registered"]] or {}) for machine, own in hosts.items()}
         known = {
             machine: Host(own["ansible_host"] or machine, own["cluster_site"] or None, own["cluster_endpoint"] or None)
@@ -46,13 +51,13 @@ class ActionModule(ControllerAction):
         decision, coming = decide(wish, record, known, held, read_answers(held, found["records"]))
         volumes = self.variable("storage_volumes")
         if decision["enrol_settings"]["backend"] == "tailscale":
-            modes = {machine: own["mesh_userspace"] for machine, own in hosts.items()}
             served = volumes or (record["storage"]["volumes"] if record else [])
             servers = [volume["server"] for volume in served if "server" in volume]
             taking_part = {member["machine"] for member in decision["members"]}
-            confined = [machine for machine in userspace_only(held, modes) if machine in taking_part]
+            confined = [machine for machine in without_interface(held, hosts) if machine in taking_part]
             refuse_userspace_only(confined, [decision["manager"], *servers])
         refuse_mesh(coming.record, self.options("mesh", "relays")["relays"] or [])
+        refuse_server(str(self.variable("tracking_server", "") or ""), coming.record)
         if decision["left_out"]:
             self.print_text(
                 f"{', '.join(decision['left_out'])}: removed from cluster '{given['name']}', and therefore skipped. "

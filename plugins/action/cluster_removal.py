@@ -12,7 +12,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import refuse_userspace_only, userspace_only
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
+    OPTIONS,
+    refuse_userspace_only,
+    without_interface,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import refuse_mesh
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.removal import coming, decide_removal
@@ -36,7 +40,7 @@ class ActionModule(ControllerAction):
         new_manager = given["new_manager"] or None
         found = self.variables[given["found"]]
         record = model.parse(found["record"])
-        hosts = self.of_hosts(given["registered"], "mesh_userspace")
+        hosts = self.of_hosts(given["registered"], *OPTIONS)
         held = {machine: own[given["registered"]] or {} for machine, own in hosts.items()}
         answers = read_answers({**held, **found["outside"]}, found["records"])
         # Their copies have been replaced since they answered.
@@ -49,8 +53,7 @@ class ActionModule(ControllerAction):
         if given["untrusted"]:
             self._refuse_to_rekey([machine for machine in silent if machine not in leaving])
         if record["mesh"]["backend"] == "tailscale" and new_manager:
-            modes = {machine: own["mesh_userspace"] for machine, own in hosts.items()}
-            refuse_userspace_only(userspace_only(held, modes), [new_manager])
+            refuse_userspace_only(without_interface(held, hosts), [new_manager])
         refuse_mesh(coming(record, leaving, new_manager), self.options("mesh", "relays")["relays"] or [])
         return {
             "changed": False,

@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils import (
     session,
     ssh_trust,
     storage,
+    tracking,
     train,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
@@ -53,6 +54,7 @@ class ActionModule(HostAction):
                 record, self.machine, self.options("job_environment", *jobs)
             ),
             "storage": lambda: storage.desired(record, self.machine, **self.options("storage", "backend", "server")),
+            **({"tracking": lambda: tracking.desired(record, self.machine)} if record["tracking"] else {}),
             "train": lambda: train.desired(record, **self.options("train", "run_dir", "stage_dir")),
             "session": lambda: session.desired(record, self.machine, self.options("session", *session.OPTIONS)),
         }

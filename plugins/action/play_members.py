@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import outdated
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import WHY_USERSPACE_ONLY, userspace_only
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
+    OPTIONS,
+    WHY_USERSPACE_ONLY,
+    userspace_only,
+    without_interface,
+)
 
 
 class ActionModule(ControllerAction):
@@ -28,23 +34,39 @@ class ActionModule(ControllerAction):
         )
         record = self.record()
         refuse_other(record, given["name"] or record["name"], given["manager"] or record["manager"])
-        hosts = self.of_hosts(given["registered"], "mesh_userspace")
+        hosts = self.of_hosts(given["registered"], *OPTIONS)
         held = {machine: own[given["registered"]] or {} for machine, own in hosts.items()}
         machines = [member["machine"] for member in record["members"]]
         playing = self.variables["ansible_play_hosts"]
-        confined = []
+        confined, pods = [], []
         if record["mesh"]["backend"] == "tailscale":
-            modes = {machine: own["mesh_userspace"] for machine, own in hosts.items()}
-            confined = [machine for machine in userspace_only(held, modes) if machine in machines]
+            confined = [machine for machine in userspace_only(held, hosts) if machine in machines]
+            lacking = [machine for machine in without_interface(held, hosts) if machine in machines]
+            pods = [machine for machine in lacking if machine not in confined]
         if given["announce"]:
             self._announce(record, [machine for machine in playing if machine not in machines], confined)
+            self._announce_pods(pods)
         return {
             "changed": False,
             "record": record,
             "members": [machine for machine in playing if machine in machines],
             "outdated": [machine for machine in outdated(held, record) if machine in machines],
             "userspace_only": confined,
+            "pods": pods,
         }
+
+    def _announce_pods(self, pods: list[str]) -> None:
+        for config in sorted({self._supervisor_config(machine) for machine in pods}):
+            alike = [machine for machine in pods if self._supervisor_config(machine) == config]
+            self.print_text(
+                f"{', '.join(alike)}: pods, whose programs reach the tailnet through a library. After a restart with the "
+                "same disk, each comes back by itself if its start command is: "
+                f'sh -c \'supervisord -c {config}; exec "$0" "$@"\' YOUR COMMAND'
+            )
+
+    def _supervisor_config(self, machine: str) -> str:
+        given = self.variables["hostvars"][machine].get("daemon_supervisor_config")
+        return str(given or Places().supervisor_config)
 
     def _announce(self, record: model.Record, strangers: list[str], confined: list[str]) -> None:
         if strangers:
@@ -56,5 +78,6 @@ class ActionModule(ControllerAction):
         if confined:
             self.print_text(
                 f"{', '.join(sorted(confined))}: in the mesh of cluster '{record['name']}', but excluded from storage "
-                f"and Slurm. {WHY_USERSPACE_ONLY}"
+                f"and Slurm. {WHY_USERSPACE_ONLY} Or set mesh_userspace_nodes=true: it becomes a Slurm node without "
+                "volumes."
             )

@@ -24,4 +24,4 @@ class ActionModule(ReachabilityAction):
         own = self.own(self.targets(given.pop("members"), layer))
         if own is None:
             return {"changed": False, "skipped": True, "msg": f"{self.machine} is not among the members."}
-        return self.module(_MODULE, {"check_name": layer == "mesh", **given, **own._asdict()})
+        return self.module(_MODULE, {"check_name": layer == "mesh", **given, **own.parameters()})

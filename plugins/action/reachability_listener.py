@@ -35,7 +35,7 @@ class ActionModule(ReachabilityAction):
         seconds = int(given.get("throughput_seconds", 0))
         others = [machine for machine in self.asked(members) if machine != self.machine]
         derived = {
-            **own._asdict(),
+            **own.parameters(),
             "lifetime": lifetime(int(given.get("lifetime", 300)), len(members), seconds),
             # A listener ends once it is no longer needed. The throughput measurement needs it after the probes, too.
             "visitors": [] if seconds else others,

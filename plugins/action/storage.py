@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.storage import desired
 
@@ -38,6 +38,8 @@ class ActionModule(HostAction):
         record = self.record()
         if given["volumes"] is not None:
             record = plan.set_storage(record, given["volumes"]).record
+        # A pod has no volumes, like a member that has left.
+        record = {**record, "storage": {"volumes": derive.volumes_of(record, self.machine)}}
         parameters = {**desired(record, self.machine, given["backend"], given["server"]), "force": given["force"]}
         return self.equipped_module(_MODULE, parameters, self._lacking)
 

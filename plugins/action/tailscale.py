@@ -43,12 +43,14 @@ class ActionModule(HostAction):
         if record is None:
             return self._logged_in(arguments)
         result = self._logged_in({**self._of_the_role(record), **arguments})
-        entry = mesh.address_registration(record, self.machine, result["addresses"])
-        options = self.options("mesh", "userspace", "proxy_port")
+        options = self.options("mesh", "userspace", "userspace_nodes", "proxy_port")
         userspace = options["userspace"] == "always" or not result["tun_device"]
+        pod = bool(userspace and options["userspace_nodes"])
+        entry = mesh.address_registration(record, self.machine, result["addresses"], pod)
         return {
             **result,
             "flags": mesh.daemon_flags(record["mesh"], userspace, options["proxy_port"]),
+            "pod": pod,
             "ready": bool(result["boot"] and result["addresses"] and not result["tags_differ"]),
             **({"registration": entry} if entry else {}),
         }

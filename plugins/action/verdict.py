@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import pods
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import reach_matrix
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction, stats
@@ -21,9 +22,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.rdma import
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Verdict
 
 #: The tags that choose parts of the check.
-_PARTS = ("reachability", "health", "storage", "slurm", "collectives")
+_PARTS = ("reachability", "health", "storage", "tracking", "slurm", "collectives")
 #: Phases of volume_probe whose results count.
 _PHASES = ("write", "compare", "release", "take")
+#: Of one result each.
+_NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
 _NUMBER = {"type": "float", "default": 0}
 
 
@@ -38,7 +41,7 @@ class ActionModule(ControllerAction):
                 "type": "dict",
                 "default": {},
                 "options": {
-                    **{name: {"type": "str"} for name in ("reachability", "health", "slurm", "job", "collectives")},
+                    **{name: {"type": "str"} for name in _NAMES},
                     "volumes": {"type": "dict", "options": {phase: {"type": "str"} for phase in _PHASES}},
                 },
             },
@@ -94,6 +97,7 @@ class ActionModule(ControllerAction):
             "reachability": self.variables.get(names["reachability"] or "") or {},
             "health": self.registered(names["health"], answered) if names["health"] in self.variables else None,
             "volumes": self._volumes(record, names["volumes"] or {}),
+            "tracking": self.registered(names["tracking"], answered) if names["tracking"] in self.variables else None,
             "slurm": self.variables.get(names["slurm"] or ""),
             "job": self.variables.get(names["job"] or ""),
             "collectives": collectives.get("results", [collectives] if collectives else []),
@@ -103,7 +107,9 @@ class ActionModule(ControllerAction):
         if names.get("write") not in self.variables:
             return None
         answered = set(self.variables["ansible_play_hosts"])
-        members = [member["machine"] for member in record["members"] if member["machine"] in answered]
+        members = [
+            member["machine"] for member in record["members"] if member["machine"] in answered - set(pods(record))
+        ]
         return {"members": members, **{phase: self.registered(names[phase], members) for phase in _PHASES}}
 
     def _is_part(self, record: Record, userspace_only: list[str]) -> bool:

@@ -103,6 +103,10 @@ options:
           public_key:
             description: The public key of the member's tunnel interface.
             type: str
+          userspace:
+            description:
+              - Whether the member is a node without an interface of its tailnet, whose programs see it through a library.
+            type: bool
       ssh_host_keys:
         description: The public SSH host keys, each as C(TYPE BASE64).
         type: list

@@ -13,12 +13,16 @@ import re
 import shlex
 import socket
 import time
-from contextlib import suppress
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    read_text,
+    remove_empty,
+    remove_file,
+    write_atomic,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
 
@@ -293,8 +297,7 @@ def apply(run: Runner, manager: str, daemon: Daemon, places: Places, plan: Plan)
     if manager == SUPERVISORD and not plan.after:
         # As systemd does with a RuntimeDirectory. What is not empty is somebody else's, too.
         for folder in folders_made(plan.before):
-            with suppress(OSError):
-                os.rmdir(folder)
+            remove_empty(folder)
 
 
 def _write(manager: str, plan: Plan) -> None:

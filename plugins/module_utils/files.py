@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -123,3 +124,9 @@ def remove_in(folder: Optional[int], name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def remove_empty(folder: str) -> None:
+    """Delete a folder where nothing is left in it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)

@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import ins
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files as ssh_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import server
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import install
 
 NOT_SET_UP = "not set up"
@@ -31,6 +32,7 @@ LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Difference
     "storage": mounts.differences,
     "train": install.differences,
     "session": session.differences,
+    "tracking": server.differences,
 }
 
 

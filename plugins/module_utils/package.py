@@ -9,7 +9,6 @@ It holds the very sources that modules run, so that both do the same.
 from __future__ import annotations
 
 import ast
-import contextlib
 import glob
 import importlib
 import inspect
@@ -19,7 +18,7 @@ import os
 import zipfile
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_empty, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 
 _MODE = 0o755
@@ -139,5 +138,4 @@ def _remove_module(path: str) -> None:
         remove_file(other)
     for empty in (compiled, folder, os.path.dirname(folder)):
         # Another layer's module may be there, and an earlier run may have come so far.
-        with contextlib.suppress(OSError):
-            os.rmdir(empty)
+        remove_empty(empty)

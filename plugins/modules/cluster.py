@@ -85,6 +85,27 @@ options:
         type: list
         elements: dict
         required: true
+  tracking:
+    description:
+      - The tracking server of the members' experiments. Only for an existing cluster.
+    type: dict
+    suboptions:
+      enabled:
+        description: Whether experiments are tracked.
+        type: bool
+        default: true
+      server:
+        description: The member that runs the server. At first the manager.
+        type: str
+      port:
+        description: The TCP port of the server. At first V(5000).
+        type: int
+      volume:
+        description: The volume of the artifacts, which cannot be changed. At first the first one that can be written to.
+        type: str
+      tls:
+        description: Whether the server has a certificate. At first it has not.
+        type: bool
   keys_changed:
     description:
       - Record that the keys of removed machines are no longer in use.
@@ -147,7 +168,7 @@ record:
   returned: success, its digest is not among O(known), and O(state) is not V(replica)
   type: dict
   sample:
-    schema_version: 3
+    schema_version: 4
     id: 7c9e6679742540de944be07fc1f90ae7
     name: lab
     generation: 1
@@ -175,6 +196,7 @@ record:
       mtu: null
     storage:
       volumes: []
+    tracking: null
     history:
       - generation: 1
         at: "2026-11-20T20:31:00Z"
@@ -237,6 +259,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
             manager=params["manager"],
             mesh=params["mesh"],
             volumes=params["storage"]["volumes"] if params["storage"] else None,
+            tracking=params["tracking"],
             keys_changed=params["keys_changed"],
             members=params["members"] or [],
             joining=params["joining"],
@@ -266,6 +289,16 @@ def main() -> None:
             "storage": {
                 "type": "dict",
                 "options": {"volumes": {"type": "list", "elements": "dict", "required": True}},
+            },
+            "tracking": {
+                "type": "dict",
+                "options": {
+                    "enabled": {"type": "bool", "default": True},
+                    "server": {"type": "str"},
+                    "port": {"type": "int"},
+                    "volume": {"type": "str"},
+                    "tls": {"type": "bool"},
+                },
             },
             "keys_changed": {"type": "bool", "default": False, "no_log": False},
             "members": interface.MEMBERS_OPTION,

@@ -63,6 +63,10 @@ options:
     description: Public keys by machine. Each peer must have a recent handshake.
     type: dict
     default: {}
+  pod:
+    description: Whether the programs of the host see its tailnet through a library. See M(gpumesh.cluster.mesh_preload).
+    type: bool
+    default: false
   ssh_peers:
     description: Names or addresses by machine. SSH logins to each must work without a prompt and with a known host key.
     type: dict
@@ -181,6 +185,7 @@ _EXPECTED = (
     "cluster_address",
     "mesh_interface",
     "mesh_peers",
+    "pod",
     "ssh_peers",
     "ssh_user",
     "max_disk_percent",
@@ -216,6 +221,7 @@ def main() -> None:
             "cluster_address": {"type": "str"},
             "mesh_interface": {"type": "str"},
             "mesh_peers": {"type": "dict", "default": {}},
+            "pod": {"type": "bool", "default": False},
             "ssh_peers": {"type": "dict", "default": {}},
             "ssh_user": {"type": "str", "default": "root"},
             "max_disk_percent": {"type": "float", "default": 95},

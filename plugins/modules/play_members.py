@@ -69,6 +69,11 @@ userspace_only:
   returned: success
   type: list
   elements: str
+pods:
+  description: The members in the play without an interface of their tailnet that are Slurm nodes all the same.
+  returned: success
+  type: list
+  elements: str
 """
 
 # The work is done by the action plugin of the same name.

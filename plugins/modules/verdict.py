@@ -57,6 +57,9 @@ options:
           compare: {description: That of the phase V(compare)., type: str}
           release: {description: That of the phase V(release)., type: str}
           take: {description: That of the phase V(take)., type: str}
+      tracking:
+        description: On each host, that of M(gpumesh.cluster.tracking_test).
+        type: str
       slurm:
         description: That of C(sinfo -h -N -o '%N|%T|%o|%E') on the manager.
         type: str

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 
 WHY_USERSPACE_ONLY = (
@@ -17,15 +19,35 @@ WHY_USERSPACE_ONLY = (
 )
 
 
-def userspace_only(held: Mapping[str, Mapping[str, Any]], modes: Mapping[str, Any]) -> list[str]:
+#: The options of the role mesh, each with the prefix mesh_, that decide what a host without TUN is.
+OPTIONS = ("mesh_userspace", "mesh_userspace_nodes")
+
+
+def without_interface(held: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Those without an interface of a tailnet, sorted.
 
-    ``held``: what cluster_info has returned; a host that it has not asked counts as one that has an interface. ``modes``:
-    the option mesh_userspace of each host, None where it is not set.
+    ``held``: what cluster_info has returned; a host that it has not asked counts as one that has an interface.
+    ``options``: OPTIONS of each host, None where one is not set. Raises InputError.
     """
     return sorted(
-        machine for machine, result in held.items() if not result.get("tun", True) or modes.get(machine) == "always"
+        machine
+        for machine, result in held.items()
+        if not result.get("tun", True) or options[machine]["mesh_userspace"] == "always"
     )
+
+
+def userspace_only(held: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Of those, the ones that are no nodes. As ``without_interface``."""
+    return [machine for machine in without_interface(held, options) if not _is_wanted(machine, options[machine])]
+
+
+def _is_wanted(machine: str, options: Mapping[str, Any]) -> bool:
+    """Whether the host is to be a node all the same. Raises InputError."""
+    given = options["mesh_userspace_nodes"]
+    try:
+        return bool(boolean(given or False))
+    except TypeError as failure:
+        raise InputError(f"{machine}: mesh_userspace_nodes is {given!r}.", "Set it to true or false.") from failure
 
 
 def refuse_userspace_only(machines: Collection[str], needed: Collection[str]) -> None:
@@ -34,7 +56,7 @@ def refuse_userspace_only(machines: Collection[str], needed: Collection[str]) ->
     if refused:
         raise InputError(
             f"{', '.join(refused)} cannot be the manager or serve a volume. Nothing has been changed. "
-            f"{WHY_USERSPACE_ONLY}",
+            f"{WHY_USERSPACE_ONLY} With mesh_userspace_nodes=true it can be a Slurm node, but no more than that.",
             "Or choose another machine for it.",
             machines=refused,
         )

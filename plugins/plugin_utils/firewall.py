@@ -22,8 +22,11 @@ def desired(record: model.Record, options: Mapping[str, Any]) -> dict[str, Any]:
     members = [member["address"] for member in record["members"] if member["address"] not in ends]
     # Both sides of a tunnel may be the first to speak.
     tunnels = [str(mesh["port"])] if meshed else []
+    tracking = record.get("tracking")
+    tracker = [str(tracking["port"])] if tracking else []
     return {
         **options,
+        "tcp_ports": [*(options.get("tcp_ports") or []), *tracker],
         "cluster": record["name"],
         "members": members,
         "mesh_members": ends,

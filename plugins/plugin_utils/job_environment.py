@@ -12,6 +12,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import tracking
 
 #: Those of the role, without its name.
 OPTIONS = ("port_range", "dialects", "variables", "rdma", "logins")
@@ -62,6 +63,7 @@ def settings(
             "devices": [],
             "peers": [member["machine"] for member in record["members"] if member["site"] == me["site"]],
         },
+        "tracking": tracking.variables(record),
         "variables": _checked_variables(variables or {}),
     }
 

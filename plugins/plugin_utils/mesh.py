@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology impo
 Results = Mapping[str, Mapping[str, Any]]
 #: Of the proxy in userspace mode. The daemon hands what other members send on to 127.0.0.1: there, all of them could use
 #: it to reach the network of the provider.
-_PROXY_ADDRESS = "127.0.0.2"
+PROXY_ADDRESS = "127.0.0.2"
 
 
 # --- the settings ------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def daemon_flags(settings: Mapping[str, Any], userspace: bool, proxy_port: int) 
     """The options with which tailscaled has the interface of the mesh, or else a proxy for the host's programs."""
     if not userspace:
         return [f"--tun={settings['interface']}"]
-    proxy = f"{_PROXY_ADDRESS}:{proxy_port}"
+    proxy = f"{PROXY_ADDRESS}:{proxy_port}"
     return ["--tun=userspace-networking", f"--socks5-server={proxy}", f"--outbound-http-proxy-listen={proxy}"]
 
 
@@ -179,10 +179,12 @@ def address_in(addresses: Sequence[str], subnet: str) -> str | None:
     return next((one for one in addresses if ipaddress.ip_address(one) in network), None)
 
 
-def address_registration(record: Mapping[str, Any], machine: str, addresses: Sequence[str]) -> dict[str, Any] | None:
+def address_registration(
+    record: Mapping[str, Any], machine: str, addresses: Sequence[str], pod: bool = False
+) -> dict[str, Any] | None:
     """What the record has to learn of a member's addresses, as the module cluster_member takes it; None where it knows.
 
-    Raises InputError where the control server gave addresses outside of the mesh's subnet.
+    ``pod``: it is to be a node without an interface of the tailnet. Raises InputError where the control server gave addresses outside of the mesh's subnet.
     """
     member = _member(record, machine)
     if not member or not addresses:
@@ -195,9 +197,29 @@ def address_registration(record: Mapping[str, Any], machine: str, addresses: Seq
             "Set mesh_subnet to the range of the control server.",
             machine=machine,
         )
-    if (member.get("mesh") or {}).get("address") == address:
+    known = member.get("mesh") or {}
+    if known.get("address") == address and bool(known.get("userspace")) == pod:
         return None
-    return {"machine": machine, "mesh": {"address": address}}
+    # Nothing is said of what most members never were.
+    userspace = {"userspace": pod} if pod or known.get("userspace") else {}
+    return {"machine": machine, "mesh": {"address": address, **userspace}}
+
+
+def has_end(record: Mapping[str, Any], machine: str) -> bool:
+    """Whether the record has a member's address in the mesh."""
+    return bool(_member(record, machine).get("mesh"))
+
+
+def preload(record: Mapping[str, Any], machine: str, proxy_port: int) -> dict[str, Any]:
+    """The options of the module mesh_preload on a pod: what its library has to know. Raises InputError."""
+    subnet = ipaddress.ip_network(str(record["mesh"]["subnet"]))
+    return {
+        "address": str(_member(record, machine)["mesh"]["address"]),
+        "subnet": str(subnet),
+        "interface": str(record["mesh"]["interface"]),
+        "proxy_address": PROXY_ADDRESS,
+        "proxy_port": proxy_port,
+    }
 
 
 def device_address(members: Iterable[Mapping[str, Any]], machine: str) -> str:

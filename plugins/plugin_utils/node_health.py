@@ -20,7 +20,7 @@ def desired(record: Record, machine: str, silent: Collection[str], relays: Seque
     """
     member = derive.member_of(record, machine)
     peers = [one["machine"] for one in record["members"] if one["machine"] not in (machine, *silent)]
-    volumes = record["storage"]["volumes"]
+    volumes = derive.volumes_of(record, machine)
     parameters: dict[str, Any] = {
         "machine": machine,
         "gpus": member["gpus"],
@@ -31,6 +31,8 @@ def desired(record: Record, machine: str, silent: Collection[str], relays: Seque
         "read_only_mounts": [one["mount_point"] for one in volumes if one.get("read_only")],
         "ssh_peers": {peer: peer for peer in peers},
     }
+    if derive.is_pod(record, machine):
+        parameters["pod"] = True
     if record["mesh"]["backend"] == "wireguard":
         plan = plan_for(read_mesh(record, relays), machine)
         keys = {peer["machine"]: peer["public_key"] for peer in plan["peers"] if peer["machine"] in peers}

@@ -135,6 +135,9 @@ def _layers(record: Record, machine: str, host: Mapping[str, Any]) -> list[str]:
         layers.append("ssh")
     if record["storage"]["volumes"]:
         layers.append("storage")
+    tracking = record.get("tracking")
+    if tracking and tracking["server"] == machine:
+        layers.append("tracking")
     if host.get("munge_key"):
         layers.append("munge")
     if "drift" in host and host["drift"].get("slurm") != NOT_SET_UP:

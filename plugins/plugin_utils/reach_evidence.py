@@ -14,11 +14,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import (
     PeerResult,
     Port,
+    PortResult,
     Probe,
     RdmaEnd,
     RdmaRate,
+    Route,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_views
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_views, pods
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 
 #: Seconds of a listener's life for each member: with Ansible's five at a time a phase grows with them.
@@ -26,11 +28,19 @@ _SECONDS_EACH = 8
 
 
 class Target(NamedTuple):
-    """A member as it should be: its address and the interface that has it."""
+    """A member as it should be: its address and the interface that has it.
+
+    ``pod``: its kernel has neither, only its programs see them, and only TCP.
+    """
 
     machine: str
     address: str
     interface: str
+    pod: bool = False
+
+    def parameters(self) -> dict[str, str]:
+        """The options by which a module of this member knows itself."""
+        return {"machine": self.machine, "address": self.address, "interface": self.interface}
 
 
 def targets(members: Any, layer: str = "mesh") -> list[Target]:
@@ -38,7 +48,9 @@ def targets(members: Any, layer: str = "mesh") -> list[Target]:
 
     ``layer``: those of a record at their cluster addresses (mesh), or at their own (subnet). Raises InputError.
     """
+    confined: Sequence[str] = ()
     if isinstance(members, Mapping) and "members" in members:
+        confined = pods(cast(Record, members)) if layer == "mesh" else ()
         members = list(member_views(cast(Record, members)).values()) if layer == "mesh" else members["members"]
     if not isinstance(members, Sequence) or isinstance(members, str):
         raise InputError("The members are neither a cluster record nor a list.", "Set the fact cluster_record.")
@@ -49,8 +61,21 @@ def targets(members: Any, layer: str = "mesh") -> list[Target]:
             continue
         if not isinstance(member, Mapping) or not {"machine", "address", "interface"} <= set(member):
             raise InputError(f"{str(member)[:80]!r} is not a member.", "Set machine, address and interface.")
-        found.append(Target(str(member["machine"]), str(member["address"]), str(member["interface"])))
+        machine = str(member["machine"])
+        found.append(Target(machine, str(member["address"]), str(member["interface"]), machine in confined))
     return found
+
+
+def _by_tcp_alone(found: PeerResult) -> PeerResult:
+    """What counts of a pair with a pod: no kernel there knows a route to the other, and no datagram passes."""
+    ports: list[PortResult] = [
+        {**port, "outcome": "not_checked", "detail": "only TCP passes to and from a pod"}
+        if port["protocol"] == "udp"
+        else port
+        for port in found["ports"]
+    ]
+    route: Route = {"dev": None, "prefsrc": None, "gateway": None, "error": None}
+    return {**found, "route": route, "macs": None, "ports": ports, "path_mtu": None}
 
 
 def peers(listening: Mapping[str, Mapping[str, Any]], members: Any) -> list[dict[str, Any]]:
@@ -93,7 +118,10 @@ class Evidence:
             probe = (self._results[machine].get("probe") or {}).get("probe")
             if probe:
                 self.probes[machine] = probe
-                self._peers.update({(machine, peer["machine"]): peer for peer in probe["peers"]})
+                for peer in probe["peers"]:
+                    other = self.members.get(peer["machine"])
+                    confined = self.members[machine].pod or (other is not None and other.pod)
+                    self._peers[machine, peer["machine"]] = _by_tcp_alone(peer) if confined else peer
         self._rates: dict[str, dict[str, Mapping[str, Any]]] = {}
         for machine in self.members:
             collected = (self._results[machine].get("throughput") or {}).get("throughput") or []

@@ -460,7 +460,10 @@ def _good(pair: _Pair) -> Finding:
     parts = [f"{passed} ports"]
     if sent is not None:
         parts.append(f"{sent['size']} bytes {'in each direction' if pair.there['finished'] else 'to it'}")
-    parts.append(f"path MTU {mtu['to_peer']}" if mtu is not None else "path MTU not checked: no UDP port")
+    if pair.one.pod or pair.other.pod:
+        parts.append("UDP and the path MTU not checked: only TCP passes to and from a pod")
+    else:
+        parts.append(f"path MTU {mtu['to_peer']}" if mtu is not None else "path MTU not checked: no UDP port")
     return Finding("pass", "ok", f"{pair.one.machine} reaches {pair.other.machine}: {', '.join(parts)}.")
 
 

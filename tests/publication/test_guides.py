@@ -31,7 +31,7 @@ DOCUMENTS = [
 #: Programs on the members, or on the machine of whoever reads: their commands are not ours to try.
 FOREIGN = {
     *("srun", "sbatch", "scontrol", "supervisord"),
-    *("ansible", "cd", "docker", "export", "git", "openssl", "pip", "python3", "scp"),
+    *("ansible", "cd", "chmod", "docker", "export", "git", "install", "openssl", "pip", "python3", "runuser", "scp"),
 }
 #: Variables that are no options of a role.
 OTHER_VARIABLES = {"cluster_hosts", "show_output"}

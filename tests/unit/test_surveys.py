@@ -33,6 +33,7 @@ LAYERS = {
     "slurm",
     "ssh_trust",
     "storage",
+    "tracking",
     "train",
 }
 #: Options of the other roles that no survey asks for, and why.
@@ -51,6 +52,7 @@ TO_DO = {
     "mesh": {"mesh_rotate_keys"},
     "slurm": {"munge_rotate_key"},
     "site": {"check_level"},
+    "tracking": {"tracking_server", "tracking_state"},
     "train": {
         "train_name",
         "train_command",
@@ -71,6 +73,7 @@ TO_DO = {
         "session_roles",
         "session_time",
         "session_network",
+        "session_ports",
         "session_retry",
         "session_wait",
         "session_user",

@@ -26,7 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import parse as collective
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, host, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, handshakes, host, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import rotation, tailnet_api, tailscale, wireguard
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net import gpus, hostname, iproute, kernel, kinds, rdma
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -164,7 +164,8 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         ("Filename\tType\tSize\tUsed\tPriority\n/x\tfile\t9\t8\t-2\n",),
         judged,
     ),
-    ("handshakes", host.parse_handshakes, (f"{KEY}\t1790000000\n",), nothing),
+    ("handshakes", handshakes.parse_handshakes, (f"{KEY}\t1790000000\n",), nothing),
+    ("allowed IPs", handshakes.parse_addresses, (f"{KEY}\t10.98.0.2/32 10.98.0.3/32\n",), nothing),
     ("comments", program.parse_comments, ("NodeName=n1 Arch=x86_64 Comment=gpumesh: health.gpu_ecc\n",), nothing),
     ("perftest", of_perftest, fixtures("reach", "perftest/*.txt"), nothing),
     ("iperf3", runner.parse_iperf3, ('{"end": {"sum_received": {"bits_per_second": 1e9}}}',), nothing),

@@ -9,6 +9,7 @@ age alone says nothing: peers whose session is over are first sent a datagram, w
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import time
 from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple
@@ -40,7 +41,8 @@ def parse_addresses(text: str) -> Dict[str, str]:
     found: Dict[str, str] = {}
     for line in text.splitlines():
         fields = line.split()
-        if len(fields) > 1 and fields[1] != "(none)":
+        # The word "(none)" stands for no address.
+        with contextlib.suppress(ValueError, IndexError):
             found[fields[0]] = str(ipaddress.ip_interface(fields[1]).ip)
     return found
 

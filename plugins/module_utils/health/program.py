@@ -23,7 +23,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import HARDWARE, Context, make_checks
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Expected, Result
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import cluster_address, member_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import (
+    cluster_address,
+    member_of,
+    volumes_of,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node, parse_nodes_text
@@ -75,7 +79,7 @@ class Action(NamedTuple):
 def expected_of(record: Record, settings: Settings) -> Expected:
     """The record's data of this node. Raises InputError if the machine is not among the members."""
     member = member_of(record, settings.machine)
-    volumes = record["storage"]["volumes"]
+    volumes = volumes_of(record, settings.machine)
     return Expected(
         gpus=member["gpus"],
         rdma_rate_gbps=settings.rdma_rate_gbps,

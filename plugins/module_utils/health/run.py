@@ -23,7 +23,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     CommandError,
     GpumeshError,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health import gpu, handshakes, host, kernel_log, logins
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health import (
+    gpu,
+    handshakes,
+    host,
+    kernel_log,
+    logins,
+    preload,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
     Expected,
     Judgement,
@@ -207,6 +214,11 @@ def _handshakes(context: Context) -> Judgement:
     return handshakes.judge(handshakes.read(context.run, interface, peers.values(), age), peers, age, interface)
 
 
+def _preload(context: Context) -> Judgement:
+    listed = context.tree.read("etc/ld.so.preload") or ""
+    return preload.judge(listed, preload.programs(context.tree))
+
+
 def _ssh(context: Context) -> Judgement:
     peers = context.expected.ssh_peers
     if not peers:
@@ -250,6 +262,7 @@ CHECKS = (
     Check("health.name", "The host's own name resolves to its cluster address", _name),
     Check("health.dcgm", "NVIDIA's own diagnostics pass", _dcgm, 3700.0),
     Check("mesh.handshake", "Recent handshake with every peer", _handshakes, 3 * handshakes.PATIENCE),
+    Check("mesh.preload", "The programs of a pod see the mesh", _preload),
     Check("ssh.login", "SSH login to every other member without a prompt", _ssh, _ssh_seconds),
 )
 
@@ -305,6 +318,8 @@ def _make(check: Check, context: Context) -> Judgement:
 def make_checks(context: Context, host_name: Optional[str], only: Sequence[str] = ()) -> List[Result]:
     """Make the checks, all at once; ``only`` are ids, or the parts of ids before or after the dot."""
     chosen = [check for check in CHECKS if not only or {check.id, *check.id.split(".")} & set(only)]
+    # Of other hosts there is nothing to say.
+    chosen = [check for check in chosen if check.make is not _preload or context.expected.pod]
     judgements = together(
         {check.id: functools.partial(_make, check, context) for check in chosen},
         max((check.limit(context) for check in chosen), default=0.0) + 5.0,

@@ -45,7 +45,7 @@ class Expected(NamedTuple):
 
     ``mounts`` are mount points. ``external_mounts`` are those of others, or folders below one. ``read_only_mounts`` are
     those of both that nobody writes to. ``drains``: what fails takes the node out of service, so what any user can bring
-    about counts for nothing. ``machine`` is the host's name in the cluster.
+    about counts for nothing. ``machine`` is the host's name in the cluster. ``pod``: its programs see the mesh through a library.
     """
 
     gpus: Optional[int] = None
@@ -57,6 +57,7 @@ class Expected(NamedTuple):
     hostname: Optional[str] = None
     mesh_interface: Optional[str] = None
     mesh_peers: Mapping[str, str] = MappingProxyType({})
+    pod: bool = False
     ssh_peers: Mapping[str, str] = MappingProxyType({})
     ssh_user: str = "root"
     machine: Optional[str] = None

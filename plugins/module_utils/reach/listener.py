@@ -185,7 +185,7 @@ class Listener:
             await self._gather(stream, protocol.number_of(order, "hosts", _SESSIONS))
             return False
         elif what == "receive":
-            await self._measure(stream)
+            await self._measure(stream, protocol.text_of(order, "end", 64).encode())
             return False
         elif what == "iperf3":
             await send(writer, {"port": _start_iperf3(self._settings.address)})
@@ -244,7 +244,7 @@ class Listener:
                 writer.write(protocol.frame({"go": True}))
         self._ready = []
 
-    async def _measure(self, stream: Stream) -> None:
+    async def _measure(self, stream: Stream, end: bytes) -> None:
         """Leave the socket to a thread that does nothing but read: the event loop would be the bottleneck."""
         writer = stream[1]
         transport = writer.transport
@@ -253,10 +253,11 @@ class Listener:
         raw = writer.get_extra_info("socket")
         with socket.socket(fileno=os.dup(raw.fileno())) as own:
             loop = asyncio.get_running_loop()
-            await asyncio.wait_for(loop.run_in_executor(None, _drain, own), _MEASUREMENT_SECONDS)
+            await asyncio.wait_for(loop.run_in_executor(None, _drain, own, end), _MEASUREMENT_SECONDS)
 
 
-def _drain(tcp: socket.socket) -> None:
+def _drain(tcp: socket.socket, end: bytes) -> None:
+    """Read up to ``end``, or to the end: not every proxy hands on that only one direction was closed."""
     tcp.settimeout(_HANDSHAKE_SECONDS)
     tcp.sendall(protocol.frame({"ready": True}))
     buffer = bytearray(1 << 20)
@@ -264,9 +265,11 @@ def _drain(tcp: socket.socket) -> None:
     begin = time.monotonic()
     # The first piece came before the clock was started, so it does not count.
     total = 0
-    while size:
+    last = bytes(buffer[:size])[-len(end) :]
+    while size and last != end:
         size = tcp.recv_into(buffer)
         total += size
+        last = (last + bytes(buffer[max(0, size - len(end)) : size]))[-len(end) :]
     tcp.sendall(protocol.frame({"size": total, "seconds": time.monotonic() - begin}))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import socket
 import threading
 import time
@@ -253,11 +254,12 @@ class Runner:
         if left < self._seconds:
             raise TimeoutError("its time had ended before it could start")
         channel.socket.settimeout(left)
-        channel.ask({"do": "receive"})
+        marker = secrets.token_hex(32)
+        channel.ask({"do": "receive", "end": marker})
         until = time.monotonic() + self._seconds
         while time.monotonic() < until:
             channel.socket.sendall(_PIECE)
-        channel.socket.shutdown(socket.SHUT_WR)
+        channel.socket.sendall(marker.encode())
         counted = channel.answer()
         size, seconds = protocol.number_of(counted, "size", 1 << 62), protocol.time_of(counted, "seconds")
         return round(size * 8 / seconds / 1e9, 3) if seconds > 0 else 0.0

@@ -31,6 +31,7 @@ class ClusterRequest(NamedTuple):
     manager: Optional[str] = None
     mesh: Optional[Mapping[str, Any]] = None
     volumes: Optional[Sequence[Mapping[str, Any]]] = None
+    tracking: Optional[Mapping[str, Any]] = None
     keys_changed: bool = False
     members: Sequence[Mapping[str, Any]] = ()
     #: The members that may be new; None: all.
@@ -214,6 +215,7 @@ def _revise(record: Record, request: ClusterRequest, stamp: Stamp) -> Draft:
         lambda draft: plan.set_mesh(draft, request.mesh or {}),
         lambda draft: plan.join(draft, request.members, stamp),
         lambda draft: plan.set_storage(draft, request.volumes) if request.volumes is not None else Draft(draft, []),
+        lambda draft: plan.set_tracking(draft, request.tracking) if request.tracking is not None else Draft(draft, []),
         lambda draft: plan.keys_changed(draft) if request.keys_changed else Draft(draft, []),
     )
 

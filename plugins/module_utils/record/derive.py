@@ -9,7 +9,7 @@ import hashlib
 import ipaddress
 import json
 import re
-from typing import Dict, List, NamedTuple, Optional, Sequence, TypedDict
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, Record
@@ -68,6 +68,21 @@ def member_views(record: Record) -> Dict[str, MemberView]:
         }
         for rank, member in enumerate(record["members"])
     }
+
+
+def is_pod(record: Record, machine: str) -> bool:
+    """Whether this machine is a node without an interface of its tailnet."""
+    return machine in pods(record)
+
+
+def pods(record: Record) -> List[str]:
+    """The members that are nodes without an interface of their tailnet: its programs see the mesh through a library."""
+    return [one["machine"] for one in record["members"] if one["mesh"] is not None and one["mesh"].get("userspace")]
+
+
+def volumes_of(record: Record, machine: str) -> List[Dict[str, Any]]:
+    """The volumes that a member has: none on a pod, which cannot mount."""
+    return [] if is_pod(record, machine) else record["storage"]["volumes"]
 
 
 def member_of(record: Record, machine: str) -> Member:

@@ -49,7 +49,11 @@ MEMBERS_OPTION: Dict[str, Any] = {
         "gpus": {"type": "int"},
         "mesh": {
             "type": "dict",
-            "options": {"address": {"type": "str"}, "public_key": {"type": "str", "no_log": False}},
+            "options": {
+                "address": {"type": "str"},
+                "public_key": {"type": "str", "no_log": False},
+                "userspace": {"type": "bool"},
+            },
         },
         "ssh_host_keys": {"type": "list", "elements": "str", "no_log": False},
         "ssh_public_key": {"type": "str", "no_log": False},

@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
 
 #: The version that this code writes. It reads this one and, through MIGRATIONS, every older one.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 BACKENDS = ("none", "wireguard", "tailscale")
 
@@ -32,11 +32,19 @@ DEFAULT_SITE = "default"
 Document = Dict[str, Any]
 
 
-class MemberMesh(TypedDict):
-    """A member's end of the mesh. ``public_key`` is null until the member has made its key."""
-
+class _MemberMesh(TypedDict):
     address: str
     public_key: Optional[str]
+
+
+class MemberMesh(_MemberMesh, total=False):
+    """A member's end of the mesh. ``public_key`` is null until the member has made its key.
+
+    ``userspace`` is true for a node without an interface of the mesh, whose programs reach it through a library. Other
+    records do not have the key, so that earlier versions can read them; they refuse those with it.
+    """
+
+    userspace: bool
 
 
 class Member(TypedDict):
@@ -83,6 +91,15 @@ class Storage(TypedDict):
     volumes: List[Dict[str, Any]]
 
 
+class Tracking(TypedDict):
+    """MLflow: the member that runs its server, the TCP port, the volume of the artifacts, and whether it has TLS."""
+
+    server: str
+    port: int
+    volume: str
+    tls: bool
+
+
 class HistoryEntry(TypedDict):
     """One change: the generation that it made."""
 
@@ -106,6 +123,8 @@ class Record(TypedDict):
     removed: List[Removed]
     mesh: Mesh
     storage: Storage
+    #: Null where no experiments are tracked.
+    tracking: Optional[Tracking]
     history: List[HistoryEntry]
 
 
@@ -143,9 +162,18 @@ def _with_removed(document: Document) -> Document:
     return {"removed": [], **document}
 
 
+def _with_tracking(document: Document) -> Document:
+    """Schema 4: a member may run the tracking server."""
+    return {"tracking": None, **document}
+
+
 #: What turns a document of schema N into one of schema N + 1. A version never changes its meaning once released:
 #: to change the record, raise SCHEMA_VERSION and add the step here.
-MIGRATIONS: Dict[int, Callable[[Document], Document]] = {1: _with_lan_addresses, 2: _with_removed}
+MIGRATIONS: Dict[int, Callable[[Document], Document]] = {
+    1: _with_lan_addresses,
+    2: _with_removed,
+    3: _with_tracking,
+}
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _VOLUME_KEYS = {"name", "server", "path", "mount_point"}
@@ -183,6 +211,7 @@ def parse(document: object) -> Record:
         "removed": [_removed(item) for item in fields.objects("removed")],
         "mesh": _mesh(fields.object("mesh")),
         "storage": _storage(fields.object("storage")),
+        "tracking": _tracking(fields.optional_object("tracking")),
         "history": [_history_entry(item) for item in fields.objects("history")],
     }
     fields.nothing_else({"schema_version"})
@@ -224,6 +253,9 @@ def _member_mesh(fields: _Fields) -> MemberMesh:
         "address": fields.checked("address", values.address),
         "public_key": fields.optional("public_key", values.line),
     }
+    if "userspace" in fields.names():
+        fields.flag("userspace")
+        mesh["userspace"] = True
     fields.nothing_else()
     return mesh
 
@@ -260,6 +292,19 @@ def _volume(fields: _Fields, where: str) -> Dict[str, Any]:
     return found
 
 
+def _tracking(fields: Optional[_Fields]) -> Optional[Tracking]:
+    if fields is None:
+        return None
+    found: Tracking = {
+        "server": fields.checked("server", values.machine_name),
+        "port": fields.integer("port", 1024, 65535),
+        "volume": fields.checked("volume", values.volume_name),
+        "tls": fields.boolean("tls"),
+    }
+    fields.nothing_else()
+    return found
+
+
 def _history_entry(fields: _Fields) -> HistoryEntry:
     entry: HistoryEntry = {
         "generation": fields.integer("generation", 1, None),
@@ -292,19 +337,7 @@ def _check_whole(record: Record) -> None:
             raise InvalidRecordError(
                 f"members[{index}].address", f"{member['address']} is not a host address of {within}"
             )
-    mesh = record["mesh"]
-    tunnels = ipaddress.ip_network(mesh["subnet"])
-    for index, member in enumerate(members):
-        end = member["mesh"]
-        if end is None:
-            continue
-        where = f"members[{index}].mesh"
-        # A tailnet gives the addresses, from a range that its control server chooses.
-        if mesh["backend"] == "wireguard":
-            if not values.host_in(end["address"], tunnels):
-                raise InvalidRecordError(f"{where}.address", f"{end['address']} is not a host address of {tunnels}")
-            if end["public_key"] is not None:
-                _checked(f"{where}.public_key", values.wireguard_key, end["public_key"])
+    _check_ends(record)
     _check_mesh(record)
     _check_servers(record)
     volumes = record["storage"]["volumes"]
@@ -318,6 +351,25 @@ def _check_whole(record: Record) -> None:
         )
 
 
+def _check_ends(record: Record) -> None:
+    """The members' ends of the mesh."""
+    mesh = record["mesh"]
+    tunnels = ipaddress.ip_network(mesh["subnet"])
+    for index, member in enumerate(record["members"]):
+        end = member["mesh"]
+        if end is None:
+            continue
+        where = f"members[{index}].mesh"
+        if end.get("userspace") and mesh["backend"] != "tailscale":
+            raise InvalidRecordError(f"{where}.userspace", f"the mesh is '{mesh['backend']}', not a tailnet")
+        # A tailnet gives the addresses, from a range that its control server chooses.
+        if mesh["backend"] == "wireguard":
+            if not values.host_in(end["address"], tunnels):
+                raise InvalidRecordError(f"{where}.address", f"{end['address']} is not a host address of {tunnels}")
+            if end["public_key"] is not None:
+                _checked(f"{where}.public_key", values.wireguard_key, end["public_key"])
+
+
 def _check_servers(record: Record) -> None:
     machines = [member["machine"] for member in record["members"]]
     for index, volume in enumerate(record["storage"]["volumes"]):
@@ -328,6 +380,12 @@ def _check_servers(record: Record) -> None:
         check_together(record["storage"]["volumes"])
     except ValueError as failure:
         raise InvalidRecordError("storage.volumes", str(failure)) from failure
+    tracking = record["tracking"]
+    if tracking is not None and tracking["server"] not in machines:
+        raise InvalidRecordError("tracking.server", f"'{tracking['server']}' is not among the members")
+    names = [volume["name"] for volume in record["storage"]["volumes"]]
+    if tracking is not None and tracking["volume"] not in names:
+        raise InvalidRecordError("tracking.volume", f"'{tracking['volume']}' is not among the volumes")
 
 
 def _check_mesh(record: Record) -> None:
@@ -421,6 +479,17 @@ class _Fields:
             limits = f"at least {low}" if high is None else f"from {low} to {high}"
             raise InvalidRecordError(self._path(key), f"{value} is not {limits}")
         return value
+
+    def boolean(self, key: str) -> bool:
+        value = self.any(key)
+        if not isinstance(value, bool):
+            raise InvalidRecordError(self._path(key), f"expected a boolean, not {_type_name(value)}")
+        return value
+
+    def flag(self, key: str) -> None:
+        """A key that is true where it is there."""
+        if self.any(key) is not True:
+            raise InvalidRecordError(self._path(key), "expected true, or no such key")
 
     def texts(self, key: str, check: Callable[[str], str]) -> List[str]:
         value = self.any(key)

@@ -15,14 +15,14 @@ import ipaddress
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, values
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, MemberMesh, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
 
 
 class Change(NamedTuple):
-    """One difference. ``kind``: create, join, update, remove, hand_over, keys, mesh or storage."""
+    """One difference. ``kind``: create, join, update, remove, hand_over, keys, mesh, storage or tracking."""
 
     kind: str
     detail: str
@@ -99,6 +99,7 @@ def create(
         "removed": [],
         "mesh": DEFAULT_MESH,
         "storage": {"volumes": []},
+        "tracking": None,
         "history": [],
     }
     record["mesh"] = _mesh(record, mesh)
@@ -121,7 +122,7 @@ def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> 
     """Add the members that are new; update those that are there by the keys that are given and not None.
 
     A member: machine, address, interface, and by choice site, lan_address and endpoint (texts; empty takes it away),
-    gpus, mesh {address, public_key}, ssh_host_keys, ssh_public_key. Where the members share only the mesh (the cluster's
+    gpus, mesh {address, public_key, userspace}, ssh_host_keys, ssh_public_key. Where the members share only the mesh (the cluster's
     subnet is the mesh's), address and interface are those of the mesh, whatever is given.
     """
     new = copy.deepcopy(record)
@@ -167,7 +168,7 @@ def remove(
     """Take machines out and remember them; those that are not in are not missed. ``new_manager`` is needed when the
     manager leaves.
 
-    ``force`` also lets the server of a volume go, and takes the volume out of the record with it.
+    ``force`` also lets the server of a volume or of the experiments go, and takes them out of the record with it.
     """
     leaving = [member["machine"] for member in record["members"] if member["machine"] in set(machines)]
     staying = [member["machine"] for member in record["members"] if member["machine"] not in set(machines)]
@@ -215,7 +216,27 @@ def remove(
     if held:
         new["storage"]["volumes"] = [volume for volume in new["storage"]["volumes"] if volume not in held]
         changes.append(Change("storage", f"{_these('volume', [volume['name'] for volume in held])} left"))
+    tracked = _without_server(new, leaving, staying, [volume["name"] for volume in held], force)
+    new, changes = tracked.record, [*changes, *tracked.changes]
     return Draft(new, changes) if changes else Draft(record, [])
+
+
+def _without_server(
+    record: Record, leaving: Sequence[str], staying: Sequence[str], lost: Sequence[str], force: bool
+) -> Draft:
+    """Track no experiments where the server or the volume of the artifacts leaves, which takes ``force``."""
+    tracking = record["tracking"]
+    if tracking is None or not (tracking["server"] in leaving or tracking["volume"] in lost):
+        return Draft(record, [])
+    if not force:
+        raise InputError(
+            f"The database of the experiments on {tracking['server']} would be left behind.",
+            f"Move it first, with the playbook tracking and tracking_server set to one of {', '.join(staying)}. With "
+            "cluster_force=true the tracking server is removed from the cluster and its data stays where it is.",
+            server=tracking["server"],
+            candidates=list(staying),
+        )
+    return set_tracking(record, {"enabled": False})
 
 
 def distrust(record: Record, machines: Sequence[str]) -> Draft:
@@ -339,12 +360,92 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
     old = {volume["name"]: volume for volume in record["storage"]["volumes"]}
     if wanted == record["storage"]["volumes"]:
         return Draft(record, [])
+    names = {volume["name"] for volume in wanted}
+    tracking = record["tracking"]
+    if tracking is not None and tracking["volume"] not in names:
+        raise InputError(
+            f"Volume '{tracking['volume']}' has the artifacts of the experiments, and is not among the volumes.",
+            "Keep it in storage_volumes, or switch the tracking off first, with the playbook tracking and "
+            "tracking_state=absent.",
+            volume=tracking["volume"],
+        )
     new = copy.deepcopy(record)
     new["storage"]["volumes"] = wanted
-    names = {volume["name"] for volume in wanted}
     words = [f"{volume['name']} set" for volume in wanted if old.get(volume["name"]) != volume]
     words += [f"{name} taken out" for name in old if name not in names]
     return Draft(new, [Change("storage", f"volumes: {', '.join(words) or 'new order'}")])
+
+
+#: Of a tracking server that was not told anything. MLflow's own port.
+TRACKING_PORT = 5000
+
+
+def set_tracking(record: Record, wanted: Mapping[str, Any]) -> Draft:
+    """Run the tracking server by the keys that are given and not None: server, port, volume and tls; or, with
+    ``enabled`` false, nowhere.
+
+    At first it is the manager, with the artifacts on the first volume that can be written to.
+    """
+    was = record["tracking"]
+    now = _tracking(record, wanted) if wanted.get("enabled", True) else None
+    if now == was:
+        return Draft(record, [])
+    new = copy.deepcopy(record)
+    new["tracking"] = now
+    if now is None:
+        return Draft(new, [Change("tracking", "experiments are not tracked any more")])
+    present: Dict[str, Any] = dict(was) if was is not None else {}
+    changed = [f"{key} {_shown(value)}" for key, value in now.items() if present.get(key) != value]
+    machines = [now["server"]] if was is None else sorted({was["server"], now["server"]})
+    return Draft(new, [Change("tracking", f"tracking: {', '.join(changed)}", machines)])
+
+
+def _tracking(record: Record, wanted: Mapping[str, Any]) -> model.Tracking:
+    volumes = [volume["name"] for volume in record["storage"]["volumes"] if not volume.get("read_only")]
+    base: Dict[str, Any] = {
+        "server": record["manager"],
+        "port": TRACKING_PORT,
+        "volume": volumes[0] if volumes else None,
+        "tls": False,
+        **(record["tracking"] or {}),
+    }
+    given = {key: value for key, value in wanted.items() if key in base and value is not None}
+    merged = {**base, **given}
+    machines = [member["machine"] for member in record["members"]]
+    if merged["server"] not in machines:
+        raise InputError(
+            f"tracking_server '{merged['server']}' is not among the members of '{record['name']}'.",
+            f"Choose one of its members: {', '.join(machines)}.",
+            candidates=machines,
+        )
+    if derive.is_pod(record, merged["server"]):
+        mounting = [machine for machine in machines if not derive.is_pod(record, machine)]
+        raise InputError(
+            f"tracking_server '{merged['server']}' is a container without TUN, which has no volume for the artifacts.",
+            f"Choose one of {', '.join(mounting)}.",
+            candidates=mounting,
+        )
+    if merged["volume"] not in volumes:
+        raise InputError(
+            f"tracking_volume '{merged['volume']}' is not a volume that the members of '{record['name']}' can write to."
+            if merged["volume"]
+            else f"Cluster '{record['name']}' has no volume for the artifacts of experiments.",
+            f"Choose one of {', '.join(volumes)}." if volumes else "Set storage_volumes, and run the playbook storage.",
+            volumes=volumes,
+        )
+    before = record["tracking"]
+    if before is not None and merged["volume"] != before["volume"]:
+        raise InputError(
+            f"The artifacts of the experiments are on volume '{before['volume']}', not on '{merged['volume']}'.",
+            f"Set tracking_volume to {before['volume']}, or leave it out.",
+            volume=before["volume"],
+        )
+    return {
+        "server": merged["server"],
+        "port": _number("tracking port", merged["port"], 1024, 65535),
+        "volume": merged["volume"],
+        "tls": bool(merged["tls"]),
+    }
 
 
 def _check_together(wanted: Sequence[Mapping[str, Any]]) -> None:
@@ -508,10 +609,14 @@ def _given_mesh(record: Record, machine: str, given: Mapping[str, Any], present:
             address=address,
         )
     key = given.get("public_key")
-    return {
+    end: MemberMesh = {
         "address": address,
         "public_key": _mesh_key(record, key) if key else (present["public_key"] if present else None),
     }
+    pod = given.get("userspace")
+    if pod or (pod is None and present is not None and present.get("userspace")):
+        end["userspace"] = True
+    return end
 
 
 def _mesh_key(record: Record, key: Optional[str]) -> Optional[str]:

@@ -107,10 +107,12 @@ def run_arguments(
     return [*words, "--init", "--entrypoint=sleep", image, "infinity"]
 
 
-def own_gpus(variables: Mapping[str, str], local: int, count: int) -> List[str]:
-    """The GPUs of a container among those that Slurm has given the step on this node."""
-    given = variables.get("SLURM_STEP_GPUS") or variables.get("SLURM_JOB_GPUS") or ""
-    return [word for word in given.split(",") if word][local * count : (local + 1) * count]
+def own_gpus(variables: Mapping[str, str], count: int) -> List[str]:
+    """The GPUs that Slurm has given the step on this node, which runs one container here. Raises HostStateError."""
+    given = [word for word in variables.get("SLURM_STEP_GPUS", "").split(",") if word] if count else []
+    if len(given) != count:
+        raise HostStateError(f"Slurm has given {len(given)} GPUs to a container that asks for {count}.")
+    return given
 
 
 # --- On a node
@@ -120,12 +122,12 @@ def prepare(run: Runner, spec: Spec, job: int, storage: str, key: str) -> int:
     """Refuse what could not run here, and fetch the images; the exit status. ``key``: the session's own. Raises
     GpumeshError."""
     plan = node.read_plan(job)
-    for one in _containers(plan):
-        if one.name in plan["here"] and key:
-            write_atomic(f"{place_of(job, one.local, storage).run}/{ssh.KEY}", key, 0o600)
-    roles = [spec.role(one.role) for one in _containers(plan) if one.name in plan["here"]]
+    here = [one for one in _containers(plan) if one.name in plan["here"]]
+    for one in here if key else ():
+        write_atomic(f"{place_of(job, one.local, storage).run}/{ssh.KEY}", key, 0o600)
+    roles = [spec.role(one.role) for one in here]
     _refuse_unfit(roles)
-    place = place_of(job, 0, storage)
+    place = place_of(job, here[0].local, storage)
     images, variables = place.images, {**_QUIET, "XDG_RUNTIME_DIR": f"{place.run}/fetch"}
     # podman makes it only where the folder of the state is the same.
     os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
@@ -190,7 +192,7 @@ def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -
     role, place = spec.role(own.role), place_of(job, local, storage)
     gpus = {one.name: one.gpus for one in spec.roles}
     model, settings = environment.load(), environment.read_settings()
-    variables = environment.variables(model, plan["leader"], session, own, gpus, settings, "/etc/gpumesh-hostfile")
+    variables = environment.variables(model, plan["job"], session, own, gpus, settings, "/etc/gpumesh-hostfile")
     variables.update(role.env)
     resolv = read_text("/run/systemd/resolve/resolv.conf") or read_text("/etc/resolv.conf")
     files = {
@@ -203,7 +205,7 @@ def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -
     image, user = _identifier(run, command(place), role.image, podman_environment(place))
     if not image:
         raise HostStateError(f"The image {role.image} is not on {own.node}.", "Start the session again.")
-    given = own_gpus(os.environ, local, role.gpus)
+    given = own_gpus(os.environ, role.gpus)
     podman, *words = [*command(place), *run_arguments(role, own, place, image, variables, given)]
     with contextlib.ExitStack() as stack:
         if own.vni:
@@ -223,7 +225,7 @@ def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -
         raise ContainerError(f"{own.name} on {own.node} ended with status {status}: {last}", status)
     write_atomic(f"{place.run}/{_ENDED}", "", 0o600)
     if own.rank:
-        # The session goes on as long as its first container does, and Slurm would end it with the first task.
+        # The session goes on as long as its first container does, and ends with the first step.
         while True:
             time.sleep(3600)
     return status

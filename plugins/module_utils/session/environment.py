@@ -61,7 +61,7 @@ def variables(
 
 
 def _world(model: Any, job: int, session: Sequence[Container], own: Container, gpus: Mapping[str, int]) -> Any:
-    nodes = [model.Node(one.name, one.address, one.component, 1, gpus.get(one.role, 0)) for one in session]
+    nodes = [model.Node(one.name, one.address, 0, 1, gpus.get(one.role, 0)) for one in session]
     roles = [one.role for one in session]
     return model.World(job, 0, nodes, own.rank, len(nodes), own.rank, 0, nodes[0].address, False, roles)
 

@@ -96,10 +96,10 @@ def _learn(run: Runner, argv: Sequence[str]) -> str:
     return " ".join(run(["ssh-add", "-L"]).stdout.split()[:2])
 
 
-def step(program: str, leader: int, first: Container, verb: str) -> List[str]:
+def step(program: str, number: int, first: Container, verb: str) -> List[str]:
     """srun that runs a command beside the first container, in its namespace."""
     # Without it, the rest of a line waits for its end.
-    return [*job.beside(leader, first), "--unbuffered", program, verb, str(leader), str(first.local)]
+    return [*job.beside(number, first), "--unbuffered", program, verb, str(number), str(first.local)]
 
 
 def tunnel(proxy: Sequence[str], public: str, ports: Sequence[str], address: str) -> List[str]:

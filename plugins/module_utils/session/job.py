@@ -9,7 +9,7 @@ import base64
 import json
 import os
 import shlex
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
@@ -17,8 +17,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import pla
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     NAME,
-    Component,
     Container,
+    Role,
     Settings,
     Spec,
     Token,
@@ -34,8 +34,9 @@ HOST = "host"
 #: Minutes of the job beyond those of the session, in which images are fetched.
 _ALLOWANCE = 30
 _LONGEST = 96 << 10
-_FORMAT = "%A|%i|%u|%T|%N|%r|%k"
+_FORMAT = "%A|%u|%T|%N|%r|%k"
 _ATTEMPTS = 8
+_UNFIT = ("down", "drain", "fail", "unknown", "inval")
 _LONGEST_REASON = 600
 WAITING, FETCHING, STARTING, RUNNING, FAILED = "waiting", "fetching", "starting", "running", "failed"
 #: How Slurm calls jobs that are over.
@@ -53,7 +54,7 @@ _OVER = (
 
 
 class Session(NamedTuple):
-    """A session in the queue. ``job``: of its first component. ``nodes``: of each component, empty while it waits.
+    """A session in the queue. ``nodes``: empty while it waits.
 
     ``state``: Slurm's, in lower case. ``reason``: why it waits. ``stage``: waiting, fetching, starting, running or
     failed. ``said``: why it has failed, if it could say so.
@@ -65,13 +66,20 @@ class Session(NamedTuple):
     reason: str
     stage: str
     token: Token
-    nodes: List[List[str]]
+    nodes: List[str]
     said: str = ""
 
     @property
     def over(self) -> bool:
         """Whether its job has ended."""
         return self.state.startswith(_OVER)
+
+
+class Fit(NamedTuple):
+    """How a session is placed on the nodes that there are. ``size``: of each of its nodes."""
+
+    layout: Tuple[plan.Row, ...]
+    size: plan.Size
 
 
 def encode(spec: Spec) -> str:
@@ -91,27 +99,16 @@ def decode(word: str) -> Spec:
     return specs.parse(document)
 
 
-def options(spec: Spec, token: Token, log: str) -> List[str]:
+def options(spec: Spec, token: Token, size: plan.Size, log: str) -> List[str]:
     """The arguments of sbatch, which reads the script from its standard input."""
-    words = ["--parsable"]
-    for number, component in enumerate(token.components):
-        role = spec.role(component.roles[0][0])
-        words += [":"] if number else []
-        words += [f"--job-name={spec.name}", f"--comment={MARK} {plan.token_text(token)} {WAITING}", "--chdir=/"]
-        words += [*size(component, spec), f"--output={log}", "--requeue" if spec.retry else "--no-requeue"]
-        words += [f"--partition={spec.partition}"] if spec.partition else []
-        words += [f"--time={spec.time + _ALLOWANCE}"] if spec.time else []
-        words += [f"--mem={role.memory * component.per_node}M"] if role.memory else []
-        words += [f"--gres=gpu:{role.gpus * component.per_node}"] if role.gpus else []
+    words = ["--parsable", f"--job-name={spec.name}", f"--comment={MARK} {plan.token_text(token)} {WAITING}"]
+    words += [f"--nodes={len(token.nodes)}", "--ntasks-per-node=1", f"--cpus-per-task={size.cpus}", "--chdir=/"]
+    words += [f"--output={log}", "--requeue" if spec.retry else "--no-requeue"]
+    words += [f"--partition={spec.partition}"] if spec.partition else []
+    words += [f"--time={spec.time + _ALLOWANCE}"] if spec.time else []
+    words += [f"--mem={size.memory}M"] if size.memory else []
+    words += [f"--gres=gpu:{size.gpus}"] if size.gpus else []
     return words
-
-
-def size(component: Component, spec: Spec) -> List[str]:
-    """Nodes and tasks of a component, for sbatch and srun."""
-    per_node, nodes = component.per_node, component.nodes
-    role = spec.role(component.roles[0][0])
-    words = [f"--nodes={nodes}", f"--ntasks={nodes * per_node}", f"--ntasks-per-node={per_node}"]
-    return [*words, f"--cpus-per-task={role.cpus}"]
 
 
 def script(program: str, spec: Spec) -> str:
@@ -119,59 +116,61 @@ def script(program: str, spec: Spec) -> str:
     return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {encode(spec)}\n"
 
 
-def step(
-    component: int, components: Sequence[Component], spec: Spec, once_per_node: bool = False, overlap: bool = False
-) -> List[str]:
-    """srun for the containers of a component, or for one task on each of its nodes, by choice beside the containers."""
-    one = components[component]
-    group = [f"--het-group={component}"] if len(components) > 1 else []
-    words = size(one, spec)
-    if once_per_node:
-        words = [f"--nodes={one.nodes}", f"--ntasks={one.nodes}", "--ntasks-per-node=1"]
-    words += ["--overlap", "--cpus-per-task=1", "--mem=0"] if overlap else []
-    return ["srun", *group, *words, "--kill-on-bad-exit=1", "--wait=2", "--chdir=/", "--cpu-bind=none"]
+def _step(number: int, nodes: int) -> List[str]:
+    """srun with a task on each of so many nodes of the job."""
+    words = ["srun", f"--jobid={number}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--chdir=/"]
+    return [*words, "--kill-on-bad-exit=1", "--wait=2", "--cpu-bind=none"]
 
 
-def beside(leader: int, one: Container, terminal: bool = False) -> List[str]:
+def everywhere(number: int, nodes: int) -> List[str]:
+    """srun for one task on each node, beside whatever else runs there."""
+    return [*_step(number, nodes), "--overlap", "--mem=0", "--gres=none"]
+
+
+def step(number: int, role: Role, containers: Sequence[Container]) -> List[str]:
+    """srun for containers of a role, each on a node of its own, with what the role asks for and nothing more."""
+    nodes = [one.node for one in containers]
+    words = [*_step(number, len(nodes)), f"--nodelist={','.join(nodes)}", "--exact"]
+    words += [f"--cpus-per-task={role.cpus}", *([f"--mem={role.memory}M"] if role.memory else [])]
+    # A step has all GPUs of its job unless it says how many.
+    return [*words, f"--gres=gpu:{role.gpus}" if role.gpus else "--gres=none"]
+
+
+def beside(number: int, one: Container, terminal: bool = False) -> List[str]:
     """srun for a command on the node of a container, which takes nothing from the containers. Its namespace is that of
     clean_environment()."""
-    words = ["srun", f"--jobid={leader + one.component}", "--overlap", "--nodes=1", "--ntasks=1"]
+    words = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1"]
     words += [f"--nodelist={one.node}", "--cpus-per-task=1", "--cpu-bind=none", "--mem=0", "--quiet", "--chdir=/"]
     return [*words, *(["--pty"] if terminal else [])]
 
 
-def clean_environment(local: int) -> Dict[str, str]:
-    """The environment without what an outer job has set, for a step in the namespace of this container."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SPANK_", "SBATCH_"))}
-    return {**kept, PLACE: str(local)}
+def clean_environment(place: object) -> Dict[str, str]:
+    """The environment without what a job has set, which srun would take for wishes, for a step in this place: the number
+    of a container, or HOST."""
+    gone = ("SLURM_", "SPANK_", "SBATCH_", "SRUN_")
+    kept = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(gone)}
+    return {**kept, PLACE: str(place)}
 
 
 def parse_queue(text: str) -> List[Session]:
-    """From ``squeue --format=%A|%i|%u|%T|%N|%r|%k``: the sessions, each with the nodes of all of its components."""
-    found: Dict[int, List[Any]] = {}
+    """From ``squeue --format=%A|%u|%T|%N|%r|%k``: the sessions with their nodes."""
+    sessions = []
     for line in text.splitlines():
-        fields = line.strip().split("|", 6)
-        if len(fields) != 7 or not fields[6].startswith(f"{MARK} "):
+        fields = line.strip().split("|", 5)
+        if len(fields) != 6 or not fields[0].isdecimal() or not fields[5].startswith(f"{MARK} "):
             continue
-        words = fields[6].split()
-        leader, _plus, offset = fields[1].partition("+")
+        number, user, state, nodes, reason, comment = fields
+        words = comment.split()
         try:
             token = plan.parse_token(words[1])
-            nodes = expand(fields[4]) if fields[4] else []
+            names = expand(nodes) if nodes else []
         except (InputError, IndexError):
             # Somebody else's comment, which looks like ours.
             continue
-        if leader.isdecimal():
-            found.setdefault(int(leader), []).append((int(offset or 0), fields, token, nodes, words[2:]))
-    sessions = []
-    for number, parts in sorted(found.items()):
-        parts.sort(key=lambda part: part[0])
-        _offset, fields, token, _nodes, stage = parts[0]
-        state = fields[3].lower()
-        told = stage[0] if stage and (state == "running" or stage[0] == FAILED) else WAITING
-        said = " ".join(stage[1:])
-        sessions.append(Session(number, fields[2], state, fields[5], told, token, [part[3] for part in parts], said))
-    return sessions
+        state, stage = state.lower(), words[2] if len(words) > 2 else WAITING
+        told = stage if state == "running" or stage == FAILED else WAITING
+        sessions.append(Session(int(number), user, state, reason, told, token, names, " ".join(words[3:])))
+    return sorted(sessions)
 
 
 def queue(run: Runner, *arguments: str, check: bool = True) -> List[Session]:
@@ -196,60 +195,56 @@ def named(run: Runner, name: str) -> Session:
 
 def containers(session: Session, settings: Settings) -> List[Container]:
     """Those of a session that has its nodes. Raises InputError for one that waits."""
-    if not all(session.nodes) or len(session.nodes) < len(session.token.components):
+    if not session.nodes:
         raise InputError(
             f"The session '{session.token.name}' has no nodes yet: {session.reason}.", "Wait for it to start."
         )
     return plan.places(session.token, session.nodes, settings.members, settings.pools)
 
 
-def nodes_of_cluster(run: Runner, partition: str) -> int:
-    """How many there are to choose from. Raises CommandError."""
-    only = [f"--partition={partition}"] if partition else []
-    shown = run(["sinfo", "--noheader", "--Node", "--format=%N|%T", *only]).stdout
-    states = dict(line.partition("|")[::2] for line in shown.splitlines() if "|" in line)
-    fit = [
-        name
-        for name, state in states.items()
-        if not state.strip().startswith(("down", "drain", "fail", "unknown", "inval"))
-    ]
-    return len(fit)
+def parse_nodes(text: str) -> Tuple[int, int]:
+    """From ``sinfo --Node --format=%N|%T|%Z``: how many nodes there are to choose from, and the CPUs of a core."""
+    lines = (line.strip().split("|") for line in text.splitlines())
+    known = {fields[0]: fields[1:] for fields in lines if len(fields) == 3}
+    fit = [threads for state, threads in known.values() if not state.startswith(_UNFIT)]
+    return len(fit), max((int(threads) for threads in fit if threads.isdecimal()), default=1)
 
 
-def submit(run: Runner, program: str, spec: Spec, settings: Settings, log: str) -> int:
+def fit(run: Runner, program: str, spec: Spec) -> Fit:
+    """How the session fits the cluster, as Slurm says. Raises HostStateError with why it could never run."""
+    only = [f"--partition={spec.partition}"] if spec.partition else []
+    shown = run(["sinfo", "--noheader", "--Node", "--format=%N|%T|%Z", *only]).stdout
+    nodes, threads = parse_nodes(shown)
+    refused: List[HostStateError] = []
+    for layout in plan.layouts(spec, nodes, threads):
+        found, token = Fit(layout, plan.fullest(spec, layout, threads)), plan.token_of(spec, layout, 0)
+        words = ["--test-only", *options(spec, token, found.size, os.devnull)]
+        try:
+            _sbatch(run, words, script(program, spec), plan.token_text(token))
+        except HostStateError as failure:
+            refused.append(failure)
+        else:
+            return found
+    raise refused[0]
+
+
+def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings, log: str) -> int:
     """Submit the job of a session; its number. Raises GpumeshError."""
     for _attempt in range(_ATTEMPTS):
-        sessions = queue(run)
-        token = plan.token_of(spec, nodes_of_cluster(run, spec.partition), 0)
+        token = plan.token_of(spec, place.layout, 0)
         if token.slot == 0:
-            taken = [session.token.slot for session in sessions]
+            taken = [session.token.slot for session in queue(run)]
             count = plan.slots(settings.pools)
             token = token._replace(
                 slot=plan.free_slot(settings.pools, taken, int.from_bytes(os.urandom(4), "big") % count)
             )
-        job = _sbatch(run, options(spec, token, log), script(program, spec), plan.token_text(token))
+        job = _sbatch(run, options(spec, token, place.size, log), script(program, spec), plan.token_text(token))
         # Two that submit at the same time may have chosen the same: the later one steps back.
         earlier = [one for one in queue(run) if one.token.slot == token.slot and one.job < job]
         if token.slot < 0 or not earlier:
             return job
         cancel(run, job)
     raise HostStateError("Others start sessions at the same time.", "Start the session again.")
-
-
-def refuse_impossible(run: Runner, program: str, spec: Spec) -> None:
-    """Have Slurm say whether the job could ever run. Raises HostStateError with what it says."""
-    token = plan.token_of(spec, nodes_of_cluster(run, spec.partition), 0)
-    if len(token.components) > 1:
-        # Slurm does not test heterogeneous jobs as a whole: each part is one that has to fit.
-        for number, component in enumerate(token.components):
-            alone = token._replace(components=(component,))
-            _test(run, program, spec, alone, number)
-    else:
-        _test(run, program, spec, token, 0)
-
-
-def _test(run: Runner, program: str, spec: Spec, token: Token, _number: int) -> None:
-    _sbatch(run, ["--test-only", *options(spec, token, os.devnull)], script(program, spec), plan.token_text(token))
 
 
 def _sbatch(run: Runner, words: Sequence[str], text: str, token: str) -> int:
@@ -274,10 +269,3 @@ def note(run: Runner, job: int, token: str, stage: str) -> None:
     """Tell how far the session is, where everybody can read it. ``stage``: with the reason of what has failed."""
     words = " ".join(stage.split())[:_LONGEST_REASON]
     run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"], check=False)
-
-
-def job_nodes(variables: Mapping[str, str], components: int) -> List[List[str]]:
-    """The nodes of each component, as the batch script finds them. Raises InputError."""
-    if components == 1:
-        return [expand(variables.get("SLURM_JOB_NODELIST", ""))]
-    return [expand(variables.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", "")) for number in range(components)]

@@ -46,7 +46,7 @@ class Commands(NamedTuple):
 
 
 def namespace(job: int, local: int) -> str:
-    """Of a container, by the job of its component."""
+    """Of a container."""
     return f"{PREFIX}{job}.{local}"
 
 

@@ -37,7 +37,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
     NO_SLOT,
     Container,
     Settings,
-    Token,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
@@ -49,7 +48,7 @@ _NAMESPACES = "/run/netns"
 _FORWARDING = "/proc/sys/net/ipv4/ip_forward"
 #: What the plugin of Slurm hands on.
 VARIABLE = "SPANK_GPUMESH_SESSION"
-#: Seconds for the components of a job to get their nodes, and for the kernel to forget an identifier.
+#: Seconds for the kernel to forget an identifier.
 _PATIENCE = 20.0
 #: Seconds between two looks of the process that watches.
 _WATCH = 15.0
@@ -81,39 +80,6 @@ def read_plan(job: int) -> Dict[str, Any]:
     return dict(json.loads(text))
 
 
-def parse_components(text: str) -> List[Dict[str, Any]]:
-    """The components of a job in the output of ``scontrol -o show job``: job, leader, offset and nodes of each."""
-    found = []
-    for line in text.splitlines():
-        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        if "JobId" not in words:
-            continue
-        try:
-            job = int(words["JobId"])
-            nodes = expand(words["NodeList"]) if words.get("NodeList") not in (None, "", "(null)") else []
-            leader, offset = int(words.get("HetJobId", job)), int(words.get("HetJobOffset", 0))
-        except (ValueError, KeyError, InputError) as failure:
-            raise ParseError("scontrol show job", f"there is no job in {line[:80]!r}") from failure
-        found.append({"job": job, "leader": leader, "offset": offset, "nodes": nodes})
-    return sorted(found, key=lambda one: int(one["offset"]))
-
-
-def _components(run: Runner, job: int, token: Token, nodes: str) -> List[Dict[str, Any]]:
-    """All components with their nodes, which come one after the other. Raises GpumeshError."""
-    if len(token.components) == 1:
-        return [{"job": job, "leader": job, "offset": 0, "nodes": expand(nodes)}]
-    end = time.monotonic() + _PATIENCE
-    while True:
-        own = parse_components(run(["scontrol", "--oneliner", "show", "job", str(job)]).stdout)
-        leader = next((one["leader"] for one in own if one["job"] == job), job)
-        found = parse_components(run(["scontrol", "--oneliner", "show", "job", str(leader)]).stdout)
-        if len(found) == len(token.components) and all(one["nodes"] for one in found):
-            return found
-        if time.monotonic() > end:
-            raise HostStateError(f"Job {job} has {len(found)} components with nodes, of {len(token.components)}.")
-        time.sleep(0.5)
-
-
 # --- Before a job
 
 
@@ -139,16 +105,13 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
     if uid == 0:
         raise InputError("A session cannot be root's.", "Start it as another user: session_user.")
     token = plan.parse_token(variables[VARIABLE])
-    found = _components(run, job, token, variables.get("SLURM_JOB_NODELIST", ""))
-    own = next(one for one in found if one["job"] == job)
-    session = plan.places(token, [one["nodes"] for one in found], settings.members, settings.pools)
-    here = [one for one in session if one.node == settings.machine and one.component == own["offset"]]
+    nodes = expand(variables.get("SLURM_JOB_NODELIST", ""))
+    session = plan.places(token, nodes, settings.members, settings.pools)
+    here = [one for one in session if one.node == settings.machine]
     document = {
         "name": token.name,
         "slot": token.slot,
-        "leader": own["leader"],
         "job": job,
-        "component": own["offset"],
         "containers": [one._asdict() for one in session],
         "here": [one.name for one in here],
     }
@@ -156,7 +119,7 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
     if token.slot == NO_SLOT:
         os.unlink(f"{folder(job)}/{_PRIVATE}")
     else:
-        _refuse_taken(token.slot, own["leader"], job)
+        _refuse_taken(token.slot, job)
         _load_rules(run, settings)
         for one in here:
             make(run, job, one, session, settings)
@@ -177,15 +140,15 @@ def _make_folders(job: int, uid: int, here: Sequence[Container]) -> None:
             os.chown(path, uid, gid)
 
 
-def _refuse_taken(slot: int, leader: int, job: int) -> None:
+def _refuse_taken(slot: int, job: int) -> None:
     """Two sessions never share a subnet on a node: whoever is there first has it."""
     for name in os.listdir(FOLDER):
         if name.isdecimal() and int(name) != job:
             text = read_text(f"{folder(int(name))}/{_PLAN}")
             other = json.loads(text) if text else {}
-            if other.get("slot") == slot and other.get("leader") != leader:
+            if other.get("slot") == slot:
                 raise HostStateError(
-                    f"The subnet of the session is used by job {other['leader']}.", "Start the session again."
+                    f"The subnet of the session is used by job {other['job']}.", "Start the session again."
                 )
 
 

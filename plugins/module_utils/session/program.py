@@ -75,8 +75,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _job() -> int:
-    """The job of a task: in a heterogeneous one, that of its component."""
-    return int(os.environ.get("GPUMESH_SESSION_JOB") or os.environ["SLURM_JOB_ID"])
+    """The job of a task."""
+    return int(os.environ["SLURM_JOB_ID"])
 
 
 def _task(work: Any) -> int:
@@ -122,7 +122,7 @@ def _prepare(settings: Settings, words: Sequence[str]) -> int:
 
 
 def _container(settings: Settings, words: Sequence[str]) -> int:
-    spec, local = job.decode(words[1]), int(os.environ["SLURM_LOCALID"])
+    spec, local = job.decode(words[1]), int(os.environ[job.PLACE])
     return _task(lambda: container.run_container(run_command, spec, _job(), local, settings.storage))
 
 
@@ -231,7 +231,7 @@ def _list(_settings: Settings, _given: argparse.Namespace, _command: Sequence[st
 def _show(settings: Settings, given: argparse.Namespace, _command: Sequence[str]) -> int:
     found = job.named(run_command, given.name)
     sys.stdout.write(f"{sessions.line(found, given.name)}\n")
-    if all(found.nodes):
+    if found.nodes:
         for one in job.containers(found, settings):
             sys.stdout.write(f"{one.name:<20} {one.address:<16} {one.node}\n")
     return 0
@@ -255,9 +255,9 @@ def _enter(settings: Settings, given: argparse.Namespace, command: Sequence[str]
         return process.wait()
 
 
-def _enters(leader: int, one: Container, words: Sequence[str], terminal: bool) -> List[str]:
+def _enters(number: int, one: Container, words: Sequence[str], terminal: bool) -> List[str]:
     """srun that runs a command in a container."""
-    return [*job.beside(leader, one, terminal), PATH, "inside", str(leader + one.component), str(one.local), *words]
+    return [*job.beside(number, one, terminal), PATH, "inside", str(number), str(one.local), *words]
 
 
 def _run(settings: Settings, given: argparse.Namespace, command: Sequence[str]) -> int:

@@ -25,8 +25,8 @@ class Started(NamedTuple):
     log: str
 
 
-def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> None:
-    """Refuse what could not work, before anything is submitted. Raises GpumeshError."""
+def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit:
+    """Refuse what could not work, before anything is submitted; how it fits the cluster. Raises GpumeshError."""
     if os.geteuid() == 0:
         raise InputError("A session cannot be root's.", "Start it as another user; in the playbook, set session_user.")
     forward.refuse(spec, settings)
@@ -43,14 +43,14 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> None:
         raise InputError(
             f"There is a session '{spec.name}' already.", f"Choose another name, or: gpumesh-session stop {spec.name}"
         )
-    job.refuse_impossible(run, program, spec)
+    return job.fit(run, program, spec)
 
 
 def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
     """Submit a session. Raises GpumeshError."""
-    refuse(run, program, spec, settings)
+    fit = refuse(run, program, spec, settings)
     log = f"{_logs(settings)}/gpumesh-session-{spec.name}-%j.log"
-    number = job.submit(run, program, spec, settings, log)
+    number = job.submit(run, program, spec, fit, settings, log)
     if spec.ports:
         forward.begin(program, number, spec.ports)
     return Started(number, log.replace("%j", str(number)))
@@ -88,11 +88,10 @@ def line(session: Optional[job.Session], name: str) -> str:
         return f"{name}: ended"
     if session.over:
         return f"{name}: job {session.job} · {session.state}"
-    roles = ", ".join(f"{role}:{count}" for one in session.token.components for role, count in one.roles)
+    roles = ", ".join(f"{role}:{count}" for role, count in session.token.replicas())
     if session.stage == job.FAILED:
         return f"{name}: job {session.job}, {roles} · failed: {session.said}"
     if session.state != "running":
         why = f" ({session.reason})" if session.reason not in ("", "None") else ""
         return f"{name}: job {session.job}, {roles} · {session.state}{why}"
-    nodes = ", ".join(dict.fromkeys(node for nodes in session.nodes for node in nodes))
-    return f"{name}: job {session.job}, {roles} · {session.stage} on {nodes}"
+    return f"{name}: job {session.job}, {roles} · {session.stage} on {', '.join(session.nodes)}"

@@ -48,40 +48,29 @@ class Spec(NamedTuple):
         return next(role for role in self.roles if role.name == name)
 
 
-class Component(NamedTuple):
-    """Containers of the same size: a component of a heterogeneous job, or a whole job. ``roles``: name and number."""
-
-    per_node: int
-    roles: Tuple[Tuple[str, int], ...]
-
-    @property
-    def containers(self) -> int:
-        """How many."""
-        return sum(count for _name, count in self.roles)
-
-    @property
-    def nodes(self) -> int:
-        """On how many nodes they are."""
-        return -(-self.containers // self.per_node)
-
-
 class Token(NamedTuple):
-    """What the job of a session tells each of its nodes: its name, its place in the pool, and its containers."""
+    """What the job of a session tells each of its nodes: its name, its place in the pool, its roles, the first of which is
+    main, and how many containers of each role are on each node."""
 
     slot: int
     name: str
-    components: Tuple[Component, ...]
+    roles: Tuple[str, ...]
+    nodes: Tuple[Tuple[int, ...], ...]
+
+    def replicas(self) -> List[Tuple[str, int]]:
+        """Each role with the number of its containers."""
+        return [(name, sum(row[place] for row in self.nodes)) for place, name in enumerate(self.roles)]
 
 
 class Container(NamedTuple):
-    """A container in its place. ``number`` from 1 within its role, ``rank`` from 0 over the session, ``local`` from 0
-    among those of its component on its node. Without a network of its own, ``address`` is the node's, and ``vni`` 0."""
+    """A container in its place. ``number`` from 1 within its role, ``rank`` from 0 over the session. ``local`` is that of
+    no other container on its node, and on other nodes of containers of the same role alone. Without a network of its own,
+    ``address`` is the node's, and ``vni`` 0."""
 
     name: str
     role: str
     number: int
     rank: int
-    component: int
     node: str
     local: int
     address: str
@@ -113,8 +102,3 @@ class Settings(NamedTuple):
 def mac_of(kind: int, vni: int) -> str:
     """An address of our own making. ``kind``: 2 for the session, 6 and 10 for the two ends of the way out."""
     return ":".join(f"{byte:02x}" for byte in (kind, 0x67, 0x6D, vni >> 16 & 255, vni >> 8 & 255, vni & 255))
-
-
-def by_component(token: Token) -> List[List[Tuple[str, int]]]:
-    """Role and index of each container of each component, in the order of their ranks."""
-    return [[(name, number) for name, count in one.roles for number in range(1, count + 1)] for one in token.components]

@@ -10,10 +10,9 @@ import shlex
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.plan import MOST_CONTAINERS
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import HOST, PRIVATE, Role, Spec
 
-#: Ranks are the last part of an address in a /24.
-MOST_CONTAINERS = 250
 MAIN = "main"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 #: With a digit at its end, the names of its containers could be those of another role.
@@ -171,6 +170,11 @@ def _refuse_together(spec: Spec) -> None:
         raise InputError(
             "session_ports are those of a session with a network of its own.",
             "With session_network=host, connect to the node of main1.",
+        )
+    without = [role.name for role in spec.roles if not role.memory]
+    if without and len(without) < len(spec.roles):
+        raise InputError(
+            f"session_roles: {without[0]} has no memory, and others have.", "Give memory to all roles, or to none."
         )
     for role in spec.roles:
         if role.per_node and role.replicas % role.per_node:

@@ -20,7 +20,13 @@ from typing import IO, Any, List, Mapping, NamedTuple, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, ssh
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME, NO_SLOT, Spec, Token
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
+    NAME,
+    NO_SLOT,
+    Container,
+    Spec,
+    Token,
+)
 
 _SPACING = 0.1
 _MARK = f"{NAME}: ".encode()
@@ -78,15 +84,16 @@ class Batch:
     """The job of a session on its first node. ``program``: the path of gpumesh-session."""
 
     def __init__(self, run: Runner, program: str, word: str, variables: Mapping[str, str]) -> None:
-        self.run, self.program, self.word, self.variables = run, program, word, variables
+        self.run, self.program, self.word = run, program, word
         self.spec: Spec = job.decode(word)
         self.number = int(variables["SLURM_JOB_ID"])
         self.token: Token = plan.parse_token(variables[job.VARIABLE])
+        self.session: List[Container] = []
 
     def work(self) -> int:
         """Until the session ends; the exit status of the job."""
         try:
-            node.read_plan(self.number)
+            self.session = [Container(**one) for one in node.read_plan(self.number)["containers"]]
             key = (
                 "" if self.token.slot == NO_SLOT else ssh.make_key(self.run, f"{node.folder(self.number)}/0/{ssh.KEY}")
             )
@@ -94,39 +101,40 @@ class Batch:
             sys.stderr.write(f"{NAME}: {failure}\n")
             return self._failed(1, str(failure))
         self._note(job.FETCHING)
-        fetching = self.steps("prepare", once_per_node=True)
-        for step in fetching:
-            # Neither in a list of processes nor in an environment, which Slurm keeps.
-            step.tell(key)
-        status = _wait(fetching)
+        fetching = self.everywhere("prepare", subprocess.PIPE)
+        # Neither in a list of processes nor in an environment, which Slurm keeps.
+        fetching.tell(key)
+        status = _wait([fetching])
         if status:
-            return self._failed(status, _said(fetching))
+            return self._failed(status, _said([fetching]))
         self._note(job.STARTING)
-        containers = self.steps("container")
-        watching = self.steps("await", once_per_node=True, overlap=True)
+        containers = self.containers()
+        watching = self.everywhere("await")
         try:
-            status = _wait([*watching], containers)
+            status = _wait([watching], containers)
             if status:
-                return self._failed(status, _said([*containers, *watching]))
+                return self._failed(status, _said([*containers, watching]))
             self._note(job.RUNNING)
             return _wait(containers, containers, self.spec.time * 60)
         finally:
-            _stop([*watching, *containers])
+            _stop([watching, *containers])
 
-    def steps(self, verb: str, once_per_node: bool = False, overlap: bool = False) -> List[Step]:
-        """Begin a step for each component."""
-        begun = []
-        for place in range(len(self.token.components)):
-            variables = {**self.variables, "GPUMESH_SESSION_JOB": str(self.number + place)}
-            if once_per_node:
-                variables[job.PLACE] = job.HOST
-            argv = job.step(place, self.token.components, self.spec, once_per_node, overlap)
-            source = subprocess.PIPE if verb == "prepare" else subprocess.DEVNULL
-            argv += [self.program, verb, self.word]
-            process = Process(argv, env=variables, stdin=source, stderr=subprocess.PIPE)
-            errors: Any = process.stderr
-            begun.append(Step(process, Errors(errors, 2)))
-        return begun
+    def everywhere(self, verb: str, source: int = subprocess.DEVNULL) -> Step:
+        """Begin a step with a task on each node, outside of the containers' network."""
+        return self._step(job.everywhere(self.number, len(self.token.nodes)), verb, job.HOST, source)
+
+    def containers(self) -> List[Step]:
+        """Begin the steps of the containers."""
+        return [
+            self._step(job.step(self.number, self.spec.role(some[0].role), some), "container", some[0].local)
+            for some in plan.steps(self.session)
+        ]
+
+    def _step(self, argv: Sequence[str], verb: str, place: object, source: int = subprocess.DEVNULL) -> Step:
+        words, variables = [*argv, self.program, verb, self.word], job.clean_environment(place)
+        process = Process(words, env=variables, stdin=source, stderr=subprocess.PIPE)
+        errors: Any = process.stderr
+        return Step(process, Errors(errors, 2))
 
     def _note(self, stage: str) -> None:
         job.note(self.run, self.number, plan.token_text(self.token), stage)

@@ -231,7 +231,7 @@ def node_settings(host: SlurmHost) -> Dict[str, Any]:
     if host.cgroups.version == "none":
         return {
             "ProctrackType": "proctrack/linuxproc",
-            "TaskPlugin": "task/affinity",
+            "TaskPlugin": "task/affinity" if host.binds else "task/none",
             "JobAcctGatherType": "jobacct_gather/linux",
             # No control group holds a job to its --mem here, so slurmd ends one that is seen over it.
             "JobAcctGatherParams": "OverMemoryKill",

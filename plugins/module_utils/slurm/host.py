@@ -24,6 +24,8 @@ _PLUGIN_FOLDERS = (
     "/usr/local/lib/slurm",
 )
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})")
+#: The number of CAP_SYS_NICE in <linux/capability.h>.
+_SYS_NICE = 23
 #: What Slurm's plugin for version 1 tracks, binds and limits by.
 _V1_NEEDED = ("freezer", "cpuset")
 
@@ -53,6 +55,8 @@ class SlurmHost(NamedTuple):
     memory: int
     cpus: int
     hostname: str
+    #: Whether slurmd may bind the processes of other users to CPUs.
+    binds: bool = True
 
 
 def parse_version(text: str) -> Tuple[int, int, int]:
@@ -89,6 +93,15 @@ def parse_cgroups(mounts: str, controllers: str, systemd: bool) -> Cgroups:
     if missing:
         return Cgroups("none", (), f"no writable control group for {' and '.join(missing)}")
     return Cgroups("v1", known)
+
+
+def may_bind(status: str) -> bool:
+    """From the text of /proc/self/status: whether root has CAP_SYS_NICE here, which container engines take away.
+
+    Without it, Slurm cannot bind the processes of other users to CPUs, and such a job fails to start.
+    """
+    match = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", status, re.MULTILINE)
+    return match is None or bool(int(match.group(1), 16) >> _SYS_NICE & 1)
 
 
 def gres_type(model: Optional[str]) -> str:
@@ -153,4 +166,5 @@ def read_host(run: Runner, tree: Tree) -> SlurmHost:
         (tree.read("proc/1/comm") or "") == "systemd",
     )
     hostname = os.uname().nodename.split(".")[0]
-    return SlurmHost(version, cgroups, _gpu(tree), _memory(tree), os.cpu_count() or 1, hostname)
+    binds = may_bind(tree.read("proc/self/status") or "")
+    return SlurmHost(version, cgroups, _gpu(tree), _memory(tree), os.cpu_count() or 1, hostname, binds)

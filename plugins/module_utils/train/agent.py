@@ -62,6 +62,7 @@ class Task(NamedTuple):
     """What the agents of all nodes get, on their command line. ``token``: of the submission that is in charge.
 
     ``stage_dir``: where a node has its copy of the data, if there is any to be copied. ``profile``: what is recorded.
+    ``commit``: of the code, in git.
     """
 
     run: str
@@ -75,6 +76,7 @@ class Task(NamedTuple):
     port: int
     stage_dir: str = ""
     profile: str = ""
+    commit: str = ""
 
 
 class Rank:
@@ -215,7 +217,16 @@ class Agent:
         for local_rank in range(task.ranks_per_node):
             place = contract.Place(task.nodes, self._node, local_rank, task.ranks_per_node)
             variables = contract.environment(
-                os.environ, place, task.run, task.folder, task.attempt, master, self._local, staged, task.profile
+                os.environ,
+                place,
+                task.run,
+                task.folder,
+                task.attempt,
+                master,
+                self._local,
+                staged,
+                task.profile,
+                task.commit,
             )
             log = Folder(task.folder).attempt(task.attempt) / f"rank-{place.rank}.log"
             argv = profiles.command(task.profile, task.command, target, place.rank)

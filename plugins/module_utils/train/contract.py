@@ -24,6 +24,7 @@ of them optional, written to another name and renamed. `checkpoint` is the step 
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
@@ -67,6 +68,21 @@ def _real(value: Any) -> Optional[float]:
     return float(value) if math.isfinite(value) else None
 
 
+def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: str) -> Dict[str, str]:
+    """What MLflow tags the run with, where the job environment has said that experiments are tracked."""
+    try:
+        tags = json.loads(context)
+    except ValueError:
+        return {}
+    if not isinstance(tags, dict):
+        return {}
+    tags.update({"mlflow.runName": run, "gpumesh.attempt": str(attempt), "gpumesh.nodes": ",".join(nodes)})
+    if commit:
+        # The first is for MLflow, whose pages show the second.
+        tags.update({"mlflow.source.git.commit": commit, "gpumesh.commit": commit})
+    return {"MLFLOW_RUN_CONTEXT": json.dumps(tags)}
+
+
 class Place(NamedTuple):
     """Where a rank is: its node among those of the attempt, and its number there."""
 
@@ -101,9 +117,10 @@ def environment(
     local: str,
     staged: str = "",
     profile: str = "",
+    commit: str = "",
 ) -> Dict[str, str]:
     """The variables of one rank. ``master``: MASTER_ADDR and MASTER_PORT; ``local``: a folder on the node's own disk;
-    ``staged``: where it has its copy of the data; ``profile``: what is recorded of this attempt.
+    ``staged``: where it has its copy of the data; ``profile``: what is recorded of this attempt; ``commit``: of the code.
 
     Slurm and the job environment describe the agent, which is one task of its node: what differs for a rank is replaced, since
     Lightning, JAX and others read it too.
@@ -134,6 +151,7 @@ def environment(
     if staged:
         own["GPUMESH_STAGE_DIR"] = staged
     own.update(profiles.variables(profile, profiles.directory(folder, attempt)))
+    own.update(_tags(inherited.get("MLFLOW_RUN_CONTEXT", ""), run, attempt, place.nodes, commit))
     dropped = ["GPUMESH_PROFILE"] + (["TF_CONFIG"] if place.ranks_per_node > 1 else [])
     kept = {name: value for name, value in inherited.items() if name not in dropped}
     return {**kept, **master, **world, **own}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_profile, gpumesh_run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_profile, gpumesh_run, gpumesh_track
 
 _FORM = re.compile(r"(torch|nsys)(?::([0-9]{1,6}))?")
 #: How much of it without a number: steps and seconds. And how much at most: a trace may have 10 MB a step.
@@ -88,7 +88,7 @@ def modules() -> Dict[str, str]:
     return {f"{name}.py": inspect.getsource(one) for name, one in _MODULES.items()}
 
 
-_MODULES = {"gpumesh_run": gpumesh_run, "gpumesh_profile": gpumesh_profile}
+_MODULES = {"gpumesh_run": gpumesh_run, "gpumesh_profile": gpumesh_profile, "gpumesh_track": gpumesh_track}
 
 
 def needed(profile: str) -> List[str]:

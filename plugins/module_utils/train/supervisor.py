@@ -232,6 +232,7 @@ class Supervisor:
             _PORTS[(post.job * 31 + number * 7) % len(_PORTS)],
             request.stage_dir,
             self._profile(),
+            self._request.commit,
         )
         ranks = len(nodes) * request.ranks_per_node
         attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())

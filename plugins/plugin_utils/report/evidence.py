@@ -11,11 +11,12 @@ from statistics import median
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.program import MARK
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_views
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_views, pods
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import rdma
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.tracking import tracking_checks
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
     Check,
     Pair,
@@ -190,12 +191,20 @@ def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float)
     return made
 
 
+#: The links that a minimum for all others says nothing of.
+_OF_PODS = "of pods"
+
+
 def _sites(record: Record) -> dict[str, str]:
-    return {member["machine"]: member["site"] for member in record["members"]}
+    """The site of each member; '' for a pod, all of whose links are through its userspace daemon."""
+    confined = pods(record)
+    return {one["machine"]: "" if one["machine"] in confined else one["site"] for one in record["members"]}
 
 
 def _like(sites: Mapping[str, str], pair: Pair) -> str:
-    """Links that can be compared with each other: within a site, and between two."""
+    """Links that can be compared with each other: within a site, between two, and those of pods."""
+    if not (sites[pair["from"]] and sites[pair["to"]]):
+        return _OF_PODS
     return "within a site" if sites[pair["from"]] == sites[pair["to"]] else "between two sites"
 
 
@@ -203,13 +212,13 @@ def bandwidth_gates(record: Record, pairs: Sequence[Pair], minimum_gbps: float) 
     """What links of each kind have to carry: what is asked for, else a part of what those like them carry."""
     gates = {}
     sites = _sites(record)
-    for kind in ("within a site", "between two sites"):
+    for kind in ("within a site", "between two sites", _OF_PODS):
         rates = [
             float(pair["bandwidth_gbps"])
             for pair in pairs
             if pair.get("bandwidth_gbps") is not None and _like(sites, pair) == kind
         ]
-        if minimum_gbps:
+        if minimum_gbps and kind != _OF_PODS:
             gates[kind] = minimum_gbps
         elif len(rates) >= _ENOUGH_LINKS:
             gates[kind] = median(rates) * _SHARE_OF_MEDIAN
@@ -282,7 +291,7 @@ def bandwidth_checks(
 
 def _slow_words(pair: Pair, gate: float, minimum_gbps: float, kind: str) -> str:
     ends = f"The link from {pair['from']} to {pair['to']} carries {pair['bandwidth_gbps']:.3g} Gbit/s"
-    if minimum_gbps:
+    if minimum_gbps and kind != _OF_PODS:
         return f"{ends}, but {minimum_gbps:g} are required."
     return f"{ends}; the median {kind} is {gate / _SHARE_OF_MEDIAN:.3g}."
 
@@ -611,6 +620,7 @@ def judge(
         *clock_checks(machines, pairs, max_clock_offset),
         *health_checks(machines, answered, evidence.get("health"), userspace_only),
         *volume_results,
+        *tracking_checks(record, answered, evidence.get("tracking"), userspace_only),
         *slurm_checks(record, evidence.get("slurm"), userspace_only),
         *job_results,
         *collective_checks(evidence.get("collectives"), level),

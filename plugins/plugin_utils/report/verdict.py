@@ -40,6 +40,7 @@ LAYERS = (
     Layer("clock", "Clocks"),
     Layer("ssh", "SSH"),
     Layer("storage", "Storage"),
+    Layer("tracking", "Experiments"),
     Layer("slurm", "Slurm"),
     Layer("health", "Node health"),
     Layer("collective", "Collectives"),
@@ -118,10 +119,13 @@ def _layers(record: Mapping[str, Any], checks: Sequence[Check]) -> list[dict[str
         else f"{backend}, {mesh.get('subnet')}, MTU {mesh.get('mtu')}",
         "storage": ", ".join(f"{v['name']} on {v['server']}" if "server" in v else v["name"] for v in volumes)
         or "no volume",
+        "tracking": f"MLflow on {(record.get('tracking') or {}).get('server')}",
         "slurm": f"controller on {record.get('manager')}",
     }
     layers = []
     for layer in LAYERS:
+        if layer.id == "tracking" and not record.get("tracking"):
+            continue
         statuses = [check["status"] for check in checks if check["id"].split(".")[0] == layer.id]
         layers.append(
             {

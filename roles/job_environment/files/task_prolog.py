@@ -522,8 +522,24 @@ def all_variables(world: World, settings: Settings, hostfile: str, given: Mappin
     }
     for dialect in settings.dialects:
         variables.update(dialects[dialect]())
+    if settings.tracking:
+        variables.update(settings.tracking)
+        variables.update(tracking_variables(world, settings.cluster, settings.tracking["GPUMESH_GENERATION"], given))
     variables.update(settings.variables)
     return variables
+
+
+def tracking_variables(world: World, cluster: str, generation: str, given: Mapping[str, str]) -> Dict[str, str]:
+    """For MLflow: an experiment for each user, who may not write to that of another, and what every run is tagged with."""
+    tags = {
+        "mlflow.runName": given.get("SLURM_JOB_NAME") or str(world.job),
+        "gpumesh.cluster": cluster,
+        "gpumesh.generation": generation,
+        "gpumesh.job": str(world.job),
+        "gpumesh.nodes": ",".join(node.name for node in world.nodes),
+    }
+    user = given.get("SLURM_JOB_USER") or given.get("USER")
+    return {"MLFLOW_RUN_CONTEXT": json.dumps(tags), **({"MLFLOW_EXPERIMENT_NAME": user} if user else {})}
 
 
 def hostfile_text(nodes: Iterable[Node]) -> str:
@@ -584,7 +600,18 @@ def shell_lines(values: Mapping[str, str], gone: Iterable[str]) -> str:
 class Settings:
     """job_environment.json: what the role has written down about this node. Raises KeyError or ValueError."""
 
-    __slots__ = ("dialects", "high", "interface", "low", "members", "rdma", "reserved_ports", "variables")
+    __slots__ = (
+        "cluster",
+        "dialects",
+        "high",
+        "interface",
+        "low",
+        "members",
+        "rdma",
+        "reserved_ports",
+        "tracking",
+        "variables",
+    )
 
     def __init__(self, text: str) -> None:
         document = json.loads(text)
@@ -595,6 +622,8 @@ class Settings:
         self.dialects: List[str] = document["dialects"]
         self.rdma: Dict[str, List[str]] = document["rdma"]
         self.variables: Dict[str, str] = document["variables"]
+        self.cluster: str = document.get("cluster", "")
+        self.tracking: Dict[str, str] = document.get("tracking", {})
 
 
 def write_hostfile(folder: str, name: str, text: str) -> str:

@@ -26,7 +26,7 @@ SPANK_PLUGIN(gpumesh_session, 1)
 #define FOLDER "/run/gpumesh/session"
 /* What the submitting program says about its job. */
 #define TOKEN "GPUMESH_SESSION"
-/* Which of the job's containers on this node a step is about: a number, or "host" for none. */
+/* Which of the containers on its nodes a step is about: a number, or "host" for none. */
 #define PLACE "GPUMESH_SESSION_PLACE"
 /* Above are the batch, extern and interactive steps. */
 #define LAST_STEP 0xfffffff0u
@@ -91,7 +91,6 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **words) {
     (void)count;
     (void)words;
     uint32_t job = 0, step = 0;
-    int task = 0;
     char path[128], place[16] = "";
     if (!spank_remote(spank) || spank_get_item(spank, S_JOB_ID, &job) || spank_get_item(spank, S_JOB_STEPID, &step))
         return ESPANK_SUCCESS;
@@ -100,18 +99,17 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **words) {
     snprintf(path, sizeof path, FOLDER "/%u/private", job);
     if (access(path, F_OK))
         return ESPANK_SUCCESS;
-    if (spank_getenv(spank, PLACE, place, sizeof place) == ESPANK_SUCCESS) {
-        if (!strcmp(place, "host"))
-            return ESPANK_SUCCESS;
-        if (!*place || strspn(place, "0123456789") != strlen(place) || strlen(place) > 3) {
-            slurm_error("gpumesh_session: " PLACE " is '%s'", place);
-            return ESPANK_ERROR;
-        }
-        task = atoi(place);
-    } else if (spank_get_item(spank, S_TASK_ID, &task)) {
+    if (spank_getenv(spank, PLACE, place, sizeof place) != ESPANK_SUCCESS || !*place) {
+        slurm_error("gpumesh_session: the step does not say which container it is about: use gpumesh-session enter");
         return ESPANK_ERROR;
     }
-    snprintf(path, sizeof path, "/run/netns/gms%u.%d", job, task);
+    if (!strcmp(place, "host"))
+        return ESPANK_SUCCESS;
+    if (strspn(place, "0123456789") != strlen(place) || strlen(place) > 3) {
+        slurm_error("gpumesh_session: " PLACE " is '%s'", place);
+        return ESPANK_ERROR;
+    }
+    snprintf(path, sizeof path, "/run/netns/gms%u.%d", job, atoi(place));
     int space = open(path, O_RDONLY | O_CLOEXEC);
     if (space < 0 || setns(space, CLONE_NEWNET)) {
         slurm_error("gpumesh_session: job %u cannot enter %s: %s", job, path, strerror(errno));

@@ -98,8 +98,8 @@ def _hosts() -> Iterator[None]:
 
 def session(job: int, slot: int, count: int = 2) -> list[tuple[str, Container]]:
     """A session with so many containers on each host; its namespaces."""
-    token = plan.parse_token(f"{slot};demo;{count}/main:1,sub:{2 * count - 1}")
-    places = plan.places(token, [list(HOSTS)], HOSTS, settings("gmh-a").pools)
+    token = plan.parse_token(f"{slot};demo;main,sub;1,{count - 1}+0,{count}")
+    places = plan.places(token, list(HOSTS), HOSTS, settings("gmh-a").pools)
     made = []
     # Each host makes its own; here they share one folder of names.
     for one in places:
@@ -247,7 +247,7 @@ def begin(path: str, verb: str) -> subprocess.Popen[bytes]:
         "SLURM_JOB_ID": "900300",
         "SLURM_JOB_UID": str(NOBODY),
         "SLURM_JOB_NODELIST": "gmh-a",
-        node.VARIABLE: "11;demo;3/main:1,sub:2",
+        node.VARIABLE: "11;demo;main,sub;1,2",
     }
     return subprocess.Popen(["nsenter", "--net=/run/netns/gmh-a", path, verb], env={**os.environ, **given})
 

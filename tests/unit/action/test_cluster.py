@@ -147,7 +147,14 @@ class TestMembers:
             "n4": {"held": {**NOTHING, "tun": False}},
         }
         given = {**self.GIVEN, "record": plan.commit(draft, STAMP)}
-        assert on_hosts(play_members, given, hosts).result["userspace_only"] == ["n2", "n3"]
+        found = on_hosts(play_members, given, hosts).result
+        assert (found["userspace_only"], found["pods"]) == (["n2", "n3"], [])
+        hosts["n3"]["mesh_userspace_nodes"] = "yes"
+        found = on_hosts(play_members, given, hosts).result
+        assert (found["userspace_only"], found["pods"]) == (["n2"], ["n3"])
+        hosts["n3"]["mesh_userspace_nodes"] = "sometimes"
+        refused = on_hosts(play_members, given, hosts).result
+        assert refused["failed"] and "n3: mesh_userspace_nodes is 'sometimes'" in refused["msg"]
 
 
 class TestRegistration:

@@ -82,6 +82,14 @@ def test_a_host_without_tun_has_a_proxy() -> None:
         assert "--socks5-server=127.0.0.2:1055" in played.result["flags"]
 
 
+def test_a_host_without_an_interface_is_a_pod_if_that_is_wanted() -> None:
+    wanted = on("t2", mesh_userspace_nodes=True)
+    assert login(IN, variables=wanted).result["pod"] is False
+    result = login({**IN, "tun_device": False}, variables=wanted).result
+    assert result["pod"] is True and result["registration"]["mesh"]["userspace"] is True
+    assert login({**IN, "tun_device": False}).result["pod"] is False
+
+
 def test_what_leaves_is_asked_once_and_without_a_key() -> None:
     played = play(tailscale.ActionModule, {"state": "absent"}, {MODULE: [{"changed": True}]}, on("t2"))
     assert played.ran == [(MODULE, {"state": "absent"})]

@@ -146,6 +146,26 @@ def test_only_new_addresses_of_members_are_registered() -> None:
     assert entry == {"machine": "t2", "mesh": {"address": "100.64.0.2"}}
 
 
+def test_that_a_member_is_a_pod_is_registered_and_taken_back() -> None:
+    entry = mesh.address_registration(TAILNET, "t1", ["100.64.0.1"], True)
+    assert entry == {"machine": "t1", "mesh": {"address": "100.64.0.1", "userspace": True}}
+    one = {"machine": "t1", "mesh": {"address": "100.64.0.1", "public_key": None, "userspace": True}}
+    known = {**TAILNET, "members": [one]}
+    assert mesh.address_registration(known, "t1", ["100.64.0.1"], True) is None
+    entry = mesh.address_registration(known, "t1", ["100.64.0.1"])
+    assert entry == {"machine": "t1", "mesh": {"address": "100.64.0.1", "userspace": False}}
+
+
+def test_what_the_library_of_a_pod_has_to_know() -> None:
+    assert mesh.preload(TAILNET, "t1", 1056) == {
+        "address": "100.64.0.1",
+        "subnet": "100.64.0.0/10",
+        "interface": "tailscale0",
+        "proxy_address": "127.0.0.2",
+        "proxy_port": 1056,
+    }
+
+
 def test_an_address_outside_of_the_subnet_is_refused() -> None:
     with pytest.raises(InputError, match=r"t2 has 10\.9\.0\.1"):
         mesh.address_registration(TAILNET, "t2", ["10.9.0.1"])

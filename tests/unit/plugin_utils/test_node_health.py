@@ -45,6 +45,15 @@ def test_the_tunnels_are_those_of_the_mesh() -> None:
     assert wanted["cluster_address"] == "10.99.0.1"
 
 
+def test_a_pod_has_a_library_and_no_volumes() -> None:
+    last = {**MESHED["members"][1], "mesh": {"address": "100.64.0.2", "public_key": None, "userspace": True}}
+    tailnet: Any = {**MESHED, "mesh": {**MESHED["mesh"], "backend": "tailscale"}}
+    tailnet["members"] = [MESHED["members"][0], last]
+    wanted = desired(tailnet, "n2", (), ())
+    assert (wanted["pod"], wanted["mounts"], wanted["external_mounts"]) == (True, [], [])
+    assert "pod" not in desired(tailnet, "n1", (), ())
+
+
 def test_who_has_dropped_out_is_not_asked_for() -> None:
     wanted = desired(MESHED, "n1", {"n2"}, ())
     assert (wanted["ssh_peers"], wanted["mesh_peers"]) == ({}, {})

@@ -131,7 +131,7 @@ def test_a_record_gives_the_cluster_addresses() -> None:
         "members": [{**member, "mesh": {"address": "10.99.0.1", "public_key": None}}],
         "mesh": {"backend": "wireguard", "interface": "gpumesh0"},
     }
-    assert [tuple(target) for target in targets(record)] == [("n1", "10.99.0.1", "gpumesh0")]
+    assert [tuple(target)[:3] for target in targets(record)] == [("n1", "10.99.0.1", "gpumesh0")]
 
 
 @pytest.mark.parametrize("given_members", ["n1", 7, ["n1"], [{"machine": "n1"}], {"no": "record"}])
@@ -480,3 +480,28 @@ class TestMatrix:
         text = draw(grid(number, bad))
         words = text.rpartition("\n\n")[2] if bad else ""
         assert all(f"{one}" in words and other in words for one, other in bad) or "others" in words
+
+
+def test_of_a_pod_only_tcp_counts() -> None:
+    """Its kernel has the route of the provider, and only programs with its library see the mesh."""
+    results, cast = sound(2), targets(members(2))
+    for one, other in (("n1", "n2"), ("n2", "n1")):
+        found = there(results, one, other)
+        found["route"]["dev"] = "eth9"
+        found["ports"][2]["outcome"] = "filtered"
+        found["path_mtu"]["to_peer"] = 576
+    assert judge(results, cast)["counts"] == {"wrong_interface": 2}
+    found = judge(results, [cast[0], cast[1]._replace(pod=True)])
+    assert found["counts"] == {"ok": 2}
+    assert "UDP and the path MTU not checked" in pair(found, "n1", "n2")["message"]
+    # What does not pass by TCP is a fault as ever.
+    there(results, "n1", "n2")["ports"][1]["outcome"] = "refused"
+    assert pair(judge(results, [cast[0], cast[1]._replace(pod=True)]), "n1", "n2")["status"] == "fail"
+
+
+def test_the_record_says_who_is_a_pod() -> None:
+    ends = [{"address": "100.64.0.1", "public_key": None}, {"address": "100.64.0.2", "userspace": True}]
+    both = [{**one, "mesh": end, "site": "a", "endpoint": None, "gpus": 0} for one, end in zip(members(2), ends)]
+    record = {"members": both, "mesh": {"backend": "tailscale", "interface": "tailscale0"}, "manager": "n1"}
+    assert [target.pod for target in targets(record)] == [False, True]
+    assert [target.pod for target in targets(record, "subnet")] == [False, False]

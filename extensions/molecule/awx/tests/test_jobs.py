@@ -180,6 +180,14 @@ def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
     assert job.changed == {}
 
 
+def test_tracking_is_refused_for_who_is_not_a_member(node: Node) -> None:
+    """That it runs and moves is seen in the scenario tracking."""
+    job = node.run("tracking", limit=PAIR, tracking_server="bad")
+    assert job.status == "failed", job.stdout
+    assert "tracking_server 'bad' is not among the members" in " ".join(job.stdout.split())
+    assert job.changed == {}
+
+
 def test_join(node: Node, lab: Lab) -> None:
     job = node.run("join", cluster_machines="a3\n", credential=MUNGE)
     assert job.status == "successful", job.stdout

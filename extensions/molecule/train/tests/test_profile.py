@@ -76,10 +76,11 @@ def test_a_slow_link_is_named(lab: TrainLab) -> None:
     finally:
         lab.limit_network("t2", "")
     rank = lab.state("limited")["attempts"][0]["nodes"].index("t2")
-    slow = [link for link in found["links"] if link["slow"]]
-    assert [link["source"] for link in slow] == [rank], found["links"]
+    # On a busy machine another one may be slow, too.
+    slowest = min(found["links"], key=lambda link: link["mbits"])
+    assert slowest["source"] == rank and slowest["slow"], found["links"]
     # TCP has headers of about 5 %, and a busy machine may send less than it is allowed to.
-    assert RATE * 0.6 < slow[0]["mbits"] <= RATE, slow
+    assert RATE * 0.6 < slowest["mbits"] <= RATE, slowest
 
 
 def test_two_runs_side_by_side(lab: TrainLab) -> None:

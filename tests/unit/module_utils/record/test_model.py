@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 
 DOCUMENT: dict[str, Any] = {
-    "schema_version": 3,
+    "schema_version": 4,
     "id": "7c9e6679742540de944be07fc1f90ae7",
     "name": "lab",
     "generation": 2,
@@ -58,6 +58,7 @@ DOCUMENT: dict[str, Any] = {
     "storage": {
         "volumes": [{"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data", "quota": "7G"}]
     },
+    "tracking": {"server": "n2", "port": 5000, "volume": "data", "tls": True},
     "history": [
         {"generation": 1, "at": "2026-11-20T20:31:00Z", "by": "root@n1", "change": "create", "detail": "created"},
         {"generation": 2, "at": "2026-11-20T20:32:00Z", "by": "root@n1", "change": "join", "detail": "n2 joined"},
@@ -169,6 +170,26 @@ def test_a_record_of_the_first_version_has_no_address_at_a_site() -> None:
     for members in (None, {}, [None], ["n1"]):
         with pytest.raises(model.InvalidRecordError):
             model.parse({**old, "members": members})
+
+
+def test_a_record_before_schema_4_tracks_no_experiments() -> None:
+    assert model.parse({**changed("tracking", ...), "schema_version": 3})["tracking"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        ("tracking.server", "n9", "tracking.server"),
+        ("tracking.volume", "other", "tracking.volume"),
+        ("tracking.port", 80, "tracking.port"),
+        ("tracking.tls", 1, "tracking.tls"),
+        ("tracking.users", {}, "tracking.users"),
+    ],
+)
+def test_a_tracking_server_that_cannot_be_is_refused(path: str, value: Any, where: str) -> None:
+    with pytest.raises(model.InvalidRecordError) as caught:
+        model.parse(changed(path, value))
+    assert caught.value.details["where"] == where
 
 
 JSON = st.recursive(

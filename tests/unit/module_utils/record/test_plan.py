@@ -49,6 +49,68 @@ def mesh_addresses(record: Record) -> list[str | None]:
     return [member["mesh"]["address"] if member["mesh"] else None for member in record["members"]]
 
 
+SHARED = {"name": "shared", "server": "n3", "path": "/srv/shared", "mount_point": "/mnt/shared"}
+
+
+def tracked(**wanted: Any) -> Record:
+    """made() with a volume on n3 and the tracking server."""
+    return plan.set_tracking(plan.set_storage(made(), [SHARED]).record, wanted).record
+
+
+class TestTracking:
+    def test_at_first_it_is_the_manager_and_the_first_volume(self) -> None:
+        assert tracked()["tracking"] == {"server": "n1", "port": 5000, "volume": "shared", "tls": False}
+
+    def test_what_is_not_given_stays(self) -> None:
+        record = plan.set_tracking(tracked(port=5100, tls=True), {"server": "n2", "port": None}).record
+        assert record["tracking"] == {"server": "n2", "port": 5100, "volume": "shared", "tls": True}
+        assert not plan.set_tracking(record, {"server": "n2"}).changes
+        assert plan.set_tracking(record, {"enabled": False}).record["tracking"] is None
+
+    @pytest.mark.parametrize(
+        ("wanted", "words"),
+        [
+            ({"server": "bad"}, "tracking_server 'bad' is not among the members of 'lab'"),
+            ({"volume": "other"}, "tracking_volume 'other' is not a volume"),
+            ({"port": 80}, "tracking port"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, wanted: dict[str, Any], words: str) -> None:
+        with pytest.raises(InputError, match=words):
+            tracked(**wanted)
+
+    def test_without_a_volume_there_is_no_place_for_artifacts(self) -> None:
+        with pytest.raises(InputError, match="has no volume for the artifacts"):
+            plan.set_tracking(made(), {})
+
+    def test_a_container_without_tun_cannot_run_it(self) -> None:
+        ends = [{"address": f"100.64.0.{number}", "userspace": number == 2} for number in (1, 2)]
+        members = [entry(number, mesh=end) for number, end in enumerate(ends, 1)]
+        record = plan.set_storage(
+            made(members=members, mesh={"backend": "tailscale"}), [{**SHARED, "server": "n1"}]
+        ).record
+        with pytest.raises(InputError, match="'n2' is a container without TUN") as refused:
+            plan.set_tracking(record, {"server": "n2"})
+        assert refused.value.as_result()["candidates"] == ["n1"]
+
+    def test_its_volume_neither_changes_nor_goes(self) -> None:
+        more = {**SHARED, "name": "more", "path": "/srv/more", "mount_point": "/mnt/more"}
+        record = plan.set_storage(tracked(), [SHARED, more]).record
+        with pytest.raises(InputError, match="are on volume 'shared', not on 'more'"):
+            plan.set_tracking(record, {"volume": "more"})
+        with pytest.raises(InputError, match="Volume 'shared' has the artifacts"):
+            plan.set_storage(record, [more])
+
+    def test_its_machine_leaves_only_when_another_one_has_it(self) -> None:
+        record = tracked(server="n2")
+        with pytest.raises(InputError, match="experiments on n2 would be left behind.*set to one of n1, n3"):
+            plan.remove(record, ["n2"], STAMP)
+        assert plan.remove(record, ["n2"], STAMP, force=True).record["tracking"] is None
+        assert plan.remove(record, ["n3"], STAMP, force=True).record["tracking"] is None, "the volume is gone, too"
+        moved = plan.set_tracking(record, {"server": "n1"}).record
+        assert plan.remove(moved, ["n2"], STAMP).record["tracking"] == moved["tracking"]
+
+
 class TestCreate:
     def test_one_generation_with_its_history(self) -> None:
         record = made()

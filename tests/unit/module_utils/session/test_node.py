@@ -26,18 +26,6 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_components_of_a_job() -> None:
-    text = (
-        "JobId=9 HetJobId=8 HetJobOffset=1 JobName=x NodeList=n[2-3] NumNodes=2\n"
-        "JobId=8 HetJobId=8 HetJobOffset=0 JobName=x NodeList=n1 NumNodes=1\n"
-    )
-    assert node.parse_components(text) == [
-        {"job": 8, "leader": 8, "offset": 0, "nodes": ["n1"]},
-        {"job": 9, "leader": 8, "offset": 1, "nodes": ["n2", "n3"]},
-    ]
-    assert node.parse_components("JobId=7 JobName=x NodeList=(null)\n")[0]["nodes"] == []
-
-
 def leftovers(top: Path) -> list[str]:
     return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.parent != top)
 
@@ -68,11 +56,11 @@ def test_nothing_is_removed_while_slurm_does_not_answer(top: Path) -> None:
 
 def test_a_subnet_that_another_session_has_here_is_refused(top: Path) -> None:
     (top / "run" / "5").mkdir()
-    (top / "run" / "5" / "plan.json").write_text('{"slot": 17, "leader": 5}')
-    node._refuse_taken(18, 9, 9)
-    node._refuse_taken(17, 5, 6)
+    (top / "run" / "5" / "plan.json").write_text('{"slot": 17, "job": 5}')
+    node._refuse_taken(18, 9)
+    node._refuse_taken(17, 5)
     with pytest.raises(HostStateError, match="used by job 5"):
-        node._refuse_taken(17, 9, 9)
+        node._refuse_taken(17, 9)
 
 
 def test_the_tasks_of_a_job_are_told_why_its_prolog_has_failed(top: Path) -> None:

@@ -17,7 +17,7 @@ WHOLE = {
     "session_name": "demo",
     "session_roles": [
         {**MAIN, "command": "python3 'a b.py'", "cpus": 2, "memory": "4G", "env": {"A": 1}},
-        {"name": "sub", "replicas": 3, "image": "debian", "gpus": 1, "mounts": ["/mnt/shared:/data:ro"]},
+        {"name": "sub", "replicas": 3, "image": "debian", "memory": 512, "gpus": 1, "mounts": ["/mnt/shared:/data:ro"]},
     ],
     "session_time": "8:00:00",
 }
@@ -56,6 +56,7 @@ def test_time(written: Any, minutes: int) -> None:
         ({"session_roles": [MAIN, {**MAIN, "name": "sub1"}]}, "not a name of a role"),
         ({"session_roles": [{**MAIN, "image": "--privileged"}]}, "Name an image"),
         ({"session_roles": [{**MAIN, "memory": "much"}]}, "memory as 4G"),
+        ({"session_roles": [MAIN, {**MAIN, "name": "sub", "memory": "1G"}]}, "main has no memory, and others have"),
         ({"session_roles": [{**MAIN, "mounts": ["/a/../etc:/b"]}]}, "cannot be read"),
         ({"session_roles": [{**MAIN, "env": {"A-B": 1}}]}, "not a valid name of an environment variable"),
         ({"session_roles": [{**MAIN, "command": "'open"}]}, "Close its quotation marks"),

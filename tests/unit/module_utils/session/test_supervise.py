@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, sessions, spec, supervise
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, sessions, spec, supervise
 
 SPEC = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}, {"name": "sub", "image": "x"}]})
-TOKEN = "5;demo;1/main:1,sub:1"
+TOKEN = "5;demo;main,sub;1,0+0,1"
 #: What each step does; the verb is the last word but one.
 _SRUN = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
@@ -31,7 +32,8 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(node, "FOLDER", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "7" / "0").mkdir(parents=True)
-    (tmp_path / "7" / "plan.json").write_text("{}")
+    session = plan.places(plan.parse_token(TOKEN), ["n1", "n2"], {}, ["10.192.0.0/10"])
+    (tmp_path / "7" / "plan.json").write_text(json.dumps({"containers": [one._asdict() for one in session]}))
     return tmp_path
 
 
@@ -57,6 +59,11 @@ def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
     # While no node has said so, it does not.
     status, told = batch(top, container="sleep 0.4; exit 3", watch="exec sleep 60")
     assert (status, told[:2], "running" in told) == (3, ["fetching", "starting"], False)
+
+
+def test_each_container_is_a_step_that_knows_its_place(top: Path) -> None:
+    assert batch(top, container=f"echo $GPUMESH_SESSION_PLACE >> {top}/places; sleep 0.5", watch="exit 0")[0] == 0
+    assert sorted((top / "places").read_text().split()) == ["0", "1"]
 
 
 def test_each_node_reads_the_key(top: Path) -> None:
@@ -89,7 +96,7 @@ def test_the_reason_of_the_prolog_is_that_of_the_session(top: Path) -> None:
 
 
 def queued(state: str, comment: str) -> job.Session:
-    (found,) = job.parse_queue(f"7|7|alice|{state}|n1|None|gpumesh-session {TOKEN} {comment}\n")
+    (found,) = job.parse_queue(f"7|alice|{state}|n1|None|gpumesh-session {TOKEN} {comment}\n")
     return found
 
 

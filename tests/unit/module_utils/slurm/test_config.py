@@ -24,6 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import 
     SlurmHost,
     choose_autodetect,
     gres_type,
+    may_bind,
     parse_cgroups,
     parse_version,
     running_options,
@@ -276,6 +277,18 @@ def test_detected_control_groups(mounts: str, systemd: bool, version: str, why: 
     assert why in found.why
     if version == "v1":
         assert found.controllers == ("cpu", "cpuacct", "cpuset", "devices", "freezer", "memory")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "plugin"),
+    [("000001ffffffffff", "task/affinity"), ("00000000a80425fb", "task/none")],
+    ids=["all", "those of a container engine"],
+)
+def test_tasks_are_bound_where_that_is_allowed(capabilities: str, plugin: str) -> None:
+    """Without CAP_SYS_NICE, slurmd cannot start a task of another user whom it would bind to CPUs."""
+    binds = may_bind(f"Name:\tpython3\nCapPrm:\t{capabilities}\nCapEff:\t{capabilities}\n")
+    host = HOST._replace(cgroups=Cgroups("none", ()), binds=binds)
+    assert config.node_settings(host)["TaskPlugin"] == plugin
 
 
 def test_words_of_the_host() -> None:

@@ -51,7 +51,10 @@ first = os.environ["GPUMESH_ATTEMPT"] == "1"
 while step < 20:
     step += 1
     if step % 5 == 0 and os.environ["RANK"] == "0":
-        open(saved, "w").write(str(step))
+        # In one step: another rank may be reading it.
+        with open(saved + ".new", "w") as stream:
+            stream.write(str(step))
+        os.replace(saved + ".new", saved)
     gpumesh_run.progress(step, 20, loss=1 / step, checkpoint=step // 5 * 5)
     if step == 12 and sys.argv[1] == "crash" and first:
         profile = os.environ.get("GPUMESH_PROFILE_DIR")

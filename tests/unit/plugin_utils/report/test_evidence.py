@@ -228,6 +228,20 @@ def test_a_link_far_below_the_others_is_named() -> None:
     )
 
 
+def test_the_links_of_pods_are_compared_with_each_other() -> None:
+    found = with_bandwidth()
+    for pair in found["reachability"]["pairs"]:
+        pair["bandwidth_gbps"] = 0.5
+    record = samples.record(3)
+    assert evidence.judge(record, found, AT, level="full", min_bandwidth_gbps=5)["status"] == "fail"
+    for member in record["members"][1:]:
+        member["mesh"]["userspace"] = True
+    assert bad(evidence.judge(record, found, AT, level="full", min_bandwidth_gbps=5)) == []
+    found["reachability"]["pairs"][0]["bandwidth_gbps"] = 0.01
+    verdict = evidence.judge(record, found, AT, level="full", min_bandwidth_gbps=5)
+    assert "the median of pods is 0.5" in bandwidth(verdict)["n1"]["reason"]
+
+
 def test_a_slow_link_is_marked_where_it_is_drawn() -> None:
     view = build(judged(with_bandwidth(n2_n3=0.1), level="full"))
     links = {link["title"]: link["kind"] for link in view["topology"]["links"]}

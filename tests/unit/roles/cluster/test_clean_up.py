@@ -22,9 +22,9 @@ ROLE = ROOT / "roles" / "cluster"
     [
         (
             ["storage", "ssh_trust"],
-            ["session", "train", "slurm", "job_environment", "munge", "firewall", "names", "mesh"],
+            ["session", "train", "slurm", "job_environment", "munge", "tracking", "firewall", "names", "mesh"],
         ),
-        (["munge", "job_environment", "slurm"], ["storage", "ssh_trust", "firewall", "names", "mesh"]),
+        (["munge", "job_environment", "slurm"], ["tracking", "storage", "ssh_trust", "firewall", "names", "mesh"]),
     ],
 )
 def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path, others: list[str], order: list[str]) -> None:

@@ -390,6 +390,18 @@ def test_the_sites_variables_win_over_ours_and_lose_to_the_users() -> None:
     assert "NCCL_DEBUG" not in prolog.changes({"NCCL_DEBUG": "INFO"}, values)[0]
 
 
+def test_mlflow_is_told_who_runs_what_and_only_where_experiments_are_tracked() -> None:
+    assert not [name for name in variables("step_of_3_nodes_rank_3") if name.startswith("MLFLOW")]
+    told = {"MLFLOW_TRACKING_URI": "http://10.99.0.1:5000", "GPUMESH_GENERATION": "4"}
+    values = variables("step_of_3_nodes_rank_3", cluster="lab", tracking=told)
+    assert values["MLFLOW_TRACKING_URI"] == "http://10.99.0.1:5000"
+    tags = json.loads(values["MLFLOW_RUN_CONTEXT"])
+    assert (tags["gpumesh.cluster"], tags["gpumesh.generation"]) == ("lab", "4")
+    assert tags["gpumesh.nodes"].count(",") == 2 and tags["gpumesh.job"].isdigit()
+    # What the user sets wins.
+    assert "MLFLOW_TRACKING_URI" not in prolog.changes({"MLFLOW_TRACKING_URI": "http://mine"}, values)[0]
+
+
 # --- What Slurm, bash and the file system get
 
 

@@ -1,0 +1,81 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The action of tracking. Its documentation is in the module of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import UID, asked, desired, parse_users
+
+_MODULE = "gpumesh.cluster.tracking"
+_STATES = ["asked", "present", "saved", "retired", "absent"]
+_FILES = {"users": "users_file", "certificate": "certificate_file", "key": "key_file", "trust": "ca_file"}
+
+
+class ActionModule(HostAction):
+    """Derives from the record whether the host runs the server, and hands it the files of the controller."""
+
+    def work(self) -> dict[str, Any]:
+        """See the documentation of the module."""
+        text = {"type": "str", "default": ""}
+        given = self.arguments(
+            record=RECORD,
+            state={"type": "str", "choices": _STATES, "default": "present"},
+            tracked={"type": "str", "choices": ["present", "absent"], "default": "present"},
+            start={"type": "bool", "default": False},
+            server=text,
+            port={"type": "int", "default": 0},
+            volume=text,
+            uid={"type": "int", "default": UID},
+            **{name: {**text, "no_log": False} for name in _FILES.values()},
+        )
+        record = self.record()
+        if given["state"] == "asked":
+            wanted = asked(record, {**given, "state": given["tracked"]})
+            tracking = record["tracking"]
+            return {"changed": False, "settings": wanted, "former": tracking["server"] if tracking else ""}
+        parameters = {**desired(record, self.machine, given["uid"]), **self.supervisor(), "state": given["state"]}
+        if given["state"] != "present":
+            return self.module(_MODULE, parameters)
+        if record["tracking"] is None:
+            # It says whether there is a server that has to go.
+            return self.module(_MODULE, parameters)
+        return self.equipped_module(_MODULE, {**parameters, **self._files(given, parameters)}, self._lacking)
+
+    def _files(self, given: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """What this host gets of the files. The members trust the certificate itself where no other is given."""
+        texts = {name: self._read(option, given[option]) for name, option in _FILES.items() if given[option]}
+        if ("certificate" in texts) != ("key" in texts):
+            raise InputError(
+                "tracking_certificate_file and tracking_key_file belong together.", "Set both, or none of them."
+            )
+        trust = texts.get("trust", texts.get("certificate"))
+        shared = {} if trust is None else {"trust": trust}
+        if not parameters["serves"]:
+            return shared
+        users = {} if "users" not in texts else {"users": parse_users(texts["users"], given["users_file"])}
+        return {**shared, **users, **{name: texts[name] for name in ("certificate", "key") if name in texts}}
+
+    def _read(self, option: str, path: str) -> str:
+        """The text of a file of the controller, which may be encrypted with Ansible's vault. Raises InputError."""
+        try:
+            return Path(self._loader.get_real_file(self.controller_path(path))).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, AnsibleError) as failure:
+            raise InputError(f"tracking_{option}: {path} cannot be read: {failure}.", "Correct the path.") from failure
+
+    def _lacking(self, result: Mapping[str, Any]) -> list[str]:
+        """The packages that the module has found missing."""
+        packages = list(result["missing"])
+        if packages and self.package_manager != "apt":
+            raise InputError(
+                f"{self.machine} cannot run the tracking server: it is not Debian.", "Choose another tracking_server."
+            )
+        return packages

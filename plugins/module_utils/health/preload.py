@@ -1,0 +1,68 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether the programs of a pod see its tailnet, and which cannot. See module_utils/mesh/preload.py."""
+
+from __future__ import annotations
+
+import os
+from typing import List, NamedTuple, Sequence, Set
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Judgement, failed, passed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preload import NAME
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+#: It is the mesh itself.
+_DAEMON = "tailscaled"
+#: Without the library no job runs.
+_NEEDED = ("slurmd",)
+
+
+class Program(NamedTuple):
+    """One that runs with a socket of the network, and without the library. ``static``: it can load none."""
+
+    name: str
+    static: bool
+
+
+def parse_inodes(table: str) -> Set[str]:
+    """The inodes of the sockets in a table such as /proc/net/tcp."""
+    rows = (line.split() for line in table.splitlines()[1:])
+    return {row[9] for row in rows if len(row) > 9} - {"0"}
+
+
+def programs(tree: Tree) -> List[Program]:
+    """Those that run. Processes that end meanwhile are passed over."""
+    inodes: Set[str] = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        inodes |= parse_inodes(tree.read("proc", "net", table) or "")
+    found: Set[Program] = set()
+    for pid in tree.names("proc"):
+        maps = tree.read("proc", pid, "maps") if pid.isdecimal() else None
+        if not maps or NAME in maps or not _sockets(tree, pid) & inodes:
+            continue
+        found.add(Program(tree.read("proc", pid, "comm") or pid, "/ld-" not in maps))
+    return sorted(found)
+
+
+def _sockets(tree: Tree, pid: str) -> Set[str]:
+    folder = tree.path(f"proc/{pid}/fd")
+    links = set()
+    for number in tree.names("proc", pid, "fd"):
+        try:
+            links.add(os.readlink(os.path.join(folder, number)))
+        except OSError:
+            continue
+    return {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+
+
+def judge(listed: str, running: Sequence[Program]) -> Judgement:
+    """The library is active, and slurmd has it. Others that cannot be served are named. ``listed``: /etc/ld.so.preload."""
+    remedy = "Run the playbook site for this member."
+    if NAME not in listed:
+        return failed("not active", "active", "The library is not in /etc/ld.so.preload.", remedy)
+    late = [program.name for program in running if program.name in _NEEDED]
+    if late:
+        return failed("not loaded", "active", f"{', '.join(late)} runs without the library.", remedy)
+    static = [program.name for program in running if program.static and program.name != _DAEMON]
+    return passed(f"active; not for {', '.join(static)} (static)" if static else "active", "active")

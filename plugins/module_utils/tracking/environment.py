@@ -1,0 +1,96 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""MLflow in a Python environment of its own: the packages that are pinned with their hashes, from where pip of the host gets
+its packages. An environment that is complete says so in a file; one that is not is made anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import Dict, List, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import LIBRARY, environment_of
+
+#: Seconds, for 250 MiB of packages by a slow line.
+_PATIENCE = 3600.0
+#: For which there are packages.
+PYTHONS = ("3.11", "3.12", "3.13")
+_COMPLETE = "gpumesh.json"
+#: The newest version of each schema that this MLflow has.
+_HEADS = """
+import json, os, mlflow, mlflow.server.auth
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+def head(*path):
+    config = Config()
+    config.set_main_option("script_location", os.path.join(*path))
+    return ScriptDirectory.from_config(config).get_current_head()
+print("\\n" + json.dumps({
+    "alembic_version": head(os.path.dirname(mlflow.__file__), "store", "db_migrations"),
+    "alembic_version_auth": head(os.path.dirname(mlflow.server.auth.__file__), "db", "migrations"),
+    "mlflow": mlflow.__version__,
+}))
+"""
+
+
+def python_version(run: Runner) -> str:
+    """The version of the host's Python, such as 3.13. Raises HostStateError for one that there are no packages for."""
+    words = run(["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).stdout.strip()
+    if words not in PYTHONS:
+        raise HostStateError(
+            f"The tracking server cannot run with Python {words} of this host.",
+            f"Choose a member with Python {', '.join(PYTHONS)} (Debian 12 or 13).",
+        )
+    return words
+
+
+def can_make(run: Runner) -> bool:
+    """Whether the host's Python can make environments."""
+    return run(["/usr/bin/python3", "-c", "import ensurepip, venv"], check=False).rc == 0
+
+
+def facts(folder: str) -> Optional[Dict[str, str]]:
+    """What is known of a complete environment: the version of MLflow, and of the schemata; None where it is not complete."""
+    text = read_text(os.path.join(folder, _COMPLETE))
+    return None if text is None else dict(json.loads(text))
+
+
+def build(run: Runner, requirements: str, python: str) -> str:
+    """Make the environment unless it is complete; its folder. Raises CommandError with pip's words."""
+    folder = environment_of(requirements, python)
+    if facts(folder) is not None:
+        return folder
+    os.makedirs(LIBRARY, mode=0o755, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    run(["/usr/bin/python3", "-m", "venv", folder], timeout=_PATIENCE)
+    listed = os.path.join(folder, "requirements.txt")
+    write_atomic(listed, requirements, mode=0o644)
+    pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    try:
+        run([*pip, "--require-hashes", "--only-binary=:all:", "--requirement", listed], timeout=_PATIENCE)
+    except CommandError as failure:
+        raise HostStateError(
+            f"pip cannot install MLflow: {failure.message}",
+            "See that this host reaches its package index, which pip takes from /etc/pip.conf.",
+        ) from failure
+    said = run([f"{folder}/bin/python", "-c", _HEADS], timeout=300).stdout
+    write_atomic(os.path.join(folder, _COMPLETE), json.dumps(last_json(said)), mode=0o644)
+    return folder
+
+
+def last_json(said: str) -> Dict[str, str]:
+    """The last line of what a program has said, since libraries say things, too."""
+    return dict(json.loads(said.strip().splitlines()[-1]))
+
+
+def others(folder: str) -> List[str]:
+    """Environments of earlier versions."""
+    if not os.path.isdir(LIBRARY):
+        return []
+    paths = (os.path.join(LIBRARY, name) for name in sorted(os.listdir(LIBRARY)))
+    return [path for path in paths if path != folder and os.path.isdir(path)]

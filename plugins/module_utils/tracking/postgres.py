@@ -1,0 +1,167 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""PostgreSQL of Debian on this host: the database of the tracking server, made, migrated, saved and loaded.
+
+What needs the rights of PostgreSQL's own account is asked by ``psql``, as that account. A dump comes from another machine:
+it is loaded with the rights of the server's account, whom PostgreSQL lets into this one database only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Dict, List, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import acting_as, command_as
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import ACCOUNT, SOCKETS
+
+#: Seconds. Years of runs are millions of points.
+_PATIENCE = 3600.0
+_OWNER = "postgres"
+_DROP = 'DROP DATABASE IF EXISTS :"account" WITH (FORCE);'
+#: The tables in which MLflow notes the version of its schema, and of that of its users.
+VERSIONS = ("alembic_version", "alembic_version_auth")
+
+
+class Cluster(NamedTuple):
+    """A server of PostgreSQL as Debian has it."""
+
+    version: str
+    name: str
+    port: int
+    data: str
+
+    @property
+    def socket(self) -> str:
+        """Where it listens."""
+        return f"{SOCKETS}/.s.PGSQL.{self.port}"
+
+    @property
+    def unit(self) -> str:
+        """The unit of systemd, without its suffix."""
+        return f"postgresql@{self.version}-{self.name}"
+
+    @property
+    def command(self) -> str:
+        """What runs it in the foreground."""
+        settings = f"/etc/postgresql/{self.version}/{self.name}/postgresql.conf"
+        return f"/usr/lib/postgresql/{self.version}/bin/postgres -D {self.data} -c config_file={settings}"
+
+
+def parse_clusters(text: str) -> List[Cluster]:
+    """The output of `pg_lsclusters --no-header`.
+
+    ``17  main    5432 online postgres /var/lib/postgresql/17/main /var/log/postgresql/postgresql-17-main.log``
+    """
+    rows = [line.split() for line in text.splitlines()]
+    return [Cluster(row[0], row[1], int(row[2]), row[5]) for row in rows if len(row) >= 6 and row[2].isdigit()]
+
+
+def find_cluster(run: Runner) -> Cluster:
+    """The one that Debian makes, of the newest version. Raises HostStateError where there is none."""
+    found = [one for one in parse_clusters(run(["pg_lsclusters", "--no-header"]).stdout) if one.name == "main"]
+    if not found:
+        raise HostStateError(
+            "PostgreSQL is installed, but has no cluster 'main'.", "Make one with pg_createcluster VERSION main."
+        )
+    return max(found, key=lambda one: [int(part) for part in one.version.split(".")])
+
+
+def sql(
+    run: Runner, cluster: Cluster, statements: str, user: str = _OWNER, database: str = "postgres", **names: str
+) -> List[str]:
+    """The rows of the statements, which come by standard input. Raises CommandError with PostgreSQL's words.
+
+    ``names``: what stands for :'NAME' and :"NAME" in them, besides ``account``.
+    """
+    argv = ["psql", "--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1"]
+    argv += [f"--set={name}={value}" for name, value in {"account": ACCOUNT, **names}.items()]
+    argv += [f"--host={SOCKETS}", f"--port={cluster.port}", f"--dbname={database}"]
+    return run(command_as(user, argv), stdin=statements, timeout=_PATIENCE).stdout.splitlines()
+
+
+def exists(run: Runner, cluster: Cluster) -> bool:
+    """Whether there is the database."""
+    return sql(run, cluster, "SELECT 1 FROM pg_database WHERE datname = :'account';") == ["1"]
+
+
+def create(run: Runner, cluster: Cluster) -> None:
+    """Make the account and the database where they are missing."""
+    if not sql(run, cluster, "SELECT 1 FROM pg_roles WHERE rolname = :'account';"):
+        sql(run, cluster, 'CREATE ROLE :"account" LOGIN;')
+    if not exists(run, cluster):
+        sql(run, cluster, 'CREATE DATABASE :"account" OWNER :"account" ENCODING \'UTF8\' TEMPLATE template0;')
+    sql(run, cluster, 'REVOKE CONNECT ON DATABASE :"account" FROM PUBLIC;')
+
+
+def drop(run: Runner, cluster: Cluster) -> None:
+    """Delete the database and the account."""
+    sql(run, cluster, _DROP)
+    sql(run, cluster, 'DROP ROLE IF EXISTS :"account";')
+
+
+def versions(run: Runner, cluster: Cluster) -> Dict[str, str]:
+    """The versions of the schemata, by their tables; none where MLflow has not been there yet."""
+    found = {}
+    for table in VERSIONS:
+        known = sql(run, cluster, "SELECT to_regclass('public.' || :'table');", ACCOUNT, ACCOUNT, table=table)
+        if known == [table]:
+            rows = sql(run, cluster, 'SELECT version_num FROM :"table";', ACCOUNT, ACCOUNT, table=table)
+            found[table] = ",".join(rows)
+    return found
+
+
+def save(run: Runner, cluster: Cluster, path: str) -> None:
+    """Write the database to the file, which has its name when it is complete, and for its account alone to read."""
+    draft = f"{path}.{secrets.token_hex(4)}"
+    argv = ["pg_dump", "--format=custom", f"--host={SOCKETS}", f"--port={cluster.port}", f"--file={draft}", ACCOUNT]
+    try:
+        with acting_as(ACCOUNT):
+            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        run(command_as(ACCOUNT, argv), timeout=_PATIENCE)
+        with acting_as(ACCOUNT):
+            descriptor = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(draft, path)
+    except OSError as failure:
+        raise HostStateError(f"{path} cannot be written: {failure.strerror}.", "See the volume.") from failure
+    finally:
+        remove(draft)
+
+
+def load(run: Runner, cluster: Cluster, path: str) -> None:
+    """Replace the database by what is in the file, and then delete the file. Raises CommandError, and keeps the file."""
+    sql(run, cluster, _DROP)
+    create(run, cluster)
+    argv = ["pg_restore", "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
+    argv += [f"--host={SOCKETS}", f"--port={cluster.port}", f"--dbname={ACCOUNT}", path]
+    run(command_as(ACCOUNT, argv), timeout=_PATIENCE)
+    remove(path)
+
+
+def is_there(path: str) -> bool:
+    """Whether there is a dump."""
+    with acting_as(ACCOUNT):
+        return os.path.lexists(path)
+
+
+def remove(path: str) -> None:
+    """Delete a dump, with the rights of its account."""
+    with acting_as(ACCOUNT):
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+
+def reason(failure: CommandError) -> Optional[str]:
+    """Why PostgreSQL does not let the account in, in words; None for another failure."""
+    if "Peer authentication failed" in failure.message or "no pg_hba.conf entry" in failure.message:
+        return "Let local accounts log in by their own names: 'local all all peer' in pg_hba.conf."
+    return None

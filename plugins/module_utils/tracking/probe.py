@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A run written to the tracking server and read back, by MLflow's own interface for programs."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import ssl
+import time
+import urllib.parse
+from typing import Any, Dict, Mapping, NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import CHECKER
+
+_EXPERIMENT = "gpumesh-check"
+_VALUE = 0.25
+
+
+class Client(NamedTuple):
+    """The server, and the password of CHECKER; None where this host does not have it. ``timeout`` in seconds."""
+
+    uri: str
+    trust: str
+    timeout: float
+    password: Optional[str]
+
+    def ask(self) -> None:
+        """Whether the server is well. Raises HostStateError."""
+        said = self._request("health", None)
+        if said.strip() != b"OK":
+            raise HostStateError(f"{self.uri}/health does not say OK.", "See journalctl -u gpumesh-tracking there.")
+
+    def write_and_read(self) -> None:
+        """Write a run with a point, read it back and delete it. Raises HostStateError."""
+        experiment = self._experiment()
+        now = int(time.time() * 1000)
+        begun = {"experiment_id": experiment, "run_name": "check", "start_time": now}
+        run = self._call("runs/create", begun)["run"]["info"]["run_id"]
+        point = {"key": "check", "value": _VALUE, "timestamp": now, "step": 1}
+        self._call("runs/log-batch", {"run_id": run, "metrics": [point]})
+        self._call("runs/update", {"run_id": run, "status": "FINISHED", "end_time": now})
+        read = self._call(f"runs/get?run_id={run}")["run"]["data"].get("metrics", [])
+        self._call("runs/delete", {"run_id": run})
+        if [one.get("value") for one in read] != [_VALUE]:
+            raise HostStateError(f"{self.uri}: the run that was written reads {read} back.", "See its PostgreSQL.")
+
+    def _experiment(self) -> str:
+        try:
+            found = self._call(f"experiments/get-by-name?experiment_name={_EXPERIMENT}")
+            return str(found["experiment"]["experiment_id"])
+        except HostStateError as failure:
+            if failure.details.get("status") != 404:
+                raise
+        return str(self._call("experiments/create", {"name": _EXPERIMENT})["experiment_id"])
+
+    def _call(self, path: str, body: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
+        return dict(json.loads(self._request(f"api/2.0/mlflow/{path}", body) or b"{}"))
+
+    def _request(self, path: str, body: Optional[Mapping[str, Any]]) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        if self.password is not None:
+            login = base64.b64encode(f"{CHECKER}:{self.password}".encode()).decode()
+            headers["Authorization"] = f"Basic {login}"
+        text = None if body is None else json.dumps(body)
+        try:
+            with contextlib.closing(self._connection()) as connection:
+                connection.request("GET" if text is None else "POST", f"/{path}", text, headers)
+                answer = connection.getresponse()
+                said = answer.read()
+        except (OSError, ValueError, http.client.HTTPException) as failure:
+            raise HostStateError(
+                f"{self.uri} does not answer: {failure}.",
+                "See the firewall, and 'systemctl status gpumesh-tracking' there.",
+            ) from failure
+        if answer.status != 200:
+            shown = said[:300].decode("utf-8", "replace")
+            raise HostStateError(
+                f"{self.uri}/{path} answers {answer.status}: {shown}.",
+                "See journalctl -u gpumesh-tracking there.",
+                status=answer.status,
+            )
+        return said
+
+    def _connection(self) -> http.client.HTTPConnection:
+        where = urllib.parse.urlsplit(self.uri)
+        if where.scheme != "https":
+            return http.client.HTTPConnection(where.netloc, timeout=self.timeout)
+        context = ssl.create_default_context(cafile=self.trust or None)
+        return http.client.HTTPSConnection(where.netloc, timeout=self.timeout, context=context)

@@ -1,0 +1,514 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tracking server on its host: what it is, what it has to be, and the way from one to the other.
+
+Interrupted anywhere and run again, the end is the same: an environment counts when it is complete, a database that has come
+from another member is there as a file until it has been loaded, and the schema is compared before each start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import inspect
+import json
+import os
+import pwd
+import secrets
+import shutil
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    read_text,
+    remove_empty,
+    remove_file,
+    write_atomic,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
+from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import account, acting_as, command_as
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, postgres, settings, users
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import Server
+
+#: Seconds until the server answers. It takes 10 on an idle machine, and minutes on one that does much else.
+_READY = 600.0
+_MIGRATION = 3600.0
+STILL_HERE = "the server is still here"
+
+
+class Request(NamedTuple):
+    """What this host has to have. ``users``, ``certificate``, ``key`` and ``trust`` are None where what is there stays."""
+
+    server: Server
+    serves: bool
+    requirements: str
+    users: Optional[Sequence[Mapping[str, Any]]]
+    certificate: Optional[str]
+    key: Optional[str]
+    trust: Optional[str]
+    places: daemon.Places
+
+
+class Done(NamedTuple):
+    """What was changed, in words, and the daemons that were restarted."""
+
+    words: List[str]
+    restarted: List[str]
+
+
+def is_here() -> bool:
+    """Whether this host has a tracking server of ours."""
+    return os.path.lexists(settings.PROGRAM) or os.path.lexists(settings.AUTHENTICATION)
+
+
+def leftover(request: Request) -> bool:
+    """Whether this host has something of a server that is not here, or not any more."""
+    return not request.serves and (is_here() or (not request.server.tls and os.path.lexists(settings.TRUST)))
+
+
+# --- Before anything changes
+
+
+def refuse_account(uid: int) -> None:
+    """Refuse a number that somebody else has here. Raises HostStateError."""
+    ids = {"user": _number(pwd.getpwnam, 2), "group": _number(grp.getgrnam, 2)}
+    names = {"user": _number(pwd.getpwuid, 0, uid), "group": _number(grp.getgrgid, 0, uid)}
+    for kind, has in ids.items():
+        if has is not None and has != uid:
+            raise HostStateError(
+                f"The {kind} {settings.ACCOUNT} has the number {has} on this host, not {uid}.",
+                f"Set tracking_uid={has}, or give it the number {uid}.",
+                uid=uid,
+            )
+        if names[kind] not in (None, settings.ACCOUNT):
+            raise HostStateError(
+                f"The number {uid} for the {kind} {settings.ACCOUNT} belongs to '{names[kind]}' on this host.",
+                "Set tracking_uid to a number that is free on every member that may run the server.",
+                uid=uid,
+            )
+
+
+def _number(find_entry: Callable[[Any], Sequence[Any]], field: int, key: Any = settings.ACCOUNT) -> Any:
+    """A field of an entry of the users or the groups; None where there is no such entry."""
+    try:
+        return find_entry(key)[field]
+    except KeyError:
+        return None
+
+
+def missing() -> List[str]:
+    """The Debian packages that have to be installed first."""
+    found = [] if find("pg_lsclusters") else ["postgresql"]
+    if daemon.supervisord_missing(daemon.service_manager(Tree())):
+        found.append("supervisor")
+    return found
+
+
+def refuse_server(request: Request) -> None:
+    """Refuse what cannot be, before anything changes. Raises GpumeshError."""
+    server = request.server
+    refuse_account(server.uid)
+    if not os.path.isdir(server.mount_point):
+        raise HostStateError(
+            f"{server.mount_point}, where the artifacts belong, does not exist on this host.",
+            "Run the playbook storage first.",
+        )
+    if server.tls:
+        for given, path, option in (
+            (request.certificate, settings.CERTIFICATE, "tracking_certificate_file"),
+            (request.key, settings.KEY, "tracking_key_file"),
+        ):
+            if given is None and not os.path.lexists(path):
+                raise InputError(
+                    f"The tracking server has TLS, and there is no {path} on this host.", f"Set {option} once more."
+                )
+
+
+def refuse_member(request: Request) -> None:
+    """The same for any member."""
+    if request.server.tls and request.trust is None and not os.path.lexists(settings.TRUST):
+        raise InputError(
+            f"The tracking server has TLS, and there is no {settings.TRUST} on this host.",
+            "Set tracking_certificate_file, or tracking_ca_file, once more.",
+        )
+
+
+# --- The parts
+
+
+def make_account(run: Runner, uid: int) -> bool:
+    """Make the account where there is none; whether it was."""
+    try:
+        pwd.getpwnam(settings.ACCOUNT)
+    except KeyError:
+        _add_account(run, uid)
+        return True
+    return False
+
+
+def _add_account(run: Runner, uid: int) -> None:
+    try:
+        grp.getgrnam(settings.ACCOUNT)
+    except KeyError:
+        run(["groupadd", "--system", f"--gid={uid}", settings.ACCOUNT])
+    argv = ["useradd", "--system", f"--uid={uid}", f"--gid={uid}", f"--home-dir={settings.HOME}", "--no-create-home"]
+    run([*argv, "--shell=/usr/sbin/nologin", settings.ACCOUNT])
+
+
+def make_folders(server: Server) -> bool:
+    """Make what is missing: the home, and with the account's own rights its folders on the volume. Raises HostStateError."""
+    entry = account(settings.ACCOUNT)
+    made = not os.path.isdir(settings.HOME)
+    if made:
+        os.makedirs(os.path.dirname(settings.HOME), mode=0o755, exist_ok=True)
+        os.mkdir(settings.HOME, 0o750)
+        os.chown(settings.HOME, entry.pw_uid, entry.pw_gid)
+    try:
+        made = _make_on_volume(server.mount_point, os.path.basename(server.folder), entry) or made
+        with acting_as(settings.ACCOUNT):
+            made = _make(server.artifacts, None) or made
+    except OSError as failure:
+        raise HostStateError(
+            f"{server.folder} cannot be made: {failure.strerror}.",
+            f"Make it on the volume's server, with mode 0700 for the user and the group {entry.pw_uid}.",
+        ) from failure
+    return made
+
+
+def _make_on_volume(mount_point: str, name: str, entry: pwd.struct_passwd) -> bool:
+    """The folder on the volume: made by the account where it may, else by root, who gives it away; whether it was made."""
+    folder = os.open(mount_point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with acting_as(settings.ACCOUNT):
+            try:
+                made = _make(name, folder)
+            except PermissionError:
+                made = False
+        with contextlib.suppress(FileExistsError):
+            if not made:
+                made = _make(name, folder)
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            if made and os.fstat(inner).st_uid == 0:
+                os.fchown(inner, entry.pw_uid, entry.pw_gid)
+            if os.fstat(inner).st_uid != entry.pw_uid:
+                raise HostStateError(
+                    f"{mount_point}/{name} does not belong to {settings.ACCOUNT}.", "Move it away, and run again."
+                )
+        finally:
+            os.close(inner)
+    finally:
+        os.close(folder)
+    return made
+
+
+def _make(path: str, folder: Optional[int]) -> bool:
+    """Make a directory; whether it was missing."""
+    try:
+        os.mkdir(path, 0o700, dir_fd=folder)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Secret(NamedTuple):
+    """A file that only the server's account can read. ``text`` None: what is there stays."""
+
+    path: str
+    text: Optional[str]
+
+
+def secret_files(request: Request, port: int) -> List[Secret]:
+    """What has to be written, none of which is ever shown."""
+    found = []
+    if not os.path.lexists(settings.SECRET):
+        found.append(Secret(settings.SECRET, secrets.token_urlsafe(48)))
+    known = checker_password()
+    wanted = settings.authentication(port, known or secrets.token_urlsafe(24))
+    found.append(Secret(settings.AUTHENTICATION, wanted))
+    if request.server.tls:
+        found += [Secret(settings.CERTIFICATE, request.certificate), Secret(settings.KEY, request.key)]
+    return [one for one in found if one.text is not None and read_text(one.path) != one.text]
+
+
+def checker_password() -> Optional[str]:
+    """The password of the account by which the check writes its run; None where there is no server."""
+    for line in (read_text(settings.AUTHENTICATION) or "").splitlines():
+        name, _equals, value = line.partition("=")
+        if name.strip() == "admin_password":
+            return value.strip()
+    return None
+
+
+def write_secrets(files: Sequence[Secret]) -> None:
+    """Write them, for the account alone to read."""
+    entry = account(settings.ACCOUNT)
+    for one in files:
+        write_atomic(one.path, one.text or "", mode=0o600, owner=(entry.pw_uid, entry.pw_gid))
+
+
+def trust_file(request: Request) -> Optional[Secret]:
+    """By which certificates this member trusts the server; None where that is right."""
+    if not request.server.tls or request.trust is None or read_text(settings.TRUST) == request.trust:
+        return None
+    return Secret(settings.TRUST, request.trust)
+
+
+def daemons(server: Server, cluster: postgres.Cluster, systemd: bool) -> List[Tuple[Any, Any]]:
+    """PostgreSQL and MLflow, each with what is there when it can be used."""
+    database = daemon.Daemon(
+        cluster.unit if systemd else "postgresql",
+        "started",
+        cluster.command,
+        "",
+        "postgres",
+        [settings.SOCKETS],
+        {},
+    )
+    reads = [settings.PROGRAM, settings.AUTHENTICATION, settings.SECRET]
+    reads += [settings.CERTIFICATE, settings.KEY] if server.tls else []
+    mlflow = mlflow_daemon("started")._replace(reads=[*reads, settings.UNIT] if systemd else reads)
+    return [
+        (database, daemon.Ready(cluster.socket, None, None)),
+        (mlflow, daemon.Ready(None, server.address, server.port)),
+    ]
+
+
+def mlflow_daemon(state: str) -> daemon.Daemon:
+    """MLflow alone."""
+    return daemon.Daemon(settings.SERVICE, state, settings.PROGRAM, "", settings.ACCOUNT, [], {})
+
+
+# --- All of it
+
+
+def look(run: Runner, request: Request) -> List[str]:
+    """What differs, in words. Changes nothing."""
+    words = [f"{trust.path} differs"] if (trust := trust_file(request)) else []
+    if not request.serves:
+        return words + ([STILL_HERE] if leftover(request) else [])
+    lacking = missing()
+    if lacking or not environment.can_make(run):
+        return [*words, f"lacks {', '.join(lacking or ['python3-venv'])}"]
+    systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
+    cluster = postgres.find_cluster(run)
+    folder = settings.environment_of(request.requirements, environment.python_version(run))
+    if environment.facts(folder) is None:
+        words.append(f"{folder} is missing")
+    words += host_files.differences(settings.files(request.server, folder, cluster.port, systemd)).words
+    words += [
+        f"{one.path} {'differs' if os.path.lexists(one.path) else 'is missing'}"
+        for one in secret_files(request, cluster.port)
+    ]
+    database, mlflow = daemons(request.server, cluster, systemd)
+    # systemd does not know a unit that has not been written yet, which is said above.
+    known = not systemd or os.path.lexists(settings.UNIT)
+    for wanted, _ready in (database, mlflow) if known else (database,):
+        if daemon.make_plan(run, _manager(systemd), wanted, request.places).changed:
+            words.append(f"{wanted.name} does not run as it should")
+    return words
+
+
+def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
+    """The same for the playbook show, by the parameters of the module."""
+    request = requested(params)
+    words = look(run, request)
+    return Differences(words, bool(words) and request.serves and not is_here())
+
+
+def requested(params: Mapping[str, Any]) -> Request:
+    """From the parameters of the module tracking."""
+    given = {name: params.get(name) for name in ("serves", "requirements", "users", "certificate", "key", "trust")}
+    places = daemon.Places.given(params) if "supervisor_config" in params else daemon.Places()
+    return Request(server=Server.given(params), places=places, **given)  # type: ignore[arg-type]
+
+
+def apply(run: Runner, request: Request) -> Done:
+    """Bring it about. Raises GpumeshError."""
+    done = Done([], [])
+    trust = trust_file(request)
+    if trust is not None:
+        os.makedirs(os.path.dirname(trust.path), mode=0o755, exist_ok=True)
+        write_atomic(trust.path, trust.text or "", mode=0o644)
+        done.words.append(f"{trust.path} written")
+    if request.serves:
+        _serve(run, request, done)
+    return done
+
+
+def _serve(run: Runner, request: Request, done: Done) -> None:
+    server, words = request.server, done.words
+    systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
+    cluster = postgres.find_cluster(run)
+    python = environment.python_version(run)
+    if environment.facts(settings.environment_of(request.requirements, python)) is None:
+        words.append("MLflow installed")
+    folder = environment.build(run, request.requirements, python)
+    heads = environment.facts(folder) or {}
+    if make_account(run, server.uid):
+        words.append(f"account {settings.ACCOUNT} made")
+    if make_folders(server):
+        words.append(f"{server.folder} made")
+    words += [
+        f"{step.path} written"
+        for step in host_files.see_to(settings.files(server, folder, cluster.port, systemd), False)
+    ]
+    hidden = secret_files(request, cluster.port)
+    write_secrets(hidden)
+    words += [f"{one.path} written" for one in hidden]
+    database, mlflow = daemons(server, cluster, systemd)
+    _run_daemon(run, request, systemd, database, done)
+    _prepare(run, request, systemd, cluster, folder, heads, words)
+    _run_daemon(run, request, systemd, mlflow, done)
+    # The account of the check as well: the database may have come from a member where it had another password.
+    own = {"name": settings.CHECKER, "password": checker_password(), "administrator": True}
+    words += [
+        f"user {name} changed"
+        for name in settle_users(run, folder, cluster, [own, *(request.users or [])], False)
+        if name != settings.CHECKER
+    ]
+    for path in environment.others(folder):
+        shutil.rmtree(path)
+        words.append(f"{path} removed")
+
+
+def _manager(systemd: bool) -> str:
+    return daemon.SYSTEMD if systemd else daemon.SUPERVISORD
+
+
+def _run_daemon(run: Runner, request: Request, systemd: bool, wanted: Tuple[Any, Any], done: Done) -> None:
+    one, ready = wanted
+    plan = daemon.bring_about(run, _manager(systemd), one, request.places, ready, _READY, False)
+    if plan.changed:
+        done.words.append(f"{one.name} {'restarted' if plan.restarts else 'started'}")
+    if plan.restarts:
+        done.restarted.append(one.name)
+
+
+def _stop(run: Runner, request: Request, systemd: bool) -> None:
+    """Stop MLflow, also at boot: nothing may be written to a database that is on its way."""
+    plan = mlflow_daemon("absent")
+    daemon.bring_about(run, _manager(systemd), plan, request.places, daemon.Ready(None, None, None), _READY, False)
+
+
+def _prepare(
+    run: Runner,
+    request: Request,
+    systemd: bool,
+    cluster: postgres.Cluster,
+    folder: str,
+    heads: Mapping[str, str],
+    words: List[str],
+) -> None:
+    """The database: the one that has come, a new one, or the one that is here, with the schema of this MLflow."""
+    dump = request.server.dump
+    if postgres.is_there(dump):
+        _stop(run, request, systemd)
+        postgres.load(run, cluster, dump)
+        remove_file(settings.MOVED)
+        words.append("database loaded")
+    elif not postgres.exists(run, cluster):
+        postgres.create(run, cluster)
+        words.append("database made")
+    try:
+        known = postgres.versions(run, cluster)
+    except CommandError as failure:
+        raise HostStateError(
+            f"PostgreSQL does not let {settings.ACCOUNT} in: {failure.message}", postgres.reason(failure) or ""
+        ) from failure
+    if not known or all(heads.get(table) == version for table, version in known.items()):
+        return
+    _stop(run, request, systemd)
+    url = settings.database_url(cluster.port)
+    for argv in (["-m", "mlflow", "db", "upgrade", url], ["-m", "mlflow.server.auth", "db", "upgrade", f"--url={url}"]):
+        command = command_as(settings.ACCOUNT, [f"{folder}/bin/python", *argv])
+        run(command, timeout=_MIGRATION, environment=_variables())
+    words.append("schema migrated")
+
+
+def _variables() -> Dict[str, str]:
+    """What MLflow's own commands read."""
+    return {"HOME": settings.HOME, "MLFLOW_AUTH_CONFIG_PATH": settings.AUTHENTICATION}
+
+
+def settle_users(
+    run: Runner, folder: str, cluster: postgres.Cluster, wanted: Sequence[Mapping[str, Any]], look_only: bool
+) -> List[str]:
+    """Bring MLflow's users about; the names of those who differ. The passwords go by standard input."""
+    given = {"url": settings.database_url(cluster.port), "users": list(wanted), "look": look_only}
+    program = os.path.join(settings.LIBRARY, "users.py")
+    source = inspect.getsource(users)
+    if read_text(program) != source:
+        write_atomic(program, source, mode=0o644)
+    argv = command_as(settings.ACCOUNT, [f"{folder}/bin/python", program])
+    said = run(argv, stdin=json.dumps(given), timeout=300, environment=_variables()).stdout
+    return [str(name) for name in environment.last_json(said)["changed"]]
+
+
+# --- Away from this host
+
+
+def save(run: Runner, request: Request) -> bool:
+    """Stop the server and write its database to the volume, for another member; whether there was one to write.
+
+    Where that has been done already, the file is what counts, and stays.
+    """
+    if not is_here() or find("pg_lsclusters") is None:
+        return False
+    systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
+    _stop(run, request, systemd)
+    there = postgres.is_there(request.server.dump)
+    if not there:
+        cluster = postgres.find_cluster(run)
+        _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
+        if not postgres.exists(run, cluster):
+            return False
+        postgres.save(run, cluster, request.server.dump)
+    write_atomic(settings.MOVED, "", mode=0o600)
+    return not there
+
+
+def retire(run: Runner, request: Request, keep_data: bool) -> bool:
+    """Remove the server from this host; whether there was one.
+
+    Its database goes if another member has taken it over, unless ``keep_data``. The program goes last: as long as it is there,
+    the next run comes here again.
+    """
+    trusted = remove_file(settings.TRUST) if keep_data or not request.server.tls else False
+    if not is_here():
+        remove_empty(os.path.dirname(settings.TRUST))
+        return trusted
+    systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
+    if not keep_data and postgres.is_there(request.server.dump):
+        raise HostStateError(
+            f"The database of the experiments has not been taken over yet: {request.server.dump} is still there.",
+            "Run the playbook tracking with all members.",
+        )
+    _stop(run, request, systemd)
+    if not keep_data and os.path.lexists(settings.MOVED) and find("pg_lsclusters") is not None:
+        cluster = postgres.find_cluster(run)
+        _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
+        postgres.drop(run, cluster)
+    for path in (settings.UNIT, settings.SECRET, settings.CERTIFICATE, settings.KEY):
+        remove_file(path)
+    if systemd:
+        run(["systemctl", "daemon-reload"])
+    else:
+        database = daemon.Daemon("postgresql", "absent", "", "", "postgres", [], {})
+        nothing = daemon.Ready(None, None, None)
+        daemon.bring_about(run, daemon.SUPERVISORD, database, request.places, nothing, _READY, False)
+    for path in (settings.LIBRARY, settings.FOLDER):
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            continue
+        except OSError as failure:
+            if failure.errno != errno.ENOTEMPTY:
+                raise HostStateError(f"{path} cannot be removed: {failure.strerror}.") from failure
+        remove_empty(os.path.dirname(path))
+    return True

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the tracking server of a cluster is on its host: names, paths and the texts of its files. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from typing import Any, Dict, List, Mapping, NamedTuple
+
+#: The account of the system, of PostgreSQL, and the database. PostgreSQL knows it by its socket.
+ACCOUNT = "gpumesh_tracking"
+#: The account of MLflow by which the check writes a run, an administrator. Its password is the server's own.
+CHECKER = "gpumesh"
+#: Of the users that are given, who may do everything.
+ADMINISTRATOR = "admin"
+
+SERVICE = "gpumesh-tracking"
+UNIT = f"/etc/systemd/system/{SERVICE}.service"
+FOLDER = "/etc/gpumesh/tracking"
+AUTHENTICATION = f"{FOLDER}/auth.ini"
+SECRET = f"{FOLDER}/secret"
+CERTIFICATE = f"{FOLDER}/tls.crt"
+KEY = f"{FOLDER}/tls.key"
+#: Says that the database has been written to the volume, so that what is here is not needed any more.
+MOVED = f"{FOLDER}/moved"
+#: By which members know the server; of every member.
+TRUST = "/etc/gpumesh/tracking-ca.crt"
+LIBRARY = "/usr/local/lib/gpumesh/mlflow"
+PROGRAM = f"{LIBRARY}/serve"
+HOME = "/var/lib/gpumesh/tracking"
+SOCKETS = "/run/postgresql"
+
+_WRITTEN = "# Written by the Ansible collection gpumesh.cluster; changes here are lost.\n"
+#: Each is a process of about 200 MiB.
+_WORKERS = 2
+
+
+class Server(NamedTuple):
+    """The server as the record has it. ``mount_point`` is where the volume of the artifacts is."""
+
+    cluster: str
+    machine: str
+    address: str
+    port: int
+    tls: bool
+    mount_point: str
+    uid: int
+
+    @classmethod
+    def given(cls, params: Mapping[str, Any]) -> Server:
+        """From the parameters of the module tracking."""
+        return cls(**{name: params[name] for name in cls._fields})
+
+    @property
+    def folder(self) -> str:
+        """What the server has on the volume."""
+        return f"{self.mount_point}/mlflow-{self.cluster}"
+
+    @property
+    def artifacts(self) -> str:
+        """The artifacts of the runs."""
+        return f"{self.folder}/artifacts"
+
+    @property
+    def dump(self) -> str:
+        """The database on its way to another member. While it is there, it is what counts."""
+        return f"{self.folder}/database.dump"
+
+
+def environment_of(requirements: str, python: str) -> str:
+    """The folder of the Python environment: another one for other packages, and for another Python (such as 3.13)."""
+    digest = hashlib.sha256(f"{python}\n{requirements}".encode()).hexdigest()
+    return f"{LIBRARY}/{digest[:12]}"
+
+
+def database_url(port: int) -> str:
+    """The database for SQLAlchemy, by the socket of PostgreSQL."""
+    return f"postgresql+psycopg://{ACCOUNT}@/{ACCOUNT}?host={SOCKETS}&port={port}"
+
+
+def authentication(port: int, password: str) -> str:
+    """MLflow's file of its authentication, with the password of CHECKER: everybody reads, and changes what is theirs."""
+    return (
+        f"{_WRITTEN}[mlflow]\ndefault_permission = READ\n"
+        # The file knows no other quoting.
+        f"database_uri = {database_url(port).replace('%', '%%')}\n"
+        f"admin_username = {CHECKER}\nadmin_password = {password}\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+
+
+def origins(server: Server) -> List[str]:
+    """As what a browser knows the server, by its address and by the name of its machine."""
+    scheme = "https" if server.tls else "http"
+    address = f"[{server.address}]" if ":" in server.address else server.address
+    return [f"{scheme}://{host}:{server.port}" for host in (address, server.machine)]
+
+
+def program(server: Server, environment: str, port: int) -> str:
+    """What starts the server, under any service manager: the secret is neither in a unit nor in a process list."""
+    argv = [
+        f"{environment}/bin/mlflow",
+        "server",
+        "--app-name=basic-auth",
+        f"--host={server.address}",
+        f"--port={server.port}",
+        f"--workers={_WORKERS}",
+        f"--backend-store-uri={database_url(port)}",
+        f"--artifacts-destination={server.artifacts}",
+        # By whatever name a browser has come: each request has a password.
+        "--allowed-hosts=*",
+        # A page of another origin may not act for the user who has it open. Those of localhost are always allowed.
+        f"--cors-allowed-origins={','.join(origins(server))}",
+    ]
+    if server.tls:
+        argv.append(f"--uvicorn-opts=--ssl-certfile {CERTIFICATE} --ssl-keyfile {KEY}")
+    return (
+        f"#!/bin/sh\n{_WRITTEN}set -eu\numask 0027\ncd {HOME}\n"
+        f"MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat {SECRET})\n"
+        "export MLFLOW_FLASK_SERVER_SECRET_KEY\n"
+        f"export HOME={HOME}\nexport MLFLOW_AUTH_CONFIG_PATH={AUTHENTICATION}\n"
+        # Six more processes, for evaluations of language models by other services.
+        "export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false\n"
+        "export MLFLOW_DISABLE_TELEMETRY=true\nexport GIT_PYTHON_REFRESH=quiet\n"
+        f"exec {' '.join(map(shlex.quote, argv))}\n"
+    )
+
+
+def unit(cluster: str) -> str:
+    """The unit for systemd."""
+    return (
+        f"{_WRITTEN}[Unit]\nDescription=Experiments of gpumesh cluster {cluster} (MLflow)\n"
+        "Wants=network-online.target\nAfter=network-online.target postgresql.service\n"
+        # An address of the mesh may come late.
+        "StartLimitIntervalSec=0\n\n"
+        f"[Service]\nUser={ACCOUNT}\nGroup={ACCOUNT}\nExecStart={PROGRAM}\nRestart=always\nRestartSec=3\n"
+        "NoNewPrivileges=yes\nProtectSystem=full\n\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    )
+
+
+def files(server: Server, environment: str, port: int, systemd: bool) -> List[Dict[str, Any]]:
+    """The files without secrets, as for the module file_set."""
+    entries = [
+        {"path": LIBRARY, "state": "directory", "mode": "0755"},
+        {"path": FOLDER, "state": "directory", "mode": "0755"},
+        {"path": PROGRAM, "content": program(server, environment, port), "mode": "0755"},
+    ]
+    if systemd:
+        entries.append({"path": UNIT, "content": unit(server.cluster), "mode": "0644"})
+    return entries

@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""MLflow's users. Run by the Python of the tracking server, as its account, with the passwords on standard input.
+
+In: {"url": ..., "users": [{"name", "password" (null: no such user), "administrator"}], "look": bool}. Out: {"changed": [names]}.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any, Dict, List
+
+
+def settle(store: Any, users: List[Dict[str, Any]], look: bool) -> List[str]:
+    """Bring the users about in MLflow's store; the names of those who differ."""
+    changed = []
+    for user in users:
+        name, password = user["name"], user["password"]
+        known = store.has_user(name)
+        if password is None:
+            if known:
+                changed.append(name)
+                if not look:
+                    store.delete_user(name)
+            continue
+        right = known and store.authenticate_user(name, password)
+        if right and bool(store.get_user(name).is_admin) == user["administrator"]:
+            continue
+        changed.append(name)
+        if look:
+            continue
+        if known:
+            store.update_user(name, password=password, is_admin=user["administrator"])
+        else:
+            store.create_user(name, password, is_admin=user["administrator"])
+    return changed
+
+
+def main() -> None:
+    """The program's entry."""
+    given = json.load(sys.stdin)
+    store = importlib.import_module("mlflow.server.auth.sqlalchemy_store").SqlAlchemyStore()
+    store.init_db(given["url"])
+    sys.stdout.write("\n" + json.dumps({"changed": settle(store, given["users"], given["look"])}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: mesh_preload
+short_description: Show the programs of a container without TUN its tailnet as an interface
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Compiles a library and adds it to C(/etc/ld.so.preload), so that every program loads it. It stands between programs and
+    the C library, and makes those see the tailnet as an interface of the host.
+  - The library is tested before it is activated, and afterwards. If a test fails, the list of libraries is restored.
+  - Programs that already run do not load it. Programs that are linked statically never do.
+  - Set O(record) on a task for a member. The other options are derived from it on the controller, which installs gcc if it
+    is missing.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+options:
+  state:
+    description: V(absent) removes the library.
+    type: str
+    choices: [present, absent]
+    default: present
+  source:
+    description: The source of the library, in C. Required without O(record).
+    type: str
+  address:
+    description: The IPv4 address of the host in the tailnet. Required without O(record).
+    type: str
+  subnet:
+    description: The IPv4 network of the tailnet. Required without O(record).
+    type: str
+  interface:
+    description: The name of the interface that programs see. Required without O(record).
+    type: str
+  proxy_address:
+    description: The address of the SOCKS5 proxy of C(tailscaled).
+    type: str
+    default: 127.0.0.2
+  proxy_port:
+    description: Its port.
+    type: int
+    default: 1055
+  api_socket:
+    description: The socket on which C(tailscaled) says to whom a connection belongs.
+    type: path
+    default: /run/tailscale/tailscaled.sock
+seealso:
+  - module: gpumesh.cluster.tailscale
+"""
+
+EXAMPLES = r"""
+- name: Show programs the tailnet as an interface
+  gpumesh.cluster.mesh_preload:
+    record: cluster_record
+
+- name: Remove the library
+  gpumesh.cluster.mesh_preload:
+    state: absent
+"""
+
+RETURN = r"""
+library:
+  description: The path of the library. Empty with O(state=absent).
+  returned: success
+  type: str
+  sample: /usr/local/lib/gpumesh/libgpumesh-pod-0123456789abcdef.so
+missing:
+  description: The programs that the host lacks. Nothing is changed as long as there are any.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import preload
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Do what the parameters say."""
+    places = preload.Places()
+    library = preload.library_of(module.params) if module.params["state"] == "present" else None
+    plan = preload.make_plan(library, places)
+    missing = preload.missing(plan)
+    if not module.check_mode and not missing:
+        preload.apply(run, library, places, plan)
+    values = {"library": plan.path or "", "missing": missing}
+    return Outcome(plan.changed, values, plan.before, plan.after, places.preload)
+
+
+def main() -> None:
+    """The module's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "raw"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "source": {"type": "str"},
+            "address": {"type": "str"},
+            "subnet": {"type": "str"},
+            "interface": {"type": "str"},
+            "proxy_address": {"type": "str", "default": "127.0.0.2"},
+            "proxy_port": {"type": "int", "default": 1055},
+            "api_socket": {"type": "path", "default": "/run/tailscale/tailscaled.sock"},
+        },
+        required_if=[("state", "present", ("source", "address", "subnet", "interface"))],
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module), echo=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: tracking
+short_description: Run MLflow's server for the experiments of a cluster
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Runs MLflow's tracking server on the member that the cluster record names, with PostgreSQL of Debian behind it, and the
+    artifacts on a volume of the cluster. MLflow is installed from the package index of the host's pip, with pinned hashes,
+    in an environment of its own.
+  - On the other members, only the certificates by which they trust the server are written.
+  - Set O(record). Most other options are derived from it on the controller.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+attributes:
+  diff_mode:
+    support: full
+    details:
+      - It lists what differs, and never shows the content of a file with a secret.
+options:
+  state:
+    description:
+      - V(asked) only says what the module M(gpumesh.cluster.cluster) has to write to the record, on the controller.
+      - V(saved) stops the server and writes its database to the volume, for another member.
+      - V(retired) removes a server that has moved to another member.
+      - V(absent) removes the server; its database and the artifacts stay.
+    type: str
+    choices: [asked, present, saved, retired, absent]
+    default: present
+  tracked:
+    description: With O(state=asked), whether experiments are to be tracked.
+    type: str
+    choices: [present, absent]
+    default: present
+  start:
+    description: With O(state=asked), whether to start if the record has no server.
+    type: bool
+    default: false
+  server:
+    description: With O(state=asked), the member that is to run the server. Empty for the one in the record.
+    type: str
+    default: ""
+  volume:
+    description: With O(state=asked), the volume of the artifacts. Empty for the one in the record.
+    type: str
+    default: ""
+  users_file:
+    description:
+      - A file of the controller with the users of MLflow, one C(NAME:PASSWORD) per line. C(admin) is an administrator. A user
+        without a password is removed; users who are not listed stay as they are.
+      - Can be encrypted with Ansible's vault. So can the other files.
+    type: str
+    default: ""
+  certificate_file:
+    description: A file of the controller with the certificate of the server, which has to be for the name of the member.
+    type: str
+    default: ""
+  key_file:
+    description: A file of the controller with the private key of O(certificate_file).
+    type: str
+    default: ""
+  ca_file:
+    description: A file of the controller with the certificates by which members trust the server. By default
+      O(certificate_file).
+    type: str
+    default: ""
+  cluster:
+    description: The name of the cluster. Derived from O(record).
+    type: str
+  machine:
+    description: The name of the member that runs the server. Derived from O(record).
+    type: str
+    default: ""
+  serves:
+    description: Whether this host runs the server. Derived from O(record).
+    type: bool
+    default: false
+  address:
+    description: The address on which it listens. Derived from O(record).
+    type: str
+    default: ""
+  port:
+    description: The TCP port. Derived from O(record), except for O(state=asked).
+    type: int
+    default: 0
+  tls:
+    description: Whether it has a certificate. Derived from O(record).
+    type: bool
+    default: false
+  mount_point:
+    description: Where the volume of the artifacts is mounted. Derived from O(record).
+    type: str
+    default: ""
+  uid:
+    description: The number of the server's account and its group, to whom the artifacts belong.
+    type: int
+    default: 875
+  requirements:
+    description: The packages, as in a requirements file of pip. Derived on the controller.
+    type: str
+    default: ""
+  users:
+    description: The content of O(users_file).
+    type: list
+    elements: dict
+    suboptions:
+      name: {description: The name., type: str, required: true}
+      password: {description: The password. Null to remove the user., type: str}
+      administrator: {description: Whether the user may do everything., type: bool, default: false}
+  certificate:
+    description: The content of O(certificate_file).
+    type: str
+  key:
+    description: The content of O(key_file).
+    type: str
+  trust:
+    description: The content of O(ca_file).
+    type: str
+  supervisor_config:
+    description: The configuration file of supervisord. Can also be set by the host variable C(daemon_supervisor_config).
+    type: path
+    default: /etc/supervisor/supervisord.conf
+  supervisor_programs:
+    description:
+      - The directory from which this configuration includes programs. Can also be set by the host variable
+        C(daemon_supervisor_programs).
+    type: path
+    default: /etc/supervisor/conf.d
+"""
+
+EXAMPLES = r"""
+- name: Run the tracking server where the record says, with its users
+  gpumesh.cluster.tracking:
+    record: cluster_record
+    users_file: secrets/tracking-users
+"""
+
+RETURN = r"""
+missing:
+  description: The Debian packages that have to be installed first, such as in check mode.
+  type: list
+  elements: str
+  returned: O(state=present)
+leftover:
+  description: Whether this host has a server of ours although the record names another member, or none.
+  type: bool
+  returned: O(state=present)
+restarted:
+  description: The daemons that were restarted.
+  type: list
+  elements: str
+  returned: O(state=present)
+settings:
+  description: What has to be written to the record, as for M(gpumesh.cluster.cluster). Null if nothing has to.
+  type: dict
+  returned: O(state=asked)
+former:
+  description: The member in the record that runs the server. Empty for none.
+  type: str
+  returned: O(state=asked)
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, server
+
+_PLACES = daemon.Places()
+_UID = 875
+
+
+def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
+    """Do what the parameters say."""
+    request = server.requested(params)
+    if params["state"] == "saved":
+        return Outcome(server.is_here() if check_mode else server.save(run, request), {})
+    if params["state"] in ("retired", "absent"):
+        keeps = params["state"] == "absent"
+        return Outcome(server.is_here() if check_mode else server.retire(run, request, keeps), {})
+    values: Dict[str, Any] = {"missing": [], "leftover": server.leftover(request), "restarted": []}
+    server.refuse_member(request)
+    if request.serves:
+        server.refuse_server(request)
+        values["missing"] = [*server.missing(), *([] if environment.can_make(run) else ["python3-venv"])]
+    if values["missing"] or check_mode:
+        words = server.look(run, request)
+    else:
+        words, values["restarted"] = server.apply(run, request)
+    shown = [word for word in words if not values["leftover"] or word != server.STILL_HERE]
+    return Outcome(bool(shown), values, "", "".join(f"{word}\n" for word in shown))
+
+
+def main() -> None:
+    """The module's entry point."""
+    text = {"type": "str", "default": ""}
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "raw"},
+            "state": {
+                "type": "str",
+                "choices": ["asked", "present", "saved", "retired", "absent"],
+                "default": "present",
+            },
+            "tracked": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "start": {"type": "bool", "default": False},
+            "server": text,
+            "volume": text,
+            "users_file": text,
+            "certificate_file": text,
+            "key_file": {**text, "no_log": False},
+            "ca_file": text,
+            "cluster": {"type": "str"},
+            "machine": text,
+            "serves": {"type": "bool", "default": False},
+            "address": text,
+            "port": {"type": "int", "default": 0},
+            "tls": {"type": "bool", "default": False},
+            "mount_point": text,
+            "uid": {"type": "int", "default": _UID},
+            "requirements": text,
+            "users": {
+                "type": "list",
+                "elements": "dict",
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "password": {"type": "str", "no_log": True},
+                    "administrator": {"type": "bool", "default": False},
+                },
+            },
+            "certificate": {"type": "str"},
+            "key": {"type": "str", "no_log": True},
+            "trust": {"type": "str"},
+            "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
+            "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module.params, module.check_mode), echo=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: tracking_test
+short_description: Write an experiment's run to the tracking server and read it back
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - On the member that runs the server, writes a run with a point, reads it back, and deletes it, as the server's own account
+    for checks. On any other, asks the server whether it is well.
+  - Set O(record). O(uri), O(trust) and O(write) are derived from it on the controller.
+  - The module does not fail if the server does. Evaluate RV(problem) instead.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.record.given
+attributes:
+  check_mode:
+    support: full
+    details:
+      - Nothing is written, and the server is only asked whether it is well.
+  diff_mode:
+    support: N/A
+    details:
+      - It leaves nothing behind.
+  idempotent:
+    support: full
+    details:
+      - It leaves nothing behind.
+options:
+  uri:
+    description: Where the server is, such as V(http://10.99.0.1:5000). Required without O(record).
+    type: str
+    default: ""
+  trust:
+    description: A file with the certificates by which the server is trusted. Empty for those of the host.
+    type: path
+    default: ""
+  write:
+    description: Whether to write a run, which takes the password that the host of the server has.
+    type: bool
+    default: false
+  timeout:
+    description: The time in seconds for each request.
+    type: float
+    default: 20
+"""
+
+EXAMPLES = r"""
+- name: Write a run and read it back
+  gpumesh.cluster.tracking_test:
+    record: cluster_record
+  register: tracking
+"""
+
+RETURN = r"""
+problem:
+  description: What is wrong, in words. Empty if all is well.
+  type: str
+  returned: always
+wrote:
+  description: Whether a run was written and read back.
+  type: bool
+  returned: always
+seconds:
+  description: How long it took.
+  type: float
+  returned: always
+"""
+
+import time
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import probe
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.server import checker_password
+
+
+def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
+    """Ask, and where this host runs the server write."""
+    started = time.monotonic()
+    password = checker_password() if params["write"] and not check_mode else None
+    server = probe.Client(params["uri"], params["trust"], params["timeout"], password)
+    problem = ""
+    try:
+        server.ask()
+        if password is not None:
+            server.write_and_read()
+    except GpumeshError as failure:
+        problem = str(failure)
+    seconds = round(time.monotonic() - started, 2)
+    return Outcome(False, {"problem": problem, "wrote": password is not None and not problem, "seconds": seconds})
+
+
+def main() -> None:
+    """The module's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "raw"},
+            "uri": {"type": "str", "default": ""},
+            "write": {"type": "bool", "default": False},
+            "trust": {"type": "path", "default": ""},
+            "timeout": {"type": "float", "default": 20},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module.params, module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

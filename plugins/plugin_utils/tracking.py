@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tracking server of a cluster, from its record, and its users from a file. Pure, but for reading the requirements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
+
+UID = 875
+_REQUIREMENTS = Path(__file__).resolve().parents[2] / "roles" / "tracking" / "files" / "requirements.txt"
+_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+#: MLflow takes no shorter one.
+_SHORTEST = 12
+
+
+def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any]:
+    """The parameters of the module tracking on one machine; only the cluster where no experiments are tracked."""
+    tracking = record.get("tracking")
+    if tracking is None:
+        return {"cluster": record["name"]}
+    serves = tracking["server"] == machine
+    (mount_point,) = (
+        volume["mount_point"] for volume in record["storage"]["volumes"] if volume["name"] == tracking["volume"]
+    )
+    return {
+        "cluster": record["name"],
+        "machine": tracking["server"],
+        "serves": serves,
+        "address": address(record),
+        "port": tracking["port"],
+        "tls": tracking["tls"],
+        "mount_point": mount_point,
+        "uid": uid,
+        "requirements": _REQUIREMENTS.read_text(encoding="utf-8") if serves else "",
+    }
+
+
+def address(record: model.Record) -> str:
+    """Where the server listens. Raises KeyError where there is none."""
+    tracking = record.get("tracking")
+    if tracking is None:
+        raise KeyError("tracking")
+    return derive.cluster_address(record, derive.member_of(record, tracking["server"]))
+
+
+def uri(record: model.Record) -> str:
+    """Where members find the server: by its address, and with a certificate by the name that this is for."""
+    tracking = record.get("tracking")
+    if tracking is None:
+        raise KeyError("tracking")
+    if tracking["tls"]:
+        return f"https://{tracking['server']}:{tracking['port']}"
+    host = address(record)
+    return f"http://{f'[{host}]' if ':' in host else host}:{tracking['port']}"
+
+
+def variables(record: model.Record) -> dict[str, str]:
+    """What each job finds; nothing where no experiments are tracked. The generation of the record is one of its tags."""
+    tracking = record.get("tracking")
+    if tracking is None:
+        return {}
+    trust = {"MLFLOW_TRACKING_SERVER_CERT_PATH": settings.TRUST} if tracking["tls"] else {}
+    return {"MLFLOW_TRACKING_URI": uri(record), "GPUMESH_GENERATION": str(record["generation"]), **trust}
+
+
+def parse_users(text: str, path: str) -> list[dict[str, Any]]:
+    """The users in a file of lines NAME:PASSWORD. No password: there is to be no such user. Raises InputError.
+
+    Never says a password, since the message is shown.
+    """
+    users: list[dict[str, Any]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, password = line.partition(":")
+        where = f"tracking_users_file: line {number} of {path}"
+        if not colon or not _USER.fullmatch(name):
+            raise InputError(f"{where} is not NAME:PASSWORD.", "Names have letters, digits, '.', '_', '@' and '-'.")
+        if name == settings.CHECKER:
+            raise InputError(f"{where}: '{name}' is the account of the check.", "Choose another name.")
+        if any(user["name"] == name for user in users):
+            raise InputError(f"{where}: '{name}' is listed twice.", "List each user once.")
+        if password and len(password) < _SHORTEST:
+            raise InputError(
+                f"{where}: the password of '{name}' is too short.", f"MLflow takes {_SHORTEST} characters or more."
+            )
+        users.append({"name": name, "password": password or None, "administrator": name == settings.ADMINISTRATOR})
+    return users
+
+
+def refuse_server(server: str, record: model.Record) -> None:
+    """Refuse a server that would not be among the members, while nothing has been changed. Raises InputError."""
+    machines = [member["machine"] for member in record["members"]]
+    if server and server not in machines:
+        raise InputError(
+            f"tracking_server '{server}' is not among the members of '{record['name']}'.",
+            f"Choose one of its members: {', '.join(machines)}.",
+            candidates=machines,
+        )
+
+
+def asked(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the module cluster has to write to the record; None where it has all of it.
+
+    ``given``: state, start, server, port, volume, certificate_file.
+    """
+    was = record["tracking"]
+    if given["state"] == "absent":
+        return None if was is None else {"enabled": False}
+    if was is None and not (given["start"] or given["server"]):
+        return None
+    wanted = {name: given[name] for name in ("server", "port", "volume") if given[name]}
+    if given["certificate_file"]:
+        wanted["tls"] = True
+    present: Mapping[str, Any] = was or {}
+    return wanted if was is None or any(present[name] != value for name, value in wanted.items()) else None

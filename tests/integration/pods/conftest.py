@@ -1,0 +1,28 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A pod with its library, and the stand-in for tailscaled."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pod_library import Daemon, Pod, build
+
+
+@pytest.fixture(name="folder")
+def _folder() -> Iterator[Path]:
+    """One that other accounts may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="gpumesh-pod-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture(name="pod")
+def _pod(folder: Path) -> Iterator[Pod]:
+    daemon = Daemon(folder)
+    yield Pod(build(folder, daemon.port), daemon)
+    daemon.close()

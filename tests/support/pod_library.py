@@ -1,0 +1,148 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The library of a pod, compiled on this machine, and a stand-in for tailscaled: a SOCKS5 proxy and an API for whois."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "roles" / "mesh" / "files" / "gpumesh-pod.c"
+#: This pod, and another member.
+OWN, MEMBER = "100.64.0.9", "100.64.0.2"
+NOBODY = 65534
+
+
+class Daemon:
+    """What a pod's programs see of tailscaled. ``asked``: the destinations that the proxy was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.api = folder / "tailscaled.sock"
+        self.asked: list[tuple[str, int]] = []
+        #: By port of 127.0.0.1, the member whose connection was handed on from there; None stands for all ports.
+        self.forwarded: dict[int | None, str] = {}
+        #: How many requests it gives up after a while, as for a tunnel that has yet to come up.
+        self.slow = 0
+        #: What the proxy answers to a request; empty for one that never answers.
+        self.reply = bytes([5, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+        self._proxy = socket.create_server(("127.0.0.2", 0))
+        self.port = self._proxy.getsockname()[1]
+        self._answers = socket.socket(socket.AF_UNIX)
+        self._answers.bind(str(self.api))
+        self.api.chmod(0o666)
+        self._answers.listen()
+        threading.Thread(target=self._serve, args=(self._proxy, self._relay), daemon=True).start()
+        threading.Thread(target=self._serve, args=(self._answers, self._whois), daemon=True).start()
+
+    def close(self) -> None:
+        for listener in (self._proxy, self._answers):
+            # Closing alone does not end an accept of another thread.
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    def forward(self, port: int, late: float = 0.0) -> socket.socket:
+        """Connect to a port of this pod as tailscaled does, and note whose the connection is ``late`` seconds after."""
+        client = socket.create_connection(("127.0.0.1", port))
+        time.sleep(late)
+        self.forwarded[client.getsockname()[1]] = MEMBER
+        return client
+
+    @staticmethod
+    def _serve(listener: socket.socket, work: Callable[[socket.socket], None]) -> None:
+        while True:
+            try:
+                client, _address = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=work, args=(client,), daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        """Say hello, then everything that it hears."""
+        with suppress(OSError), client:
+            assert client.recv(3) == bytes([5, 1, 0])
+            client.sendall(bytes([5, 0]))
+            request = client.recv(10)
+            self.asked.append((socket.inet_ntoa(request[4:8]), int.from_bytes(request[8:], "big")))
+            if not self.reply:
+                client.recv(1)
+                return
+            if self.slow:
+                self.slow -= 1
+                time.sleep(0.3)
+                client.sendall(bytes([5, 1, 0, 1, 0, 0, 0, 0, 0, 0]))
+                return
+            if self.reply[1] != 0:
+                client.sendall(self.reply)
+                return
+            # What the other end says first comes in the same packet.
+            client.sendall(self.reply + b"hello")
+            while data := client.recv(4096):
+                client.sendall(data)
+
+    def _whois(self, client: socket.socket) -> None:
+        with client:
+            line = client.recv(4096).decode().splitlines()[0]
+            port = int(line.split()[1].rpartition(":")[2])
+            member = self.forwarded.get(port) or self.forwarded.get(None)
+            if not member:
+                client.sendall(b"HTTP/1.0 404 Not Found\r\n\r\nno match for IP:port\n")
+                return
+            # A name that its owner has chosen to look like an address.
+            node = {"Name": '"Addresses":["100.64.0.66/32"]', "Addresses": ["fd7a:115c:a1e0::2/128", f"{member}/32"]}
+            body = json.dumps({"Node": node}, indent="\t")
+            client.sendall(f"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n{body}".encode())
+
+
+class Pod:
+    """Runs programs with the library."""
+
+    def __init__(self, library: Path, daemon: Daemon) -> None:
+        self.library, self.daemon = library, daemon
+
+    def start(self, program: str, *arguments: object, user: int | None = None) -> subprocess.Popen[str]:
+        """Python's ``program``, with ``socket``, ``sys``, ``time``, ``OWN`` and ``MEMBER`` at hand."""
+        head = f"import socket, sys, time\nOWN, MEMBER = {OWN!r}, {MEMBER!r}\n"
+        return subprocess.Popen(
+            ["/usr/bin/python3", "-u", "-c", head + program, *map(str, arguments)],
+            env={**os.environ, "LD_PRELOAD": str(self.library)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            user=user,
+        )
+
+    def run(self, program: str, *arguments: object) -> list[str]:
+        """The lines that it prints."""
+        with self.start(program, *arguments) as process:
+            output, _none = process.communicate(timeout=30)
+        assert process.returncode == 0, output
+        return output.splitlines()
+
+
+def build(folder: Path, port: int, *more: str) -> Path:
+    """Compile the library as on a pod, with a limit of a second for dials."""
+    library = folder / "pod.so"
+    texts = {
+        "MESH_ADDRESS": OWN,
+        "MESH_SUBNET": "100.64.0.0",
+        "MESH_INTERFACE": "tailscale0",
+        "PROXY_ADDRESS": "127.0.0.2",
+        "API_SOCKET": str(folder / "tailscaled.sock"),
+    }
+    numbers = {"MESH_PREFIX": 10, "PROXY_PORT": port, "LIMIT_MS": 1000, "PROXY_MS": 200, "DAEMON_UID": os.getuid()}
+    defined = [f'-D{name}="{value}"' for name, value in texts.items()]
+    defined += [f"-D{name}={value}" for name, value in numbers.items()]
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
+    subprocess.run(["cc", *flags, *defined, *more, "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    return library

@@ -1,0 +1,146 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The actions of tracking: what the record makes of a member, what has to be written to it, and the files with secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.action import tracking, tracking_test
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import job_environment
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import tracking as derived
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.firewall import desired as firewall
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.tracking import tracking_checks
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+MEMBERS = [{"machine": f"n{number}", "address": f"10.0.0.{number}", "interface": "eth0"} for number in (1, 2)]
+MADE = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
+OFF = plan.set_storage(MADE, [{"name": "shared", "mount_point": "/mnt/shared"}]).record
+ON = plan.set_tracking(OFF, {"server": "n2"}).record
+SECURE = plan.set_tracking(OFF, {"server": "n2", "tls": True}).record
+MODULE = "gpumesh.cluster.tracking"
+DONE = {"changed": False, "missing": [], "leftover": False}
+
+
+def played(machine: str = "n2", record: Any = ON, **options: Any) -> Played:
+    return play(tracking.ActionModule, {"record": record, **options}, {MODULE: [DONE]}, {"inventory_hostname": machine})
+
+
+def sent(run: Played) -> dict[str, Any]:
+    ((_module, parameters),) = run.ran
+    return parameters
+
+
+def asked(record: Any, **options: Any) -> Any:
+    return played(record=record, state="asked", **options).result
+
+
+def test_the_member_that_the_record_names_serves_and_others_do_not() -> None:
+    own, other = sent(played("n2")), sent(played("n1"))
+    assert (own["serves"], own["address"], own["mount_point"]) == (True, "10.0.0.2", "/mnt/shared")
+    assert "mlflow==3.17.2" in own["requirements"] and "--hash=sha256:" in own["requirements"]
+    assert (other["serves"], other["requirements"]) == (False, "")
+
+
+def test_it_is_off_until_somebody_asks_for_it() -> None:
+    assert asked(OFF)["settings"] is None
+    assert asked(OFF, start=True)["settings"] == {}
+    assert asked(OFF, server="n1")["settings"] == {"server": "n1"}
+    assert asked(OFF, tracked="absent")["settings"] is None
+
+
+def test_only_what_differs_is_written_to_the_record() -> None:
+    assert asked(ON, start=True, server="n2", port=5000)["settings"] is None
+    assert asked(ON, server="n1") == {"changed": False, "settings": {"server": "n1"}, "former": "n2"}
+    assert asked(ON, certificate_file="/x")["settings"] == {"tls": True}
+    assert asked(SECURE, certificate_file="/x")["settings"] is None
+    assert asked(ON, tracked="absent")["settings"] == {"enabled": False}
+
+
+def test_files_go_to_whom_they_are_for(tmp_path: Path) -> None:
+    for name in ("crt", "key"):
+        (tmp_path / name).write_text(f"the {name}", encoding="utf-8")
+    (tmp_path / "users").write_text("# x\nadmin:the-admins-secret\nbob:\n", encoding="utf-8")
+    files = {"users_file": "users", "certificate_file": "crt", "key_file": "key"}
+    given = {name: str(tmp_path / path) for name, path in files.items()}
+    own, other = sent(played("n2", SECURE, **given)), sent(played("n1", SECURE, **given))
+    assert (own["certificate"], own["key"], own["trust"]) == ("the crt", "the key", "the crt")
+    assert own["users"] == [
+        {"name": "admin", "password": "the-admins-secret", "administrator": True},
+        {"name": "bob", "password": None, "administrator": False},
+    ]
+    assert other["trust"] == "the crt"
+    assert not {"key", "users", "certificate"} & set(other)
+    refused = played("n2", SECURE, certificate_file=str(tmp_path / "crt")).result
+    assert refused["failed"] and "belong together" in refused["msg"]
+    assert "cannot be read" in played("n2", users_file=str(tmp_path / "none")).result["msg"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bob", "line 1 of f is not NAME:PASSWORD"),
+        ("\n-b:aaaaaaaaaaaaa", "line 2 of f is not NAME:PASSWORD"),
+        ("bob:short", "the password of 'bob' is too short"),
+        ("bob:long-enough-x\nbob:long-enough-y", "'bob' is listed twice"),
+        ("gpumesh:long-enough-x", "'gpumesh' is the account of the check"),
+    ],
+)
+def test_users_that_are_wrong_are_refused_without_their_passwords(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        derived.parse_users(text, "f")
+    assert "long-enough" not in str(refused.value) and "short'" not in str(refused.value)
+
+
+def test_jobs_find_it_where_it_is_on_and_nothing_where_it_is_off() -> None:
+    def told(record: Any) -> Any:
+        return job_environment.settings(record, "n1", [15000, 24999])["tracking"]
+
+    assert told(OFF) == {}
+    assert told(ON) == {"MLFLOW_TRACKING_URI": "http://10.0.0.2:5000", "GPUMESH_GENERATION": "1"}
+    assert told(SECURE)["MLFLOW_TRACKING_URI"] == "https://n2:5000"
+    assert told(SECURE)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca.crt"
+
+
+def test_its_port_is_for_members_alone() -> None:
+    assert firewall(OFF, {"tcp_ports": ["22"]})["tcp_ports"] == ["22"]
+    assert firewall(ON, {"tcp_ports": ["22"]})["tcp_ports"] == ["22", "5000"]
+
+
+def test_a_server_that_would_not_be_a_member_is_refused() -> None:
+    derived.refuse_server("", ON)
+    derived.refuse_server("n1", ON)
+    with pytest.raises(InputError, match="tracking_server 'bad' is not among the members of 'lab'"):
+        derived.refuse_server("bad", ON)
+
+
+def test_only_the_server_writes_a_run_for_the_check() -> None:
+    def test(machine: str) -> dict[str, Any]:
+        name = "gpumesh.cluster.tracking_test"
+        given = {"record": SECURE}
+        return sent(play(tracking_test.ActionModule, given, {name: [{}]}, {"inventory_hostname": machine}))
+
+    assert (test("n2")["write"], test("n1")["write"]) == (True, False)
+    assert test("n1")["uri"] == "https://n2:5000"
+    assert test("n1")["trust"] == "/etc/gpumesh/tracking-ca.crt"
+
+
+def test_the_verdict_on_it() -> None:
+    results = {"n1": {"problem": "no route", "wrote": False}, "n2": {"problem": "", "wrote": True}}
+
+    def found(record: Any, *answered: str) -> dict[str, str]:
+        return {f"{one['id']}@{one['host']}": one["status"] for one in tracking_checks(record, answered, results)}
+
+    assert found(OFF, "n1", "n2") == {}
+    assert found(ON, "n1", "n2") == {"tracking.answer@n1": "fail", "tracking.run@n2": "pass"}
+    assert found(ON, "n1") == {"tracking.answer@n1": "fail", "tracking.run@n2": "skipped"}
+    results["n2"] = {"problem": "", "wrote": False}
+    assert found(ON, "n1", "n2")["tracking.run@n2"] == "fail"
+    assert {one["status"] for one in tracking_checks(ON, ["n1", "n2"], None)} == {"skipped"}

@@ -1,0 +1,56 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which programs of a pod see its mesh, told from a made-up /proc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.preload import Program, judge, programs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+
+LIBRARY = "/usr/local/lib/gpumesh/libgpumesh-pod-0123456789abcdef.so"
+LOADER = "7f00 r--p /usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
+TABLE = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:1AA2 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1
+   1: 0100007F:1AA2 0100007F:C001 06 00000000:00000000 00:00000000 00000000     0        0 0 3
+"""
+
+
+def process(root: Path, pid: int, name: str, maps: str, inode: int) -> None:
+    folder = root / "proc" / str(pid)
+    (folder / "fd").mkdir(parents=True)
+    (folder / "comm").write_text(f"{name}\n")
+    (folder / "maps").write_text(maps)
+    (folder / "fd" / "3").symlink_to(f"socket:[{inode}]")
+
+
+def test_programs_with_sockets_and_without_the_library(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "net").mkdir(parents=True)
+    (tmp_path / "proc" / "net" / "tcp").write_text(TABLE)
+    process(tmp_path, 10, "slurmd", f"{LOADER}\n7f01 r-xp {LIBRARY}\n", 4711)
+    process(tmp_path, 11, "sshd", LOADER, 4711)
+    process(tmp_path, 12, "rclone", "400000 r-xp /usr/bin/rclone\n", 4711)
+    # One of a socket that is not of the network, and a thread of the kernel.
+    process(tmp_path, 13, "bash", LOADER, 4712)
+    process(tmp_path, 14, "kthreadd", "", 4711)
+    assert programs(Tree(str(tmp_path))) == [Program("rclone", True), Program("sshd", False)]
+
+
+@pytest.mark.parametrize(
+    ("listed", "running", "status", "actual"),
+    [
+        (LIBRARY, [Program("sshd", False), Program("tailscaled", True)], "pass", "active"),
+        (LIBRARY, [Program("rclone", True)], "pass", "active; not for rclone (static)"),
+        (LIBRARY, [Program("slurmd", False)], "fail", "not loaded"),
+        ("/usr/lib/other.so", [], "fail", "not active"),
+    ],
+)
+def test_the_judgement(listed: str, running: list[Program], status: str, actual: str) -> None:
+    found = judge(listed, running)
+    assert (found.status, found.actual) == (status, actual)
+    assert bool(found.remedy) == (status == "fail")

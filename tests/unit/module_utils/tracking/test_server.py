@@ -1,0 +1,183 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tracking server on its host: the texts of its files, what is refused early, its database and its users."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
+    environment,
+    postgres,
+    server,
+    settings,
+    users,
+)
+
+SERVER = settings.Server("lab", "n1", "10.0.0.1", 5000, False, "/mnt/shared", 875)
+REQUEST = server.Request(SERVER, True, "", None, None, None, None, daemon.Places())
+
+
+def test_the_program_listens_on_the_clusters_address_and_says_no_secret() -> None:
+    text = settings.program(SERVER, "/usr/local/lib/gpumesh/mlflow/x", 5433)
+    words = shlex.split(text.splitlines()[-1])
+    assert {"--host=10.0.0.1", "--port=5000", "--app-name=basic-auth"} <= set(words)
+    assert "--artifacts-destination=/mnt/shared/mlflow-lab/artifacts" in words
+    assert any(word.endswith("?host=/run/postgresql&port=5433") for word in words)
+    assert "--cors-allowed-origins=http://10.0.0.1:5000,http://n1:5000" in words
+    assert "ssl" not in text
+    assert "--ssl-keyfile /etc/gpumesh/tracking/tls.key" in settings.program(SERVER._replace(tls=True), "/x", 5432)
+
+
+def test_mlflow_can_read_its_file_of_the_authentication() -> None:
+    read = configparser.ConfigParser()
+    read.read_string(settings.authentication(5432, "a-secret"))
+    assert read["mlflow"]["admin_username"] == "gpumesh" and read["mlflow"]["admin_password"] == "a-secret"
+    assert read["mlflow"]["database_uri"] == settings.database_url(5432)
+
+
+def test_another_python_or_other_packages_are_another_environment() -> None:
+    paths = {settings.environment_of(*given) for given in (("a==1", "3.13"), ("a==2", "3.13"), ("a==1", "3.11"))}
+    assert len(paths) == 3
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({}, None),
+        ({"user": ("gpumesh_tracking", 875), "group": ("gpumesh_tracking", 875)}, None),
+        ({"user": ("other", 875)}, "The number 875 for the user gpumesh_tracking belongs to 'other'"),
+        ({"group": ("other", 875)}, "The number 875 for the group gpumesh_tracking belongs to 'other'"),
+        ({"user": ("gpumesh_tracking", 99)}, "The user gpumesh_tracking has the number 99 on this host, not 875"),
+    ],
+)
+def test_a_number_that_somebody_else_has_is_refused(
+    monkeypatch: pytest.MonkeyPatch, entries: dict[str, tuple[str, int]], words: str | None
+) -> None:
+    def looked_up(kind: str, field: int) -> Any:
+        def find(key: object) -> tuple[str, str, int]:
+            if kind in entries and entries[kind][field] == key:
+                return (entries[kind][0], "x", entries[kind][1])
+            raise KeyError(key)
+
+        return find
+
+    monkeypatch.setattr(server.pwd, "getpwnam", looked_up("user", 0))
+    monkeypatch.setattr(server.pwd, "getpwuid", looked_up("user", 1))
+    monkeypatch.setattr(server.grp, "getgrnam", looked_up("group", 0))
+    monkeypatch.setattr(server.grp, "getgrgid", looked_up("group", 1))
+    if words is None:
+        server.refuse_account(875)
+        return
+    with pytest.raises(HostStateError, match=words):
+        server.refuse_account(875)
+
+
+def test_a_server_without_its_volume_or_its_certificate_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server, "refuse_account", lambda _uid: None)
+    with pytest.raises(HostStateError, match="/mnt/nowhere, where the artifacts belong, does not exist"):
+        server.refuse_server(REQUEST._replace(server=SERVER._replace(mount_point="/mnt/nowhere")))
+    secure = SERVER._replace(mount_point=str(tmp_path), tls=True)
+    with pytest.raises(InputError, match="Set tracking_certificate_file once more"):
+        server.refuse_server(REQUEST._replace(server=secure))
+    server.refuse_server(REQUEST._replace(server=secure, certificate="x", key="y"))
+    with pytest.raises(InputError, match="or tracking_ca_file, once more"):
+        server.refuse_member(REQUEST._replace(server=secure))
+
+
+def test_the_newest_main_cluster_of_postgresql_is_used() -> None:
+    text = (
+        "9.6 main 5431 down postgres /var/lib/postgresql/9.6/main /var/log/x\n"
+        "17  main    5433 online,recovery postgres /var/lib/postgresql/17/main /var/log/y\n"
+        "17  other   5434 online postgres /var/lib/postgresql/17/other /var/log/z\n"
+    )
+    found = postgres.find_cluster(lambda *_argv, **_more: Completed(0, text, ""))
+    assert (found.version, found.port, found.unit) == ("17", 5433, "postgresql@17-main")
+    assert found.socket == "/run/postgresql/.s.PGSQL.5433"
+    with pytest.raises(HostStateError, match="has no cluster 'main'"):
+        postgres.find_cluster(lambda *_argv, **_more: Completed(0, "", ""))
+
+
+def test_the_last_line_of_a_program_counts() -> None:
+    assert environment.last_json('A warning\n\n{"a": "b"}\n') == {"a": "b"}
+
+
+def test_a_python_without_packages_is_refused() -> None:
+    with pytest.raises(HostStateError, match="cannot run with Python 3.9 of this host"):
+        environment.python_version(lambda *_argv, **_more: Completed(0, "3.9\n", ""))
+
+
+class Store:
+    """As MLflow's."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Any] = {"bob": ["old-password", False]}
+
+    def has_user(self, name: str) -> bool:
+        return name in self.known
+
+    def authenticate_user(self, name: str, password: str) -> bool:
+        return bool(self.known[name][0] == password)
+
+    def get_user(self, name: str) -> Any:
+        return type("User", (), {"is_admin": self.known[name][1]})
+
+    def create_user(self, name: str, password: str, is_admin: bool) -> None:
+        self.known[name] = [password, is_admin]
+
+    update_user = create_user
+
+    def delete_user(self, name: str) -> None:
+        del self.known[name]
+
+
+def test_users_are_made_changed_and_removed_and_others_stay() -> None:
+    store = Store()
+    store.known["carol"] = ["hers", False]
+    wanted: list[dict[str, Any]] = [
+        {"name": "bob", "password": "new-password", "administrator": False},
+        {"name": "admin", "password": "the-password", "administrator": True},
+    ]
+    assert users.settle(store, wanted, look=True) == ["bob", "admin"]
+    assert "admin" not in store.known
+    assert users.settle(store, wanted, look=False) == ["bob", "admin"]
+    assert users.settle(store, wanted, look=False) == []
+    assert store.known == {"bob": ["new-password", False], "admin": ["the-password", True], "carol": ["hers", False]}
+    assert users.settle(store, [{"name": "bob", "password": None, "administrator": False}] * 2, look=False) == ["bob"]
+    assert "bob" not in store.known
+
+
+def test_a_host_that_has_the_packages_and_nothing_of_ours_yet_can_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """systemd knows no unit that has not been written yet, and that is no error."""
+    asked = []
+
+    def run(argv: list[str], **_more: Any) -> Completed:
+        asked.append(argv)
+        if argv[0] == "pg_lsclusters":
+            return Completed(0, "17 main 5432 online postgres /var/lib/postgresql/17/main /x\n", "")
+        if argv[0] == "systemctl":
+            known = "postgresql@17-main" in argv[-1]
+            state = "loaded\nActiveState=active\nUnitFileState=enabled" if known else "not-found"
+            return Completed(0, f"LoadState={state}\n", "")
+        return Completed(0, "3.13\n", "")
+
+    monkeypatch.setattr(server, "missing", list)
+    monkeypatch.setattr(server.daemon, "service_manager", lambda _tree: daemon.SYSTEMD)
+    for name in ("UNIT", "AUTHENTICATION", "SECRET", "PROGRAM", "LIBRARY", "FOLDER"):
+        monkeypatch.setattr(settings, name, str(tmp_path / name))
+    words = server.look(run, REQUEST)
+    assert f"{tmp_path}/UNIT is missing" in words and f"{tmp_path}/AUTHENTICATION is missing" in words
+    assert not any("gpumesh-tracking.service" in word for argv in asked for word in argv)

@@ -1,0 +1,323 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""gpumesh_track against a server that keeps points as MLflow does, and that is away, slow to answer or loses its answers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import contract, gpumesh_track
+
+Point = tuple[str, float, int, int]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """What gpumesh_track asks of MLflow. ``trouble``: what becomes of the next requests, the first one first."""
+
+    protocol_version = "HTTP/1.1"
+    trouble: ClassVar[list[str]]
+    experiments: ClassVar[dict[str, str]]
+    runs: ClassVar[dict[str, dict[str, Any]]]
+    logins: ClassVar[set[str]]
+    asked: ClassVar[list[str]]
+
+    def log_message(self, *_arguments: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self.respond({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
+
+    def do_POST(self) -> None:
+        self.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def respond(self, given: dict[str, Any]) -> None:
+        what = self.trouble.pop(0) if self.trouble else ""
+        name = urlsplit(self.path).path.removeprefix("/api/2.0/mlflow/")
+        self.asked.append(name)
+        self.logins.add(base64.b64decode(self.headers["Authorization"].split()[1]).decode())
+        status, said = (503, {}) if what == "refuse" else getattr(self, name.replace("/", "_").replace("-", "_"))(given)
+        if what == "lose":
+            self.close_connection = True
+            return
+        raw = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def experiments_get_by_name(self, given: dict[str, Any]) -> tuple[int, Any]:
+        number = self.experiments.get(given["experiment_name"])
+        if number is None:
+            return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST"}
+        return 200, {"experiment": {"experiment_id": number}}
+
+    def experiments_create(self, given: dict[str, Any]) -> tuple[int, Any]:
+        if given["name"] in self.experiments:
+            return 400, {"error_code": "RESOURCE_ALREADY_EXISTS"}
+        self.experiments[given["name"]] = str(len(self.experiments) + 1)
+        return 200, {"experiment_id": self.experiments[given["name"]]}
+
+    def runs_search(self, given: dict[str, Any]) -> tuple[int, Any]:
+        token = given["filter"].split("'")[1]
+        found = [run for run in self.runs.values() if run["tags"]["gpumesh.token"] == token]
+        return 200, {"runs": [{"info": {"run_id": run["id"]}} for run in found]}
+
+    def runs_create(self, given: dict[str, Any]) -> tuple[int, Any]:
+        number = f"run{len(self.runs)}"
+        tags = {tag["key"]: tag["value"] for tag in given["tags"]}
+        begun = given["start_time"]
+        self.runs[number] = {"id": number, "name": given["run_name"], "tags": tags}
+        self.runs[number].update(points=[], params={}, begun=begun)
+        return 200, {"run": {"info": {"run_id": number}}}
+
+    def runs_update(self, given: dict[str, Any]) -> tuple[int, Any]:
+        self.runs[given["run_id"]]["status"] = given["status"]
+        return 200, {}
+
+    def runs_log_batch(self, given: dict[str, Any]) -> tuple[int, Any]:
+        assert 0 < len(given["metrics"]) <= 1000
+        points = self.runs[given["run_id"]]["points"]
+        for one in given["metrics"]:
+            point = (one["key"], one["value"], one["timestamp"], one["step"])
+            # As MLflow on PostgreSQL was seen to do.
+            if point not in points:
+                points.append(point)
+        return 200, {}
+
+    def runs_log_parameter(self, given: dict[str, Any]) -> tuple[int, Any]:
+        known = self.runs[given["run_id"]]["params"]
+        if known.setdefault(given["key"], given["value"]) != given["value"]:
+            return 400, {"error_code": "INVALID_PARAMETER_VALUE"}
+        return 200, {}
+
+
+class Track:
+    """A server, and a folder of lines that are for it."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        state = {"trouble": [], "experiments": {}, "runs": {}, "logins": set(), "asked": []}
+        self.handler = type("Own", (Handler,), state)
+        self.folder = folder
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler)
+        self.address = self.server.server_address
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread.start()
+        self.environment = {
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.address[1]}",
+            "MLFLOW_TRACKING_USERNAME": "alice",
+            "MLFLOW_TRACKING_PASSWORD": "secret",
+            "MLFLOW_EXPERIMENT_NAME": "alice",
+            "MLFLOW_RUN_CONTEXT": json.dumps({"mlflow.runName": "nano", "gpumesh.job": "17"}),
+        }
+
+    def write(self, *lines: dict[str, Any], end: str = "\n") -> None:
+        self.folder.mkdir(exist_ok=True)
+        with (self.folder / "points.jsonl").open("a", encoding="ascii") as stream:
+            stream.write("\n".join(map(json.dumps, lines)) + end)
+
+    def send(self) -> None:
+        gpumesh_track.Sender(str(self.folder), self.environment).send()
+
+    @property
+    def run(self) -> dict[str, Any]:
+        runs = list(self.handler.runs.values())
+        assert len(runs) == 1
+        return dict(runs[0])
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture(name="track")
+def _track(tmp_path: Path) -> Iterator[Track]:
+    track = Track(tmp_path / "track")
+    yield track
+    track.close()
+
+
+def points(first: int, last: int) -> dict[str, Any]:
+    return {"points": [["loss", 1.0 / step, 1000 + step, step] for step in range(first, last)]}
+
+
+def steps(run: dict[str, Any]) -> list[int]:
+    return [point[3] for point in run["points"]]
+
+
+def test_a_run_has_its_name_tags_points_and_parameters(track: Track) -> None:
+    track.write({"status": "RUNNING", "at": 1}, {"params": [["lr", "0.1"]]}, points(1, 4))
+    track.write({"params": [["lr", "0.2"]]}, {"status": "FINISHED", "at": 9})
+    track.send()
+    run = track.run
+    assert (run["name"], run["tags"]["gpumesh.job"], run["status"]) == ("nano", "17", "FINISHED")
+    assert run["begun"] == 1, "when the program began, and not when the server answered"
+    assert (steps(run), run["params"]) == ([1, 2, 3], {"lr": "0.1"})
+    assert track.handler.logins == {"alice:secret"}
+
+
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("what", ["refuse", "lose"])
+def test_nothing_is_lost_and_nothing_arrives_twice_whichever_request_fails(track: Track, what: str, place: int) -> None:
+    track.write({"status": "RUNNING", "at": 1}, {"params": [["lr", "0.1"]]}, points(1, 1500))
+    track.handler.trouble[:] = [""] * place + [what]
+    failures = 0
+    for _try in range(3):
+        try:
+            track.send()
+        except gpumesh_track.UnreachableError:
+            failures += 1
+    assert failures == 1
+    assert steps(track.run) == list(range(1, 1500))
+    asked = len(track.handler.asked)
+    track.send()
+    assert len(track.handler.asked) == asked, "what has arrived is not sent again"
+
+
+def test_a_line_that_is_not_complete_waits_and_one_that_never_was_spoils_only_itself(track: Track) -> None:
+    track.write(points(1, 2))
+    track.write({"points": [["loss"]]}, end="")
+    track.send()
+    assert steps(track.run) == [1]
+    with (track.folder / "points.jsonl").open("a", encoding="ascii") as stream:
+        stream.write('{"points": [["lo\n')
+    track.folder.joinpath("points.jsonl").write_text(
+        track.folder.joinpath("points.jsonl").read_text(encoding="ascii").replace('{"points": [["loss"]]}', ""),
+        encoding="ascii",
+    )
+    track.write(points(2, 3))
+    (track.folder / "state.json").unlink()
+    track.send()
+    assert [steps(run) for run in track.handler.runs.values()][-1] == [1, 2]
+
+
+def test_two_senders_do_not_meet(track: Track) -> None:
+    track.write(points(1, 2))
+    sender = gpumesh_track.Sender(str(track.folder), track.environment)
+    holding = (
+        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    argv = [sys.executable, "-c", holding, str(track.folder / "lock")]
+    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(gpumesh_track.UnreachableError, match="another process"):
+            sender.send()
+        holder.communicate(b"")
+    sender.send()
+    assert steps(track.run) == [1]
+
+
+def test_what_the_server_refuses_for_good_is_said_and_stays(track: Track) -> None:
+    track.write(points(1, 2))
+    track.handler.experiments_get_by_name = lambda *_given: (403, {"message": "Permission denied"})
+    sender = gpumesh_track.Sender(str(track.folder), track.environment)
+    with pytest.raises(gpumesh_track.ServerError, match="403 .*Permission denied .see ~/.mlflow/credentials"):
+        sender.send()
+    assert sender.left()
+
+
+def test_credentials_are_where_mlflow_has_them(tmp_path: Path) -> None:
+    assert gpumesh_track.credentials({"HOME": str(tmp_path)}) == ""
+    (tmp_path / ".mlflow").mkdir()
+    text = "[mlflow]\nmlflow_tracking_username = bob\nmlflow_tracking_password = a%b:c\n"
+    (tmp_path / ".mlflow" / "credentials").write_text(text, encoding="utf-8")
+    assert gpumesh_track.credentials({"HOME": str(tmp_path)}) == "bob:a%b:c"
+
+
+PROGRAM = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import gpumesh_track
+gpumesh_track._PERIOD = gpumesh_track._LONGEST_PAUSE = 0.1
+begun, took = time.monotonic(), 0.0
+for step in range(200):
+    time.sleep(0.01)
+    before = time.monotonic()
+    gpumesh_track.log(step, loss=float("nan") if step == 7 else 1.0, **{"a b/c?": 2})
+    took += time.monotonic() - before
+print(took, flush=True)
+"""
+SOURCE = Path(gpumesh_track.__file__).parent
+
+
+def program(track: Track, more: str = "", **variables: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, **track.environment, "GPUMESH_RUN_DIR": str(track.folder.parent), **variables}
+    argv = [sys.executable, "-c", PROGRAM + more, str(SOURCE)]
+    return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_an_outage_in_the_middle_of_a_program(track: Track) -> None:
+    with program(track) as process:
+        while not track.handler.runs or not track.run["points"]:
+            assert process.poll() is None
+            time.sleep(0.02)
+        track.close()
+        time.sleep(0.8)
+        again = Track(track.folder, track.address[1])
+        again.handler.runs, again.handler.experiments = track.handler.runs, track.handler.experiments
+        said, complaints = process.communicate(timeout=60)
+    again.close()
+    assert (process.returncode, complaints) == (0, "")
+    assert float(said) < 0.5, "seconds in 200 calls"
+    assert sorted(steps(again.run)) == sorted([*range(200), *range(200)])
+    assert {point[0] for point in again.run["points"]} == {"loss", "a b/c_"}
+    assert again.run["status"] == "FINISHED"
+
+
+def test_a_program_that_fails_is_shown_as_failed_and_others_than_rank_0_say_nothing(track: Track) -> None:
+    with program(track, "raise SystemError") as process:
+        process.communicate(timeout=60)
+    assert track.run["status"] == "FAILED"
+    asked = len(track.handler.asked)
+    with program(track, RANK="1") as process:
+        process.communicate(timeout=60)
+    assert len(track.handler.asked) == asked
+
+
+def test_what_is_left_is_said_and_handed_in_by_a_command(track: Track, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a server at the end, and without any, no program fails."""
+    nowhere = {**track.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    track.environment, kept = nowhere, track.environment
+    with program(track, "gpumesh_track._LAST = 0.3\n") as process:
+        _said, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0 and f"has not got everything of {track.folder} yet" in complaints
+    environment = {**os.environ, **kept}
+    argv = [sys.executable, str(SOURCE / "gpumesh_track.py"), str(track.folder)]
+    assert subprocess.run(argv, env=environment, check=False, timeout=60).returncode == 0
+    assert len(steps(track.run)) == 400 and track.run["status"] == "FINISHED"
+    assert gpumesh_track.main([]) == 2 and "usage" in capsys.readouterr().err
+
+
+def test_a_run_of_gpumesh_train_is_tagged_where_experiments_are_tracked() -> None:
+    def context(commit: str, **inherited: str) -> Any:
+        place = contract.Place(["n1", "n2"], "n2", 0, 1)
+        found = contract.environment(inherited, place, "nano", "/x/nano", 3, {}, "/tmp/l", commit=commit)
+        return json.loads(found.get("MLFLOW_RUN_CONTEXT", "null"))
+
+    job = json.dumps({"mlflow.runName": "job", "gpumesh.job": "17"})
+    assert context("") is None
+    assert context("abc", MLFLOW_RUN_CONTEXT=job) == {
+        "mlflow.runName": "nano",
+        "gpumesh.job": "17",
+        "gpumesh.nodes": "n1,n2",
+        "gpumesh.attempt": "3",
+        "gpumesh.commit": "abc",
+        "mlflow.source.git.commit": "abc",
+    }
+    assert "gpumesh.commit" not in context("", MLFLOW_RUN_CONTEXT=job)
