@@ -18,6 +18,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 #: The model, as the role job_environment has it on each node, and what it is told of this one.
 MODEL = "/etc/gpumesh/task_prolog"
 SETTINGS = "/etc/gpumesh/job_environment.json"
+#: What all sessions have, whatever other jobs have. Where two set the same, the last one counts.
+DIALECTS = ("dstack", "skypilot", "runpod", "backendai")
 #: Of rank 0 where the network is the session's own, as Backend.AI has it.
 PORT = 12345
 
@@ -46,6 +48,7 @@ def variables(
 ) -> Dict[str, str]:
     """The environment of a container. ``gpus``: of each container by its role. ``settings``: the text of SETTINGS."""
     document = json.loads(settings)
+    document["dialects"] = [*(name for name in document["dialects"] if name not in DIALECTS), *DIALECTS]
     given: Dict[str, str] = {"MASTER_ADDR": session[0].name}
     if own.vni:
         document.update(interface=INTERFACE, rdma={"devices": [], "peers": []})

@@ -132,8 +132,7 @@ def _cost(needed: Size, size: Size, nodes: int) -> Tuple[int, float, int]:
 
 
 def _layout(spec: Spec, nodes: int, threads: int) -> Tuple[Row, ...]:
-    """The containers on so many nodes, which are filled alike. The first container is on the first node, where the job
-    begins."""
+    """The containers on so many nodes, which are filled alike. The first container is on the first node."""
     rows, sizes = [[0] * len(spec.roles) for _node in range(nodes)], [Size()] * nodes
     units = [(place, role) for place, role in enumerate(spec.roles) for _unit in range(role.replicas // _unit_of(role))]
     large = sorted(units[1:], key=lambda unit: _size(unit[1], threads), reverse=True)
@@ -206,7 +205,8 @@ def _rows(text: str) -> Iterator[Row]:
 
 
 def places(token: Token, nodes: Sequence[str], members: Mapping[str, str], pools: Sequence[str]) -> List[Container]:
-    """Where the containers are. ``nodes``: those of the job, in order. Raises InputError."""
+    """Where the containers are. ``nodes``: those of the job, of which Slurm tells one order here and another there. Raises
+    InputError."""
     if len(nodes) < len(token.nodes):
         raise InputError(
             f"The session needs {len(token.nodes)} nodes, and its job has {len(nodes)}.", "Start it again."
@@ -216,7 +216,7 @@ def places(token: Token, nodes: Sequence[str], members: Mapping[str, str], pools
     first_local = 0
     for place, role in enumerate(token.roles):
         number = 0
-        for node, row in zip(nodes, token.nodes):
+        for node, row in zip(sorted(nodes, key=lambda name: (len(name), name)), token.nodes):
             for local in range(row[place]):
                 number, rank = number + 1, len(found)
                 address = str(network.network_address + rank + 1) if network else members.get(node, node)

@@ -93,10 +93,12 @@ class Batch:
     def work(self) -> int:
         """Until the session ends; the exit status of the job."""
         try:
-            self.session = [Container(**one) for one in node.read_plan(self.number)["containers"]]
-            key = (
-                "" if self.token.slot == NO_SLOT else ssh.make_key(self.run, f"{node.folder(self.number)}/0/{ssh.KEY}")
-            )
+            found = node.read_plan(self.number)
+            self.session = [Container(**one) for one in found["containers"]]
+            # Slurm begins a job on any of its nodes, not always on that of the first container.
+            local = next(one.local for one in self.session if one.name in found["here"])
+            private = self.token.slot != NO_SLOT
+            key = ssh.make_key(self.run, f"{node.folder(self.number)}/{local}/{ssh.KEY}") if private else ""
         except GpumeshError as failure:
             sys.stderr.write(f"{NAME}: {failure}\n")
             return self._failed(1, str(failure))

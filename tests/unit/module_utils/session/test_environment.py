@@ -17,7 +17,7 @@ SETTINGS = {
     "interface": "bond0",
     "port_range": [15000, 24999],
     "reserved_ports": [],
-    "dialects": ["backendai", "dstack", "skypilot", "runpod", "torchrun"],
+    "dialects": ["torchrun"],
     "rdma": {"devices": ["mlx5_0"], "peers": ["n1", "n2"]},
     "variables": {"SITE": "lab"},
 }

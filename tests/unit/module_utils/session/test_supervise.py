@@ -31,9 +31,11 @@ esac
 def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(node, "FOLDER", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "7" / "0").mkdir(parents=True)
+    (tmp_path / "7" / "1").mkdir(parents=True)
     session = plan.places(plan.parse_token(TOKEN), ["n1", "n2"], {}, ["10.192.0.0/10"])
-    (tmp_path / "7" / "plan.json").write_text(json.dumps({"containers": [one._asdict() for one in session]}))
+    (tmp_path / "7" / "plan.json").write_text(
+        json.dumps({"containers": [one._asdict() for one in session], "here": ["sub1"]})
+    )
     return tmp_path
 
 
