@@ -25,7 +25,7 @@ ls /run/netns 2>/dev/null | grep '^gms'
 ip -o link | grep -o 'gms[0-9a-f]*'
 ip route | grep '^10\.192\.'
 ls /run/gpumesh/session /var/lib/gpumesh/session 2>/dev/null | grep '^[0-9]'
-findmnt --raw --noheadings --output=TARGET | grep gpumesh/session
+findmnt --raw --noheadings --output=TARGET | grep gpumesh/session/
 pgrep -u alice,bob -a | grep -v 'catatonit -P\|podman pause\|systemd\|sd-pam\|gpumesh-session start\|runuser\|su '
 true
 """

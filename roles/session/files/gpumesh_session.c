@@ -86,6 +86,12 @@ int slurm_spank_job_epilog(spank_t spank, int count, char **words) {
     return ESPANK_SUCCESS;
 }
 
+/* The task does not begin. Where Slurm has the plugin as an optional one, an error of it would be no reason. */
+static void refuse_task(void) {
+    fflush(NULL);
+    _exit(1);
+}
+
 /* In the process of a task, still as root. */
 int slurm_spank_task_init_privileged(spank_t spank, int count, char **words) {
     (void)count;
@@ -101,21 +107,19 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **words) {
         return ESPANK_SUCCESS;
     if (spank_getenv(spank, PLACE, place, sizeof place) != ESPANK_SUCCESS || !*place) {
         slurm_error("gpumesh_session: the step does not say which container it is about: use gpumesh-session enter");
-        return ESPANK_ERROR;
+        refuse_task();
     }
     if (!strcmp(place, "host"))
         return ESPANK_SUCCESS;
     if (strspn(place, "0123456789") != strlen(place) || strlen(place) > 3) {
         slurm_error("gpumesh_session: " PLACE " is '%s'", place);
-        return ESPANK_ERROR;
+        refuse_task();
     }
     snprintf(path, sizeof path, "/run/netns/gms%u.%d", job, atoi(place));
     int space = open(path, O_RDONLY | O_CLOEXEC);
     if (space < 0 || setns(space, CLONE_NEWNET)) {
         slurm_error("gpumesh_session: job %u cannot enter %s: %s", job, path, strerror(errno));
-        if (space >= 0)
-            close(space);
-        return ESPANK_ERROR;
+        refuse_task();
     }
     close(space);
     return ESPANK_SUCCESS;
