@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import time
-from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple
+from typing import Dict, Iterable, List, Mapping, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Judgement, failed, passed
@@ -47,42 +47,40 @@ def parse_addresses(text: str) -> Dict[str, str]:
     return found
 
 
-class Shown(NamedTuple):
-    """The latest handshakes by public key, and the time at which they were read, all in seconds since 1970."""
+def read(run: Runner, interface: str, keys: Iterable[str], max_age_s: float) -> Dict[str, Optional[float]]:
+    """Seconds since the last handshake by public key, None for never, after those that are old were asked for.
 
-    latest: Mapping[str, int]
-    at: float
-
-
-def read(run: Runner, interface: str, keys: Collection[str], max_age_s: float) -> Shown:
-    """The handshakes, after those of ``keys`` that are old were asked for."""
-    shown = _read(run, interface)
-    old = _old(shown, keys, max_age_s)
+    Each peer counts as of when it was first seen to be well: while others are waited for, it grows older.
+    """
+    ages = _ages(run, interface, keys)
+    old = _old(ages, max_age_s)
     if old:
         addresses = parse_addresses(run(["wg", "show", interface, "allowed-ips"], timeout=_TIMEOUT).stdout)
         knock(addresses[key] for key in old if key in addresses)
         ends = time.monotonic() + PATIENCE
-        while _old(shown, old, max_age_s) and time.monotonic() < ends:
+        while old and time.monotonic() < ends:
             time.sleep(_SPACING)
-            shown = _read(run, interface)
-    return shown
+            ages.update(_ages(run, interface, old))
+            old = _old(ages, max_age_s)
+    return ages
 
 
-def _read(run: Runner, interface: str) -> Shown:
+def _ages(run: Runner, interface: str, keys: Iterable[str]) -> Dict[str, Optional[float]]:
     latest = parse_handshakes(run(["wg", "show", interface, "latest-handshakes"], timeout=_TIMEOUT).stdout)
-    return Shown(latest, time.time())
+    now = time.time()
+    return {key: now - latest[key] if latest.get(key) else None for key in keys}
 
 
-def _old(shown: Shown, keys: Iterable[str], max_age_s: float) -> List[str]:
-    return [key for key in keys if shown.at - shown.latest.get(key, 0) > max_age_s]
+def _old(ages: Mapping[str, Optional[float]], max_age_s: float) -> List[str]:
+    return [key for key, age in ages.items() if age is None or age > max_age_s]
 
 
-def judge(shown: Shown, peers: Mapping[str, str], max_age_s: float, interface: str) -> Judgement:
+def judge(ages: Mapping[str, Optional[float]], peers: Mapping[str, str], max_age_s: float, interface: str) -> Judgement:
     """Each peer has shaken hands since the keys of a session were last good. ``peers`` are public keys by machine."""
     never, old = [], []
     for machine, key in sorted(peers.items()):
-        age = shown.at - shown.latest.get(key, 0)
-        if not shown.latest.get(key):
+        age = ages.get(key)
+        if age is None:
             never.append(machine)
         elif age > max_age_s:
             old.append(f"{machine} ({age:.0f} s ago)")

@@ -87,7 +87,9 @@ def findings(
         chosen = [check for check in checks if check["status"] == status]
         for check in sorted(chosen, key=lambda one: order.index(one["id"].split(".")[0])):
             actual, required = quantity(check["actual"], check["unit"]), quantity(check["required"], check["unit"])
-            key: tuple[str, ...] = (status, check["id"], actual, required, check["reason"], check["remedy"])
+            # What was not checked says the same of all, whatever would have been required of each.
+            measured = () if status == "skipped" else (actual, required)
+            key: tuple[str, ...] = (status, check["id"], *measured, check["reason"], check["remedy"])
             if by_remedy and check["remedy"]:
                 key = (status, check["id"], check["remedy"])
             entry = groups.setdefault(key, {**check, "actual": actual, "required": required, "hosts": []})

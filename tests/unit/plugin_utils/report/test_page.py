@@ -120,6 +120,15 @@ def test_findings_of_many_hosts_are_one_entry_in_the_order_of_layers() -> None:
     assert [(entry["id"], len(entry["hosts"])) for entry in made] == [("members.answer", 1), ("reachability.peers", 49)]
 
 
+def test_what_was_not_checked_is_one_entry_although_each_host_would_have_needed_something_else() -> None:
+    checks = [
+        samples.check("reachability.unique_address", f"n{one}", "skipped", required=f"10.0.0.{one}", reason="No ARP.")
+        for one in range(1, 49)
+    ]
+    (entry,) = view.findings(checks, ("skipped",))
+    assert len(entry["hosts"]) == 48
+
+
 def test_pairs_that_were_left_out_are_not_counted_as_broken() -> None:
     verdict = copy.deepcopy(samples.verdict(3))
     for pair in verdict["reachability"]["pairs"]:
