@@ -129,7 +129,7 @@ def work(module: AnsibleModule) -> Outcome:
     given = module.params
     if given["state"] == "followed":
         return _outcome(False, job.follow(run, given["job"]), given["name"], given["job"])
-    found = sessions.look(run, given["name"])
+    found = job.own(run, given["name"])
     if given["state"] == "absent":
         if found is not None and not module.check_mode:
             job.cancel(run, found.job)

@@ -185,12 +185,18 @@ def follow(run: Runner, number: int) -> Optional[Session]:
     return found[0] if found else None
 
 
+def own(run: Runner, name: str) -> Optional[Session]:
+    """The user's own session of this name; None where there is none, or it ends just now. Raises CommandError."""
+    found = [one for one in queue(run, "--me") if one.token.name == name and one.state != "completing"]
+    return found[0] if found else None
+
+
 def named(run: Runner, name: str) -> Session:
     """The user's own session of this name. Raises InputError where there is none."""
-    for session in queue(run, "--me"):
-        if session.token.name == name:
-            return session
-    raise InputError(f"There is no session '{name}'.", "See 'gpumesh-session list'.")
+    found = own(run, name)
+    if found is None:
+        raise InputError(f"There is no session '{name}'.", "See 'gpumesh-session list'.")
+    return found
 
 
 def containers(session: Session, settings: Settings) -> List[Container]:

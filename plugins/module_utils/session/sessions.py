@@ -39,7 +39,7 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit
                     f"session_roles: {role.name}: there is no image {path}.",
                     "Give the whole path of one that all nodes see.",
                 )
-    if any(one.token.name == spec.name for one in job.queue(run, "--me")):
+    if job.own(run, spec.name) is not None:
         raise InputError(
             f"There is a session '{spec.name}' already.", f"Choose another name, or: gpumesh-session stop {spec.name}"
         )
@@ -63,12 +63,6 @@ def _logs(settings: Settings) -> str:
         if os.access(folder, os.W_OK):
             return folder
     return os.path.dirname(settings.storage)
-
-
-def look(run: Runner, name: str) -> Optional[job.Session]:
-    """The user's session of this name; None where there is none."""
-    found = [one for one in job.queue(run, "--me") if one.token.name == name]
-    return found[0] if found else None
 
 
 def failure(session: Optional[job.Session]) -> str:

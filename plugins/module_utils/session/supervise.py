@@ -117,7 +117,8 @@ class Batch:
             if status:
                 return self._failed(status, _said([*containers, watching]))
             self._note(job.RUNNING)
-            return _wait(containers, containers, self.spec.time * 60)
+            status = _wait(containers, containers, self.spec.time * 60)
+            return self._failed(status, _said(containers)) if status else 0
         finally:
             _stop([watching, *containers])
 

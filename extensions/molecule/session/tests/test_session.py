@@ -388,8 +388,9 @@ def test_the_command_of_a_container_that_fails_is_told() -> None:
 
 def test_a_container_that_takes_more_memory_than_its_role_ends() -> None:
     command = ["python3", "-c", "import time; kept = b'x' * (400 << 20); time.sleep(600)"]
-    printed = start("alice", [role("main", memory="1G"), role("sub", command=command)], check=False)
-    assert "failed" in printed, printed
+    start("alice", [role("main", memory="1G"), role("sub", command=command)], check=False)
+    LAB.wait("the session has ended", lambda: not by("alice", "squeue", "--noheader"), GONE)
+    assert re.search(r"demo;main,sub;\S+ failed ", by("alice", "squeue", "--states=FAILED", "--format=%A %k"))
     await_nothing()
 
 

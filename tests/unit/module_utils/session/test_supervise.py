@@ -92,6 +92,12 @@ def test_the_job_says_why_the_session_has_failed(
     assert why in capfd.readouterr().err or "step" in why
 
 
+def test_what_ends_a_session_that_runs_is_told_too(top: Path) -> None:
+    container = f"touch {top}/up; sleep 1; echo 'gpumesh-session: sub1 ended with status 137' >&2; exit 137"
+    status, told = batch(top, container=container, watch=f"while ! test -e {top}/up; do sleep 0.1; done")
+    assert (status, told[2:]) == (137, ["running", "failed sub1 ended with status 137"])
+
+
 def test_the_reason_of_the_prolog_is_that_of_the_session(top: Path) -> None:
     (top / "7" / "error").write_text("n1: The subnet of the session is used by job 5. Start the session again.\n")
     assert batch(top) == (1, ["failed n1: The subnet of the session is used by job 5. Start the session again."])
