@@ -181,6 +181,9 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         "GresTypes": sorted({"gpu", *request.gres}),
         # A node that was rebooted or lost comes back by itself; one that was drained does not.
         "ReturnToService": 2,
+        # Where the network was away, the end of a step is told to the controller a minute later. A node that has waited no
+        # longer than Slurm's own minute by then is drained for "Kill task failed".
+        "UnkillableStepTimeout": 180,
         "PrologFlags": "Contain",
         "TaskProlog": request.task_prolog,
         # RDMA needs locked memory, and the limit of the shell that submits is low.

@@ -75,6 +75,8 @@ def test_slurm_conf() -> None:
     assert settings["clustername"] == "lab"
     assert settings["slurmctldparameters"] == "enable_configless"
     assert settings["accountingstoragehost"] == "10.99.0.1"
+    # slurmstepd tells its end again after 60 s.
+    assert int(settings["unkillablesteptimeout"]) > 60 + 60
     assert "Include /etc/slurm/node/slurm.conf" in settings
     assert "PartitionName=cluster Nodes=ALL Default=YES" in settings
 
