@@ -415,7 +415,8 @@ def test_sessions_in_a_row_leave_nothing() -> None:
 
 
 def test_a_node_dies_and_the_session_starts_again_elsewhere_with_the_same_names() -> None:
-    """s1 has the controller, and the session is on it and on s2."""
+    """s1 has the controller, and the session is on it and on s2. This comes last: the lab's engine covers parts of /proc again
+    when a host starts, and converge has uncovered them for containers."""
     start("alice", [role("main", cpus=2), role("sub", TWO, cpus=2)], session_name="again")
     before = places("alice", "again")
     assert {node for _address, node in before.values()} == {"s1", "s2"}
