@@ -119,18 +119,18 @@ def script(program: str, spec: Spec) -> str:
 def _step(number: int, nodes: int) -> List[str]:
     """srun with a task on each of so many nodes of the job."""
     words = ["srun", f"--jobid={number}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--chdir=/"]
-    return [*words, "--kill-on-bad-exit=1", "--wait=2", "--cpu-bind=none"]
+    return [*words, "--kill-on-bad-exit=1", "--cpu-bind=none"]
 
 
 def everywhere(number: int, nodes: int) -> List[str]:
-    """srun for one task on each node, beside whatever else runs there."""
-    return [*_step(number, nodes), "--overlap", "--mem=0", "--gres=none"]
+    """srun for one task on each node, beside whatever else runs there. One node may take longer than another."""
+    return [*_step(number, nodes), "--overlap", "--mem=0", "--gres=none", "--wait=0"]
 
 
 def step(number: int, role: Role, containers: Sequence[Container]) -> List[str]:
     """srun for containers of a role, each on a node of its own, with what the role asks for and nothing more."""
     nodes = [one.node for one in containers]
-    words = [*_step(number, len(nodes)), f"--nodelist={','.join(nodes)}", "--exact"]
+    words = [*_step(number, len(nodes)), f"--nodelist={','.join(nodes)}", "--exact", "--wait=2"]
     words += [f"--cpus-per-task={role.cpus}", *([f"--mem={role.memory}M"] if role.memory else [])]
     # A step has all GPUs of its job unless it says how many.
     return [*words, f"--gres=gpu:{role.gpus}" if role.gpus else "--gres=none"]

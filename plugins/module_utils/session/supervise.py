@@ -143,7 +143,7 @@ class Batch:
         job.note(self.run, self.number, plan.token_text(self.token), stage)
 
     def _failed(self, status: int, why: str) -> int:
-        self._note(f"{job.FAILED} {why or f'a step of the job exited {status}'}")
+        self._note(f"{job.FAILED} {why or f'a step of the job exited {status}.'}")
         return status
 
 

@@ -408,7 +408,7 @@ def test_slurmd_starts_again_while_a_session_runs() -> None:
 
 
 def test_sessions_in_a_row_leave_nothing() -> None:
-    for _number in range(20):
+    for _number in range(10):
         start("alice", [role("main"), role("sub", replicas=2)])
         by("alice", "gpumesh-session", "stop", "demo")
     await_nothing()

@@ -122,6 +122,10 @@ def test_a_step_has_what_its_role_asks_for_and_nothing_more() -> None:
         assert "--exact" in job.step(7, role, step)
 
 
+def test_a_node_that_fetches_an_image_longer_than_another_is_waited_for() -> None:
+    assert "--wait=0" in job.everywhere(7, 3)
+
+
 def test_without_a_network_of_its_own_a_container_has_its_nodes_address() -> None:
     host = spec.parse({"name": "demo", "roles": ALIKE, "network": "host"})
     token = plan.token_of(host, plan.layouts(host, 4, 1)[0], 7)

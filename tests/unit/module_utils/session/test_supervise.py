@@ -79,7 +79,7 @@ def test_each_node_reads_the_key(top: Path) -> None:
         ({"prepare": "echo 'gpumesh-session: no such image' >&2; exit 1"}, "no such image"),
         ({"container": "echo 'gpumesh-session: main1 ended' >&2; exit 127", "watch": "exec sleep 60"}, "main1 ended"),
         ({"container": "exec sleep 60", "watch": "echo noise >&2; echo 'gpumesh-session: late' >&2; exit 1"}, "late"),
-        ({"prepare": "exit 9"}, "a step of the job exited 9"),
+        ({"prepare": "exit 9"}, "a step of the job exited 9."),
     ],
 )
 def test_the_job_says_why_the_session_has_failed(
