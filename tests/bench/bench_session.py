@@ -93,8 +93,8 @@ def main() -> int:
                 LAB.run("s1", "tc", "qdisc", "replace", "dev", "eth0", *words)
             within, between = throughput(runs)
             share = within / between
-            bar = f"{SHARE:.0%} at least" if limit else "the processor limits it"
-            rows.append([f"Mbit/s {limit}".strip(), f"{within:.0f}", f"{between:.0f}", f"{share:.2f}", bar])
+            least = f"{SHARE:.0%} at least" if limit else "the processor limits it"
+            rows.append([f"Mbit/s {limit}".strip(), f"{within:.0f}", f"{between:.0f}", f"{share:.2f}", least])
             well = well and (not limit or share >= SHARE)
     finally:
         LAB.run("s1", "tc", "qdisc", "del", "dev", "eth0", "root", check=False)

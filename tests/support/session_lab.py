@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,13 +88,7 @@ def left(host: str) -> list[str]:
 def await_nothing(hosts: Sequence[str] = tuple(HOSTS)) -> None:
     """Wait until no session has left anything."""
     for host in hosts:
-        found: list[str] = []
-
-        def nothing(host: str = host, found: list[str] = found) -> bool:
-            found[:] = left(host)
-            return not found
-
-        try:
-            LAB.wait(f"nothing is left on {host}", nothing, GONE)
-        except AssertionError as failure:
-            raise AssertionError(f"{failure}: {found}") from failure
+        end = time.monotonic() + GONE
+        while found := left(host):
+            assert time.monotonic() < end, f"not within {GONE:.0f} s: nothing is left on {host}: {found}"
+            time.sleep(1.0)
