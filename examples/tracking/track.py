@@ -1,61 +1,81 @@
-"""Experiment tracking from rank 0 alone: MLflow, with its store in a folder that all nodes share.
+"""A training to look at: its metrics and a file in MLflow, its steps in a profile. See docs/guides/profile.md.
 
-    srun -N3 python3 track.py --store /mnt/shared/mlflow
-    mlflow ui --backend-store-uri sqlite:////mnt/shared/mlflow/mlflow.db        # then look at it
+    gpumesh-train --name nano --nodes 3 -- python3 track.py
+    gpumesh-train --name slow --nodes 3 --profile torch -- python3 track.py --slow 1
 
-No server is needed while the job runs. Only rank 0 writes, since every rank has the same averaged numbers. SQLite takes
-one writer at a time: where many jobs run at once, start `mlflow server` on one machine and set MLFLOW_TRACKING_URI in the
-jobs, which is used instead of the folder.
+The ranks train a network together. Only rank 0 tracks, since every rank has the same averaged loss. With --slow, a rank
+pauses in each step, like one that waits for its data.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import gc
 import os
-from pathlib import Path
+import time
 
-import mlflow
+import gpumesh_run
+import gpumesh_track
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-EXPERIMENT = "gpumesh"
-STEPS = 20
+WIDTH, BATCH, RATE = 256, 128, 1e-2
+PAUSE = 1.0
 
 
-def start(store: Path) -> None:
-    """Begin a run of the experiment; in ``store``, unless the environment names a server."""
-    if "MLFLOW_TRACKING_URI" not in os.environ:
-        store.mkdir(parents=True, exist_ok=True)
-        mlflow.set_tracking_uri(f"sqlite:///{store.resolve()}/mlflow.db")
-        # Else models and files would go to the folder of whoever starts the first job.
-        if mlflow.get_experiment_by_name(EXPERIMENT) is None:
-            mlflow.create_experiment(EXPERIMENT, artifact_location=(store.resolve() / "artifacts").as_uri())
-    mlflow.set_experiment(EXPERIMENT)
-    mlflow.start_run(run_name=f"job-{os.environ.get('SLURM_JOB_ID', 'local')}")
-    mlflow.log_params({"world_size": dist.get_world_size(), "nodes": os.environ.get("NNODES", "1")})
+def train(steps: int, slow: int | None, device: torch.device) -> list[float]:
+    """The mean loss of all ranks in each step."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    model = DistributedDataParallel(nn.Sequential(*layers).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for step in range(1, steps + 1):
+        inputs = torch.randn(BATCH, WIDTH, generator=generator).to(device)
+        if dist.get_rank() == slow:
+            time.sleep(PAUSE)
+        optimizer.zero_grad()
+        error = nn.functional.mse_loss(model(inputs), inputs.mean(dim=1, keepdim=True))
+        error.backward()
+        optimizer.step()
+        mean = error.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / dist.get_world_size())
+        gpumesh_track.log(step, loss=losses[-1])
+        gpumesh_run.progress(step, steps, loss=losses[-1])
+    return losses
 
 
 def main() -> None:
-    """Average a falling number over all ranks, and log it."""
-    parser = argparse.ArgumentParser(description="Log an averaged metric of all ranks with MLflow.")
-    parser.add_argument("--store", type=Path, default=Path("mlflow"))
-    arguments = parser.parse_args()
-    cuda = torch.cuda.is_available()
-    dist.init_process_group("nccl" if cuda else "gloo")
-    try:
-        first = dist.get_rank() == 0
-        if first:
-            start(arguments.store)
-        for step in range(STEPS):
-            value = torch.tensor(1.0 / (step + 1 + dist.get_rank()), device="cuda" if cuda else "cpu")
-            dist.all_reduce(value)
-            if first:
-                mlflow.log_metric("loss", value.item() / dist.get_world_size(), step=step)
-        if first:
-            mlflow.end_run()
-            print(f"logged {STEPS} steps to {mlflow.get_tracking_uri()}", flush=True)
-    finally:
-        dist.destroy_process_group()
+    """Train on all ranks, and keep the losses as a file, too."""
+    parser = argparse.ArgumentParser(
+        description="Train a small network over all ranks, tracked and ready for a profile."
+    )
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--slow", type=int, metavar="RANK", help="the rank that pauses in each step")
+    given = parser.parse_args()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    gpumesh_track.params(ranks=dist.get_world_size(), steps=given.steps, width=WIDTH, rate=RATE)
+    losses = train(given.steps, given.slow, device)
+    if dist.get_rank() == 0:
+        path = os.path.join(os.environ.get("GPUMESH_RUN_DIR", "."), "losses.csv")
+        with open(path, "w", encoding="ascii", newline="") as stream:
+            csv.writer(stream).writerows([("step", "loss"), *enumerate(losses, start=1)])
+        gpumesh_track.artifact(path)
+        print(f"{dist.get_world_size()} ranks on {device.type}: loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+    # What DDP has wrapped refers to itself and to the process group, and must not outlive that. By then, gloo must have let
+    # go of the last tensor.
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

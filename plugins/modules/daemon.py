@@ -18,6 +18,7 @@ description:
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.daemon
 attributes:
   idempotent:
     support: partial
@@ -87,16 +88,6 @@ options:
     description: The directory of systemd's units.
     type: path
     default: /etc/systemd/system
-  supervisor_config:
-    description: The configuration file of supervisord. Can also be set by the host variable C(daemon_supervisor_config).
-    type: path
-    default: /etc/supervisor/supervisord.conf
-  supervisor_programs:
-    description:
-      - The directory from which this configuration includes programs. Can also be set by the host variable
-        C(daemon_supervisor_programs).
-    type: path
-    default: /etc/supervisor/conf.d
 """
 
 EXAMPLES = r"""

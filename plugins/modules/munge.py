@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.daemon
 attributes:
   diff_mode:
     support: partial
@@ -107,16 +108,6 @@ options:
     description: The folder of the cluster records.
     type: path
     default: /var/lib/gpumesh/clusters
-  supervisor_config:
-    description: Configuration of supervisord. Without it, the variable C(daemon_supervisor_config) of the host counts.
-    type: path
-    default: /etc/supervisor/supervisord.conf
-  supervisor_programs:
-    description:
-      - Folder of the programs that this configuration includes. Without it, the variable C(daemon_supervisor_programs) of the
-        host counts.
-    type: path
-    default: /etc/supervisor/conf.d
 """
 
 EXAMPLES = r"""

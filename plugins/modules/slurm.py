@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.daemon
 attributes:
   idempotent:
     support: partial
@@ -91,16 +92,6 @@ options:
     type: list
     elements: dict
     default: []
-  supervisor_config:
-    description: Configuration of supervisord. Without it, the variable C(daemon_supervisor_config) of the host counts.
-    type: path
-    default: /etc/supervisor/supervisord.conf
-  supervisor_programs:
-    description:
-      - Folder of the programs that this configuration includes. Without it, the variable C(daemon_supervisor_programs) of the
-        host counts.
-    type: path
-    default: /etc/supervisor/conf.d
   cluster:
     description: The name of the cluster. Required for V(present) and V(configured).
     type: str

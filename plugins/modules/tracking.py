@@ -21,6 +21,7 @@ extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
   - gpumesh.cluster.record.given
+  - gpumesh.cluster.daemon
 attributes:
   diff_mode:
     support: full
@@ -125,16 +126,6 @@ options:
   trust:
     description: The content of O(ca_file).
     type: str
-  supervisor_config:
-    description: The configuration file of supervisord. Can also be set by the host variable C(daemon_supervisor_config).
-    type: path
-    default: /etc/supervisor/supervisord.conf
-  supervisor_programs:
-    description:
-      - The directory from which this configuration includes programs. Can also be set by the host variable
-        C(daemon_supervisor_programs).
-    type: path
-    default: /etc/supervisor/conf.d
 """
 
 EXAMPLES = r"""

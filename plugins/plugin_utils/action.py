@@ -22,7 +22,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Gpum
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 
-_ROLES = Path(__file__).resolve().parents[2] / "roles"
+_COLLECTION = Path(__file__).resolve().parents[2]
+_ROLES = _COLLECTION / "roles"
 #: Callbacks whose whole output is read by programs: there a text is in the task's result alone.
 _FOR_PROGRAMS = ("json", "jsonl", "ansible.posix.json", "ansible.posix.jsonl")
 #: Options that the actions of the layers have in common.
@@ -168,8 +169,11 @@ class HostAction(ActionBase):
             self._display.display(text)
 
     def controller_path(self, path: str) -> str:
-        """The whole path of a file on the controller, as tasks that are delegated there take one."""
-        return str(Path(self._loader.get_basedir(), path).absolute())
+        """The whole path of a file on the controller: from the folder of the playbook, as Ansible has it, and with a playbook
+        of this collection, whose folder is not the user's, from where Ansible was started.
+        """
+        base = Path(self._loader.get_basedir()).absolute()
+        return str(Path(Path.cwd() if base.resolve().is_relative_to(_COLLECTION) else base, path))
 
     @property
     def delegated(self) -> bool:

@@ -22,7 +22,7 @@ class Block(NamedTuple):
     @property
     def file(self) -> str | None:
         """The file that the line above says this is: "`my-lan/hosts.yml`:"."""
-        written = re.fullmatch(r"`([\w./-]+\.yml)`:", self.before.strip())
+        written = re.fullmatch(r"`([\w.~/-]+)`:", self.before.strip())
         return written[1] if written else None
 
 
@@ -39,7 +39,7 @@ def console_lines(document: Path) -> list[str]:
         line[2:].strip(): None
         for block in blocks(document)
         if block.language == "console"
-        for line in block.text.replace("\\\n", "").splitlines()
+        for line in re.sub(r"\\\n *", "", block.text).splitlines()
         if line.startswith(("$ ", "# "))
     }
     return list(found)

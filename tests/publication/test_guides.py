@@ -31,7 +31,21 @@ DOCUMENTS = [
 #: Programs on the members, or on the machine of whoever reads: their commands are not ours to try.
 FOREIGN = {
     *("srun", "sbatch", "scontrol", "supervisord"),
-    *("ansible", "cd", "chmod", "docker", "export", "git", "install", "openssl", "pip", "python3", "runuser", "scp"),
+    *(
+        "ansible",
+        "cd",
+        "chmod",
+        "cp",
+        "docker",
+        "export",
+        "git",
+        "install",
+        "openssl",
+        "pip",
+        "python3",
+        "runuser",
+        "scp",
+    ),
 }
 #: Variables that are no options of a role.
 OTHER_VARIABLES = {"cluster_hosts", "show_output"}

@@ -181,8 +181,12 @@ def make_folders(server: Server) -> bool:
 
 
 def _make_on_volume(mount_point: str, name: str, entry: pwd.struct_passwd) -> bool:
-    """The folder on the volume: made by the account where it may, else by root, who gives it away; whether it was made."""
-    folder = os.open(mount_point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """The folder on the volume: made by the account where it may, else by root, who gives it away; whether it was made.
+
+    Root may not even read it on a volume that squashes root, so it is only held.
+    """
+    held = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open(os.path.realpath(mount_point), held)
     try:
         with acting_as(settings.ACCOUNT):
             try:
@@ -192,10 +196,10 @@ def _make_on_volume(mount_point: str, name: str, entry: pwd.struct_passwd) -> bo
         with contextlib.suppress(FileExistsError):
             if not made:
                 made = _make(name, folder)
-        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        inner = os.open(name, held, dir_fd=folder)
         try:
             if made and os.fstat(inner).st_uid == 0:
-                os.fchown(inner, entry.pw_uid, entry.pw_gid)
+                os.chown(f"/proc/self/fd/{inner}", entry.pw_uid, entry.pw_gid)
             if os.fstat(inner).st_uid != entry.pw_uid:
                 raise HostStateError(
                     f"{mount_point}/{name} does not belong to {settings.ACCOUNT}.", "Move it away, and run again."
@@ -300,6 +304,8 @@ def look(run: Runner, request: Request) -> List[str]:
     folder = settings.environment_of(request.requirements, environment.python_version(run))
     if environment.facts(folder) is None:
         words.append(f"{folder} is missing")
+    if _number(pwd.getpwnam, 2) is not None and postgres.is_there(request.server.dump):
+        words.append(f"{request.server.dump} is to be loaded")
     words += host_files.differences(settings.files(request.server, folder, cluster.port, systemd)).words
     words += [
         f"{one.path} {'differs' if os.path.lexists(one.path) else 'is missing'}"

@@ -5,13 +5,14 @@
 
     gpumesh_track.params(lr=0.1, batch=32)            once
     gpumesh_track.log(step, loss=loss, accuracy=a)    after a step; only rank 0 does anything
+    gpumesh_track.artifact("report.html")             a file, as it is now
 
 It needs nothing but Python. Each call appends a line to a file in the directory of the run; a thread in the background hands
 the lines in, and goes on where it was when the server is back, also in the next attempt. What is left when a run has ended
 is handed in by ``srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py DIRECTORY``: jobs know where the server is.
 
 Nothing arrives twice: MLflow keeps one of several points that are the same, with their time, so a batch whose answer was lost
-is simply sent again. A run is looked for by a tag of its own before it is made.
+is simply sent again, and a file replaces itself. A run is looked for by a tag of its own before it is made.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ import math
 import os
 import re
 import secrets
+import shutil
 import ssl
 import sys
 import threading
 import time
 import urllib.parse
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 #: Seconds: between two batches, at most after failures, for one request, and at the end of the program.
 _PERIOD = 2.0
@@ -47,6 +49,10 @@ _POINTS, _STATE = "points.jsonl", "state.json"
 _INSTALLED = "/usr/local/lib/gpumesh/python/gpumesh_track.py"
 _OTHER_NAME = re.compile(r"[^\w./: -]", re.ASCII)
 _LATER = (408, 425, 429)
+#: Of the server's answers: it does not know the user, or the user may not do that.
+_NOT_ALLOWED = (401, 403)
+#: The server keeps the artifacts itself, and these are their paths.
+_KEPT = "mlflow-artifacts"
 
 
 class ServerError(Exception):
@@ -54,14 +60,14 @@ class ServerError(Exception):
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}"[:400])
-        self.code = code
+        self.status, self.code = status, code
 
 
 class UnreachableError(Exception):
     """The server does not answer, or not now."""
 
 
-# --- The program's side: two functions that only write a line
+# --- The program's side: functions that only write a line
 
 
 def log(step: int, **metrics: float) -> None:
@@ -74,6 +80,12 @@ def log(step: int, **metrics: float) -> None:
 def params(**given: Any) -> None:
     """Note parameters of the run. The first value of each is the one that counts, also after a restart."""
     _append({"params": [[_OTHER_NAME.sub("_", name)[:250], str(value)[:6000]] for name, value in given.items()]})
+
+
+def artifact(path: str, name: str = "") -> None:
+    """Copy a file, which is handed in as an artifact of the run. ``name`` may have folders; by default that of the file."""
+    wanted = os.path.normpath(name or os.path.basename(path)).lstrip("./")
+    _write(lambda writer: writer.keep(path, wanted))
 
 
 def _status(word: str) -> Dict[str, Any]:
@@ -117,6 +129,12 @@ class _Writer:
         """Append the line in one go."""
         self._lines.write(json.dumps(line).encode("ascii") + b"\n")
 
+    def keep(self, path: str, name: str) -> None:
+        """Copy the file, and then note it."""
+        copy = f"artifact-{secrets.token_hex(8)}"
+        shutil.copyfile(path, os.path.join(self._sender.folder, copy))
+        self.write({"artifact": name, "copy": copy})
+
     def close(self) -> None:
         """Say how the program has ended, and hand in the rest, for a few seconds at most."""
         self.write(_status("FAILED" if hasattr(sys, "last_value") else "FINISHED"))
@@ -153,17 +171,21 @@ _lock = threading.Lock()
 
 
 def _append(line: Mapping[str, Any]) -> None:
+    _write(lambda writer: writer.write(line))
+
+
+def _write(what: Callable[[_Writer], None]) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     with _lock:
         try:
             if not _writers:
                 _writers.append(_Writer(directory()))
-            _writers[0].write(line)
+            what(_writers[0])
         except OSError as failure:
-            if not _warned:
-                _warned.append(f"{failure}. There will be gaps in the metrics.")
-                _say(_warned[0])
+            if str(failure) not in _warned:
+                _warned.append(str(failure))
+                _say(f"{failure}. This will be missing in the run.")
 
 
 def _say(words: str) -> None:
@@ -178,6 +200,28 @@ def _end_line(path: str, descriptor: int) -> None:
 
 
 # --- The server's side
+
+
+class _Batch:
+    """What is handed in at once, from some lines: points, parameters, the last status and the artifacts."""
+
+    def __init__(self) -> None:
+        self.points: List[List[Any]] = []
+        self.params: List[List[str]] = []
+        self.status: Dict[str, Any] = {}
+        self.artifacts: List[Dict[str, Any]] = []
+
+    def has_room(self, line: Mapping[str, Any]) -> bool:
+        """Whether MLflow takes this line as well at once. A line alone may have more points than that."""
+        points = len(self.points) + len(line.get("points", []))
+        return (points <= _MOST or not self.points) and len(self.params) + len(line.get("params", [])) <= _MOST_PARAMS
+
+    def add(self, line: Dict[str, Any]) -> None:
+        """Add what the line has."""
+        self.points += line.get("points", [])
+        self.params += line.get("params", [])
+        self.status = line if "status" in line else self.status
+        self.artifacts += [line] if "artifact" in line else []
 
 
 class Sender:
@@ -205,15 +249,13 @@ class Sender:
             except BlockingIOError:
                 raise UnreachableError("another process hands them in") from None
             self._state = self._read_state()
-            for end, points, given, status in self._batches(int(self._state.get("sent", 0))):
-                self._hand_in(points, given, status)
+            for end, batch in self._batches(int(self._state.get("sent", 0))):
+                self._hand_in(batch)
                 self._note(sent=end)
 
-    def _batches(self, start: int) -> Iterator[Tuple[int, List[List[Any]], List[List[str]], Dict[str, Any]]]:
-        """Whole lines from an offset on, as many as MLflow takes at once: where they end, points, parameters, status."""
-        points: List[List[Any]] = []
-        given: List[List[str]] = []
-        status: Dict[str, Any] = {}
+    def _batches(self, start: int) -> Iterator[Tuple[int, _Batch]]:
+        """Whole lines from an offset on, and where they end."""
+        batch = _Batch()
         with open(os.path.join(self.folder, _POINTS), "rb") as stream:
             stream.seek(start)
             end = start
@@ -221,33 +263,59 @@ class Sender:
                 if not raw.endswith(b"\n"):
                     break
                 line = _parsed(raw)
-                more, parameters = line.get("points", []), line.get("params", [])
-                if (points and len(points) + len(more) > _MOST) or len(given) + len(parameters) > _MOST_PARAMS:
-                    yield end, points, given, status
-                    points, given, status = [], [], {}
-                points = points + more
-                given = given + parameters
-                status = line if "status" in line else status
+                if not batch.has_room(line):
+                    yield end, batch
+                    batch = _Batch()
+                batch.add(line)
                 end += len(raw)
         if end > start:
-            yield end, points, given, status
+            yield end, batch
 
-    def _hand_in(self, points: List[List[Any]], given: List[List[str]], status: Mapping[str, Any]) -> None:
+    def _hand_in(self, batch: _Batch) -> None:
         run = self._run()
-        if status:
-            ended = {} if status["status"] == "RUNNING" else {"end_time": status["at"]}
-            self._call("runs/update", {"run_id": run, "status": status["status"], **ended})
-        for first in range(0, len(points), _MOST):
-            batch = points[first : first + _MOST]
-            metrics = [{"key": key, "value": value, "timestamp": at, "step": step} for key, value, at, step in batch]
+        if batch.status:
+            word = batch.status["status"]
+            ended = {} if word == "RUNNING" else {"end_time": batch.status["at"]}
+            self._call("runs/update", {"run_id": run, "status": word, **ended})
+        for first in range(0, len(batch.points), _MOST):
+            points = batch.points[first : first + _MOST]
+            metrics = [{"key": key, "value": value, "timestamp": at, "step": step} for key, value, at, step in points]
             self._call("runs/log-batch", {"run_id": run, "metrics": metrics})
-        for key, value in given:
+        for key, value in batch.params:
             try:
                 self._call("runs/log-parameter", {"run_id": run, "key": key, "value": value})
             except ServerError as failure:
                 # The first value is the one that counts.
                 if failure.code != "INVALID_PARAMETER_VALUE":
                     raise
+        for line in batch.artifacts:
+            self._upload(run, str(line["artifact"]), os.path.join(self.folder, os.path.basename(str(line["copy"]))))
+
+    def _upload(self, run: str, name: str, copy: str) -> None:
+        """Hand in a file, and delete the copy: one that is not there has arrived before."""
+        if not os.path.lexists(copy):
+            return
+        try:
+            path = f"{_KEPT}/artifacts/{urllib.parse.quote(f'{self._artifacts(run)}/{name}')}"
+            with open(copy, "rb") as stream:
+                headers = {"Content-Type": "application/octet-stream", "Content-Length": str(os.path.getsize(copy))}
+                self._ask("PUT", path, headers, stream)
+        except ServerError as failure:
+            if failure.status in _NOT_ALLOWED:
+                raise
+            # The metrics that follow are not held up by a file.
+            _say(f"{failure}. The artifact {name} stays in {copy}.")
+            return
+        os.unlink(copy)
+
+    def _artifacts(self, run: str) -> str:
+        """Where the server keeps those of the run. Raises ServerError if it does not keep any itself."""
+        if not self._state.get("artifacts"):
+            uri = urllib.parse.urlsplit(self._call(f"runs/get?run_id={run}")["run"]["info"]["artifact_uri"])
+            if uri.scheme != _KEPT:
+                raise ServerError(200, uri.scheme, f"{self.uri} does not take artifacts")
+            self._note(artifacts=uri.path.strip("/"))
+        return str(self._state["artifacts"])
 
     def _run(self) -> str:
         """The run of this folder, made where there is none."""
@@ -298,12 +366,18 @@ class Sender:
 
     def _call(self, path: str, body: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Raises UnreachableError for what may pass, and ServerError."""
+        text = None if body is None else json.dumps(body)
+        method = "GET" if body is None else "POST"
+        return self._ask(method, f"mlflow/{path}", {"Content-Type": "application/json"}, text)
+
+    def _ask(
+        self, method: str, path: str, headers: Mapping[str, str], body: Union[str, BinaryIO, None]
+    ) -> Dict[str, Any]:
         login = credentials(self._environment)
-        headers = {"Content-Type": "application/json"}
         if login:
-            headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
+            headers = {**headers, "Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
         try:
-            status, raw = self._request(path, headers, None if body is None else json.dumps(body))
+            status, raw = self._request(method, path, headers, body)
             said = _parsed(raw)
         except (OSError, http.client.HTTPException) as failure:
             raise UnreachableError(str(failure)) from failure
@@ -312,11 +386,13 @@ class Sender:
         if status >= 500 or status in _LATER:
             raise UnreachableError(f"{self.uri} answers {status}")
         message = str(said.get("message", raw[:200].decode("utf-8", "replace")))
-        if status in (401, 403):
+        if status in _NOT_ALLOWED:
             message += " (see ~/.mlflow/credentials)"
         raise ServerError(status, str(said.get("error_code", "")), message)
 
-    def _request(self, path: str, headers: Mapping[str, str], body: Optional[str]) -> Tuple[int, bytes]:
+    def _request(
+        self, method: str, path: str, headers: Mapping[str, str], body: Union[str, BinaryIO, None]
+    ) -> Tuple[int, bytes]:
         where = urllib.parse.urlsplit(self.uri)
         connection: http.client.HTTPConnection
         if where.scheme == "https":
@@ -326,8 +402,7 @@ class Sender:
         else:
             connection = http.client.HTTPConnection(where.netloc, timeout=_TIMEOUT)
         with contextlib.closing(connection):
-            method = "GET" if body is None else "POST"
-            connection.request(method, f"{where.path}/api/2.0/mlflow/{path}", body, dict(headers))
+            connection.request(method, f"{where.path}/api/2.0/{path}", body, dict(headers))
             answer = connection.getresponse()
             return answer.status, answer.read()
 

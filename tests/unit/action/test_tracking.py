@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
 
 from ansible_collections.gpumesh.cluster.plugins.action import tracking, tracking_test
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -26,6 +27,7 @@ OFF = plan.set_storage(MADE, [{"name": "shared", "mount_point": "/mnt/shared"}])
 ON = plan.set_tracking(OFF, {"server": "n2"}).record
 SECURE = plan.set_tracking(OFF, {"server": "n2", "tls": True}).record
 MODULE = "gpumesh.cluster.tracking"
+COLLECTION = Path(__file__).resolve().parents[3]
 DONE = {"changed": False, "missing": [], "leftover": False}
 
 
@@ -62,6 +64,19 @@ def test_only_what_differs_is_written_to_the_record() -> None:
     assert asked(ON, certificate_file="/x")["settings"] == {"tls": True}
     assert asked(SECURE, certificate_file="/x")["settings"] is None
     assert asked(ON, tracked="absent")["settings"] == {"enabled": False}
+
+
+def test_a_relative_file_is_where_ansible_was_started_or_beside_the_users_own_playbook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, here, beside = COLLECTION / "playbooks", tmp_path / "here", tmp_path / "beside"
+    for folder in (here, beside):
+        folder.mkdir()
+        (folder / "users").write_text(f"{folder.name}:the-admins-secret\n", encoding="utf-8")
+    monkeypatch.chdir(here)
+    for folder, name in ((ours, "here"), (beside, "beside")):
+        monkeypatch.setattr(DataLoader, "get_basedir", lambda _loader, folder=folder: str(folder))
+        assert [user["name"] for user in sent(played("n2", users_file="users"))["users"]] == [name]
 
 
 def test_files_go_to_whom_they_are_for(tmp_path: Path) -> None:

@@ -9,23 +9,18 @@ there is no Galaxy to ask. The tests run in the order of the file.
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
-import time
 
 import pytest
-import yaml
-from lab_hosts import Lab, Run
+from desk import GUIDES, Desk
+from lab_hosts import Lab
 
-from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed, install
+from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, install
 from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
 
-GUIDES = ROOT / "docs" / "guides"
-LAB = ROOT / ".lab" / "molecule-guides"
 MACHINES = ("gpu1", "gpu2", "gpu3")
-#: The network of the guides, and that of these machines.
-NETWORK, OURS = "192.168.1.", "10.77.95."
+#: The network of these machines.
+OURS = "10.77.95."
 #: Commands of these guides that are not typed here, and where they are tried.
 ELSEWHERE = {
     # Scenario `life_cycle` loses its manager.
@@ -52,50 +47,6 @@ ELSEWHERE = {
 }
 
 
-class Desk:
-    """The folder of someone who follows the guides, and what was typed there."""
-
-    def __init__(self, installed: Installed, lab: Lab) -> None:
-        self.lab = lab
-        self.typed: set[str] = set()
-        login = yaml.safe_load((LAB / "hosts.yml").read_text())["lab"]["vars"]
-        # Somebody who has logged in before has the key in an agent and the host keys in known_hosts.
-        mine = {
-            "ANSIBLE_PRIVATE_KEY_FILE": login["ansible_ssh_private_key_file"],
-            "ANSIBLE_SSH_COMMON_ARGS": login["ansible_ssh_common_args"],
-            "PWD": str(installed.folder),
-        }
-        self.installed = installed._replace(environment={**installed.environment, **mine})
-
-    def write(self, name: str, text: str) -> None:
-        path = self.installed.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.replace(NETWORK, OURS))
-
-    def type(self, guide: str, line: str) -> list[str]:
-        """The words of a command of the guide: ``line`` is the whole of it."""
-        assert line in console_lines(GUIDES / f"{guide}.md"), f"{guide}.md does not say {line}"
-        self.typed.add(line)
-        return shlex.split(line.replace(NETWORK, OURS))
-
-    def play(self, guide: str, line: str) -> Run:
-        """Type a command of Ansible."""
-        program, *arguments = self.type(guide, line)
-        started = time.monotonic()
-        done = self.installed.run(program, *arguments, timeout=900)
-        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
-        return Run(done.returncode, done.stdout, time.monotonic() - started)
-
-    def on(self, machine: str, guide: str, line: str) -> str:
-        """Type a command on a machine."""
-        return self.lab.run(machine, *self.type(guide, line))
-
-    def members(self, asked: str) -> list[str]:
-        """As the record of a machine has them."""
-        record = json.loads(self.lab.read(asked, "/var/lib/gpumesh/clusters/lan.json"))
-        return sorted(member["machine"] for member in record["members"])
-
-
 @pytest.fixture(scope="session")
 def lab() -> Lab:
     return Lab("molecule-guides")
@@ -103,7 +54,7 @@ def lab() -> Lab:
 
 @pytest.fixture(scope="session")
 def desk(tmp_path_factory: pytest.TempPathFactory, lab: Lab) -> Desk:
-    made = Desk(install(tmp_path_factory.mktemp("guides")), lab)
+    made = Desk(install(tmp_path_factory.mktemp("guides")), lab, OURS)
     for block in blocks(GUIDES / "lan.md"):
         if block.file:
             made.write(block.file, without_volumes(block))

@@ -1,23 +1,40 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`trainer.py STEPS SECONDS`: a program that tracks each step, and says how long all of it and the tracking took."""
+"""`trainer.py STEPS SECONDS`: ranks that wait for each other in each step, which is tracked. Rank 0 notes in times.json
+when each step ended, how long it took, and how long the tracking took of that.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
+from pathlib import Path
 
 import gpumesh_run
 import gpumesh_track
+import torch
+import torch.distributed as dist
 
 steps, seconds = int(sys.argv[1]), float(sys.argv[2])
+dist.init_process_group("gloo")
 gpumesh_track.params(steps=steps)
-begun, tracking = time.monotonic(), 0.0
+times = []
+# One tensor for all steps: if the thread of gloo frees one, at the end that may wait forever for who waits for the thread.
+exchanged = torch.ones(1000)
+begun = time.monotonic()
 for step in range(1, steps + 1):
     time.sleep(seconds)
+    dist.all_reduce(exchanged)
     before = time.monotonic()
     gpumesh_track.log(step, loss=1.0 / step, rate=seconds)
-    tracking += time.monotonic() - before
+    tracking = time.monotonic() - before
     gpumesh_run.progress(step, steps)
-print("took", time.monotonic() - begun, tracking)
+    now = time.monotonic()
+    times.append({"end": time.time(), "took": now - begun, "tracking": tracking})
+    begun = now
+if dist.get_rank() == 0:
+    Path(os.environ["GPUMESH_RUN_DIR"], "times.json").write_text(json.dumps(times), encoding="ascii")
+dist.destroy_process_group()

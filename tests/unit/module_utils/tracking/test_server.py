@@ -6,7 +6,12 @@
 from __future__ import annotations
 
 import configparser
+import os
+import pwd
 import shlex
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +112,53 @@ def test_the_newest_main_cluster_of_postgresql_is_used() -> None:
     assert found.socket == "/run/postgresql/.s.PGSQL.5433"
     with pytest.raises(HostStateError, match="has no cluster 'main'"):
         postgres.find_cluster(lambda *_argv, **_more: Completed(0, "", ""))
+
+
+#: For a root who may no more on the volume than anybody: as NFS has it with root_squash.
+SQUASHED = """
+import os, sys
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import postgres, server, settings
+settings.ACCOUNT = postgres.ACCOUNT = sys.argv[1]
+volume, settings.HOME = sys.argv[2:]
+wanted = settings.Server("lab", "n1", "10.0.0.1", 5000, False, volume, 0)
+try:
+    print(server.make_folders(wanted), server.make_folders(wanted), postgres.is_there(wanted.dump))
+except HostStateError as failure:
+    print(failure.message)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not checked: only root can be squashed")
+@pytest.mark.parametrize(
+    ("mode", "ready", "said"),
+    [
+        (0o1777, False, "True False False"),
+        (0o755, True, "True False False"),
+        (0o755, False, "/mlflow-lab cannot be made: Permission denied."),
+    ],
+)
+def test_folders_on_a_volume_that_squashes_root(mode: int, ready: bool, said: str) -> None:
+    games, nobody = pwd.getpwnam("games"), pwd.getpwnam("nobody")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        volume, home = Path(folder, "volume"), Path(folder, "home")
+        for path, owner in ((volume, nobody), (home, games)):
+            path.mkdir()
+            os.chown(path, owner.pw_uid, owner.pw_gid)
+        volume.chmod(mode)
+        if ready:
+            (volume / "mlflow-lab").mkdir(0o700)
+            os.chown(volume / "mlflow-lab", games.pw_uid, games.pw_gid)
+        rights = ["dac_override", "dac_read_search", "fowner", "chown"]
+        less = ",".join(f"-{right}" for right in rights)
+        argv = ["setpriv", f"--bounding-set={less}", f"--inh-caps={less}", sys.executable]
+        argv += ["-c", SQUASHED, "games", str(volume), str(home)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+        assert done.stdout.strip().endswith(said)
+        if "True" in said:
+            for path in (volume / "mlflow-lab", volume / "mlflow-lab" / "artifacts"):
+                assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (games.pw_uid, 0o700)
 
 
 def test_the_last_line_of_a_program_counts() -> None:

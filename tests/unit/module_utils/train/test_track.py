@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -34,6 +34,7 @@ class Handler(BaseHTTPRequestHandler):
     runs: ClassVar[dict[str, dict[str, Any]]]
     logins: ClassVar[set[str]]
     asked: ClassVar[list[str]]
+    files: ClassVar[dict[str, bytes]]
 
     def log_message(self, *_arguments: Any) -> None:
         """Say nothing."""
@@ -44,10 +45,15 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
+    def do_PUT(self) -> None:
+        self.respond({"content": self.rfile.read(int(self.headers["Content-Length"]))})
+
     def respond(self, given: dict[str, Any]) -> None:
         what = self.trouble.pop(0) if self.trouble else ""
-        name = urlsplit(self.path).path.removeprefix("/api/2.0/mlflow/")
+        name = unquote(urlsplit(self.path).path.removeprefix("/api/2.0/").removeprefix("mlflow/"))
         self.asked.append(name)
+        if "content" in given:
+            given, name = {**given, "name": name.removeprefix("mlflow-artifacts/artifacts/")}, "put"
         self.logins.add(base64.b64decode(self.headers["Authorization"].split()[1]).decode())
         status, said = (503, {}) if what == "refuse" else getattr(self, name.replace("/", "_").replace("-", "_"))(given)
         if what == "lose":
@@ -58,6 +64,15 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
         self.wfile.write(raw)
+
+    def put(self, given: dict[str, Any]) -> tuple[int, Any]:
+        if "refused" in given["name"]:
+            return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "Invalid path"}
+        self.files[given["name"]] = given["content"]
+        return 200, {}
+
+    def runs_get(self, given: dict[str, Any]) -> tuple[int, Any]:
+        return 200, {"run": {"info": {"artifact_uri": f"mlflow-artifacts:/1/{given['run_id']}/artifacts"}}}
 
     def experiments_get_by_name(self, given: dict[str, Any]) -> tuple[int, Any]:
         number = self.experiments.get(given["experiment_name"])
@@ -109,7 +124,7 @@ class Track:
     """A server, and a folder of lines that are for it."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        state = {"trouble": [], "experiments": {}, "runs": {}, "logins": set(), "asked": []}
+        state = {"trouble": [], "experiments": {}, "runs": {}, "logins": set(), "asked": [], "files": {}}
         self.handler = type("Own", (Handler,), state)
         self.folder = folder
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler)
@@ -169,10 +184,12 @@ def test_a_run_has_its_name_tags_points_and_parameters(track: Track) -> None:
     assert track.handler.logins == {"alice:secret"}
 
 
-@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("place", range(10))
 @pytest.mark.parametrize("what", ["refuse", "lose"])
 def test_nothing_is_lost_and_nothing_arrives_twice_whichever_request_fails(track: Track, what: str, place: int) -> None:
     track.write({"status": "RUNNING", "at": 1}, {"params": [["lr", "0.1"]]}, points(1, 1500))
+    track.write({"artifact": "report.html", "copy": "artifact-1"})
+    (track.folder / "artifact-1").write_bytes(b"a report")
     track.handler.trouble[:] = [""] * place + [what]
     failures = 0
     for _try in range(3):
@@ -182,6 +199,8 @@ def test_nothing_is_lost_and_nothing_arrives_twice_whichever_request_fails(track
             failures += 1
     assert failures == 1
     assert steps(track.run) == list(range(1, 1500))
+    assert track.handler.files == {"1/run0/artifacts/report.html": b"a report"}
+    assert not (track.folder / "artifact-1").exists()
     asked = len(track.handler.asked)
     track.send()
     assert len(track.handler.asked) == asked, "what has arrived is not sent again"
@@ -288,6 +307,35 @@ def test_a_program_that_fails_is_shown_as_failed_and_others_than_rank_0_say_noth
     with program(track, RANK="1") as process:
         process.communicate(timeout=60)
     assert len(track.handler.asked) == asked
+
+
+def test_a_file_is_handed_in_as_it_was_and_one_that_is_missing_stops_nothing(track: Track, tmp_path: Path) -> None:
+    """The server is away when the file is noted, and metrics go on after one that it refuses."""
+    report = tmp_path / "a report.html"
+    more = (
+        f"report = {str(report)!r}\n"
+        "open(report, 'w').write('first')\n"
+        "gpumesh_track._LAST = 0.3\n"
+        "gpumesh_track.artifact(report)\n"
+        "gpumesh_track.artifact(report, '../../plots/refused')\n"
+        "gpumesh_track.artifact(report + '.gone')\n"
+        "open(report, 'w').write('second')\n"
+        "gpumesh_track.artifact(report, 'plots/x.html')\n"
+        "gpumesh_track.log(1000, loss=0)\n"
+    )
+    track.environment, kept = {**track.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, track.environment
+    with program(track, more) as process:
+        _said, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0 and "a report.html.gone" in complaints
+    gpumesh_track.Sender(str(track.folder), kept).send()
+    number = track.run["id"]
+    assert track.handler.files == {
+        f"1/{number}/artifacts/a report.html": b"first",
+        f"1/{number}/artifacts/plots/x.html": b"second",
+    }
+    assert 1000 in steps(track.run) and track.run["status"] == "FINISHED"
+    (stays,) = track.folder.glob("artifact-*")
+    assert stays.read_text(encoding="ascii") == "first"
 
 
 def test_what_is_left_is_said_and_handed_in_by_a_command(track: Track, capsys: pytest.CaptureFixture[str]) -> None:

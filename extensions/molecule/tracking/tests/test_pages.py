@@ -1,0 +1,54 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the guide has led to, in a real browser: the run, its metrics and its file, and the page that names the slow rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import chromium, find, show_page
+from tracking_lab import PASSWORDS, SHARED, TrackingLab
+
+
+@pytest.fixture(name="browser")
+def _browser(tmp_path: Path) -> Iterator:
+    yield from chromium(tmp_path / "profile")
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> TrackingLab:
+    return TrackingLab()
+
+
+def text(browser) -> str:
+    return str(browser.execute_script("return document.body.innerText"))
+
+
+def test_the_run_its_metrics_and_its_file(browser, lab: TrackingLab) -> None:
+    run = lab.runs("alice")["nano"]["info"]
+    scheme, _slashes, place = lab.uri.partition("://")
+    browser.set_window_size(1400, 1000)
+    # Who logs in once is known to the pages that follow.
+    browser.get(f"{scheme}://alice:{PASSWORDS['alice']}@{place}/api/2.0/mlflow/experiments/get?experiment_id=0")
+    where = f"{lab.uri}/#/experiments/{run['experiment_id']}"
+    for page, words in (
+        (f"{where}/runs", ["nano", "slow"]),
+        (f"{where}/runs/{run['run_id']}", ["nano", "loss", "width"]),
+        (f"{where}/runs/{run['run_id']}/artifacts", ["losses.csv"]),
+    ):
+        browser.get(page)
+        lab.wait(f"{page} has {words}", lambda words=words: all(word in text(browser) for word in words), 120)
+    browser.get(f"{where}/runs/{run['run_id']}/model-metrics")
+    drawn = "return document.querySelectorAll('.js-plotly-plot .scatterlayer path, .js-plotly-plot canvas').length > 0"
+    lab.wait("the loss is drawn", lambda: browser.execute_script(drawn), 120)
+
+
+def test_the_page_names_the_slow_rank(browser) -> None:
+    folder = SHARED / "alice" / "runs" / "slow" / "profile" / "001"
+    show_page(browser, folder / "report.html")
+    assert "Rank 1 on" in find(browser, "#findings .fail").text
+    show_page(browser, folder / "report-2.html")
+    assert "even" in text(browser)

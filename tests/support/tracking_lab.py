@@ -1,0 +1,120 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lab of scenario tracking, and its MLflow by the interface for programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from lab_hosts import ROOT, Lab, Run
+
+NAME = "molecule-tracking"
+MANAGER, OTHER, BARE = MACHINES = ("gpu1", "gpu2", "gpu3")
+NETWORK = "10.79.91."
+ADDRESS = {machine: f"{NETWORK}1{machine[-1]}" for machine in MACHINES}
+SHARED = ROOT / ".lab" / NAME / "shared"
+#: Of the guide.
+PASSWORDS = {"admin": "an-administrator-of-mlflow", "alice": "only-alice-knows-this"}
+SERVICE = "gpumesh-tracking"
+
+
+class TrackingLab(Lab):
+    """``uri`` is where the server is at the moment, ``trust`` the certificate by which it is known."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+        self.trust = ""
+        self.uri = ""
+        self.find_server()
+
+    def find_server(self) -> None:
+        """Take from the record where the server is."""
+        tracking = self.record()["tracking"]
+        if tracking:
+            self.uri = f"{'https' if tracking['tls'] else 'http'}://{ADDRESS[tracking['server']]}:5000"
+
+    def record(self) -> dict[str, Any]:
+        return dict(json.loads(self.read(MANAGER, "/var/lib/gpumesh/clusters/lan.json")))
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, user: str = "admin") -> dict[str, Any]:
+        """As the pages of MLflow ask it in a browser, with their origin."""
+        return dict(json.loads(self.fetch(path, body, user) or b"{}"))
+
+    def fetch(self, path: str, body: dict[str, Any] | None = None, user: str = "admin") -> bytes:
+        login = base64.b64encode(f"{user}:{PASSWORDS.get(user, 'something else')}".encode()).decode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {login}", "Origin": self.uri}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.uri}/api/2.0/{path}", data, headers)
+        context = ssl.create_default_context(cafile=self.trust) if self.trust else None
+        if context:
+            # The certificate is for the name of the machine, which this one does not know.
+            context.check_hostname = False
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+        with opener.open(request, timeout=60) as answer:
+            return bytes(answer.read())
+
+    def runs(self, experiment: str) -> dict[str, dict[str, Any]]:
+        """The runs of an experiment, by their names."""
+        found = self.ask(f"mlflow/experiments/get-by-name?experiment_name={experiment}")
+        wanted = {"experiment_ids": [found["experiment"]["experiment_id"]]}
+        return {run["info"]["run_name"]: run for run in self.ask("mlflow/runs/search", wanted).get("runs", [])}
+
+    def known(self, experiment: str) -> dict[str, Any]:
+        """What is known of the runs: their numbers, times, users and where their artifacts are."""
+        return {name: run["info"] for name, run in self.runs(experiment).items()}
+
+    def history(self, run: dict[str, Any], metric: str) -> list[int]:
+        """The steps of a metric, in order, each as often as it is there."""
+        path = f"mlflow/metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}"
+        return sorted(int(point["step"]) for point in self.ask(path).get("metrics", []))
+
+    def artifact(self, run: dict[str, Any], name: str) -> str:
+        """The content of an artifact."""
+        where = run["info"]["artifact_uri"].partition(":/")[2]
+        return self.fetch(f"mlflow-artifacts/artifacts/{where}/{name}").decode()
+
+    def answers(self) -> bool:
+        """Whether the server does."""
+        try:
+            self.ask("mlflow/experiments/get?experiment_id=0")
+        except OSError:
+            return False
+        return True
+
+    def job(self, *argv: str) -> str:
+        return self.run(MANAGER, "srun", "--nodes=2", "--job-name=look", *argv)
+
+    def track(self, *options: str) -> Run:
+        done = self.play("gpumesh.cluster.tracking", *options)
+        self.find_server()
+        return done
+
+    def versions(self, host: str) -> str:
+        """The version of the schema in PostgreSQL."""
+        return self.in_database(host, "SELECT version_num FROM alembic_version", "gpumesh_tracking")
+
+    def in_database(self, host: str, words: str, *options: str) -> str:
+        """The answer of PostgreSQL on a host."""
+        return self.run(host, "runuser", "-u", "postgres", "--", "psql", "-At", *options, "-c", words)
+
+
+def certificate(machine: str, folder: Path) -> tuple[Path, Path]:
+    """A certificate for the name of a machine, and its private key."""
+    made, key = folder / f"{machine}.pem", folder / f"{machine}.key"
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={machine}"]
+    argv += ["-addext", f"subjectAltName=DNS:{machine}", "-keyout", str(key), "-out", str(made)]
+    subprocess.run(argv, check=True, capture_output=True)
+    return made, key
+
+
+def tags(run: dict[str, Any]) -> dict[str, str]:
+    return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
