@@ -14,7 +14,9 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import Cont
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
     OPTIONS,
+    refuse_to_demote,
     refuse_userspace_only,
+    userspace_only,
     without_interface,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
@@ -56,6 +58,8 @@ class ActionModule(ControllerAction):
             taking_part = {member["machine"] for member in decision["members"]}
             confined = [machine for machine in without_interface(held, hosts) if machine in taking_part]
             refuse_userspace_only(confined, [decision["manager"], *servers])
+            if record:
+                refuse_to_demote(record, userspace_only(held, hosts))
         refuse_mesh(coming.record, self.options("mesh", "relays")["relays"] or [])
         refuse_server(str(self.variable("tracking_server", "") or ""), coming.record)
         if decision["left_out"]:

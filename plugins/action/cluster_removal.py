@@ -14,7 +14,9 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import Cont
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
     OPTIONS,
+    refuse_to_demote,
     refuse_userspace_only,
+    userspace_only,
     without_interface,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.machines import machine_names
@@ -54,6 +56,8 @@ class ActionModule(ControllerAction):
             self._refuse_to_rekey([machine for machine in silent if machine not in leaving])
         if record["mesh"]["backend"] == "tailscale" and new_manager:
             refuse_userspace_only(without_interface(held, hosts), [new_manager])
+        if record["mesh"]["backend"] == "tailscale":
+            refuse_to_demote(record, userspace_only(held, hosts), leaving)
         refuse_mesh(coming(record, leaving, new_manager), self.options("mesh", "relays")["relays"] or [])
         return {
             "changed": False,

@@ -55,6 +55,6 @@ class ActionModule(HostAction):
             ),
             "storage": lambda: storage.desired(record, self.machine, **self.options("storage", "backend", "server")),
             **({"tracking": lambda: tracking.desired(record, self.machine)} if record["tracking"] else {}),
-            "train": lambda: train.desired(record, **self.options("train", "run_dir", "stage_dir")),
+            "train": lambda: train.desired(record, self.machine, **self.options("train", "run_dir", "stage_dir")),
             "session": lambda: session.desired(record, self.machine, self.options("session", *session.OPTIONS)),
         }

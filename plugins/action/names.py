@@ -17,4 +17,6 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         given = self.arguments(record=RECORD, state=STATE)
-        return self.module("gpumesh.cluster.names", desired(self.record(), self.machine, given["state"]))
+        programs = {name: path for name, path in self.supervisor().items() if name == "supervisor_programs"}
+        wanted = desired(self.record(), self.machine, given["state"])
+        return self.module("gpumesh.cluster.names", {**wanted, **programs})

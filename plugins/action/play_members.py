@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refu
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
     OPTIONS,
     WHY_USERSPACE_ONLY,
+    refuse_to_demote,
     userspace_only,
     without_interface,
 )
@@ -44,6 +45,7 @@ class ActionModule(ControllerAction):
             lacking = [machine for machine in without_interface(held, hosts) if machine in machines]
             pods = [machine for machine in lacking if machine not in confined]
         if given["announce"]:
+            refuse_to_demote(record, confined)
             self._announce(record, [machine for machine in playing if machine not in machines], confined)
             self._announce_pods(pods)
         return {

@@ -23,5 +23,5 @@ class ActionModule(HostAction):
             run_dir={"type": "str", "default": ""},
             stage_dir={"type": "str", "default": stage.DIRECTORY},
         )
-        settings = desired(self.record(), given["run_dir"], given["state"], given["stage_dir"])
+        settings = desired(self.record(), self.machine, given["run_dir"], given["state"], given["stage_dir"])
         return self.module("gpumesh.cluster.train", settings)

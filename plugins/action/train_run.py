@@ -23,7 +23,7 @@ class ActionModule(HostAction):
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         own, given = self.own_options(_OWN)
-        given["volumes"] = volumes(self.record())
+        given["volumes"] = volumes(self.record(), self.machine)
         result = self.module(_MODULE, given)
         changed, shown = result["changed"], ""
         while own["wait"] and not result["ended"] and not self.check_mode:

@@ -1,16 +1,22 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The names of a cluster's members in this host's /etc/hosts."""
+"""The names of a cluster's members in this host's /etc/hosts.
+
+A container engine writes that file anew at each start. Where supervisord is what runs after it, a program of ours puts the
+names back: this module with the parameters of its last run.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 
 _PATH = "/etc/hosts"
 
@@ -46,3 +52,30 @@ def lines(members: Sequence[Mapping[str, Any]], address: str, label: str) -> Lis
         (member["address"], [*member["names"], *(own if member["address"] == address else [])]) for member in members
     ]
     return [f"{where} {' '.join(names)}" for where, names in named if names]
+
+
+def program_text(name: str, path: str) -> str:
+    """The section of supervisord for the program at ``path``, which runs once at each start."""
+    lines = [
+        "# Written by the Ansible collection gpumesh.cluster; changes here are lost.",
+        f"[program:{name}]",
+        f"command={path}",
+        "autostart=true",
+        "autorestart=false",
+        "startsecs=0",
+        "redirect_stderr=true",
+        f"stdout_logfile=/var/log/{name}.log",
+        "stdout_logfile_maxbytes=1MB",
+        "stdout_logfile_backups=0",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(given: Mapping[str, Any], _arguments: Sequence[str] = ()) -> int:
+    """The entry of the program. ``given``: the parameters of the module."""
+    try:
+        host_files.see_to(files(given, os.uname().nodename), False)
+    except GpumeshError as failure:
+        sys.stdout.write(f"{failure}\n")
+        return 1
+    return 0

@@ -15,6 +15,8 @@ description:
   - Maintains a block in C(/etc/hosts) with the cluster address and the names of each member.
   - The host's own name is added to its own line. Lines of Debian and of container engines that map it to another address
     are commented out.
+  - A container engine writes the file anew at each start. On hosts without systemd, a program that supervisord runs when it
+    starts puts the names back.
   - Set O(record). The other options are derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -40,6 +42,12 @@ options:
   address:
     description: The cluster address of this host.
     type: str
+  supervisor_programs:
+    description:
+      - Folder of the programs that supervisord includes. Without it, the variable C(daemon_supervisor_programs) of the host
+        counts.
+    type: path
+    default: /etc/supervisor/conf.d
 """
 
 EXAMPLES = r"""
@@ -63,11 +71,14 @@ paths:
 """
 
 import os
+import sys
+from typing import Any, Dict, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files, names
-from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon, host_files, names, package
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 _MEMBER = {
     "address": {"type": "str", "required": True},
@@ -78,7 +89,23 @@ _MEMBER = {
 def work(module: AnsibleModule) -> Outcome:
     """Plan the block, then write it."""
     steps = host_files.see_to(names.files(module.params, os.uname().nodename), module.check_mode)
-    return Outcome(bool(steps), {"paths": [step.path for step in steps]}, *host_files.as_diff(steps))
+    before, after = host_files.as_diff(steps)
+    parts = at_boot(module.params, daemon.service_manager(Tree()))
+    changed = [path for path, part in parts.items() if part.changed]
+    done = bring_about(list(parts.values()), {"paths": [*(step.path for step in steps), *changed]}, module.check_mode)
+    return Outcome(bool(steps) or done.changed, done.values, before + done.before, after + done.after)
+
+
+def at_boot(params: Mapping[str, Any], manager: str) -> Dict[str, Part]:
+    """What puts the names back after a start of the container, by path. Where systemd runs, there is none of it."""
+    name = f"gpumesh-names-{params['cluster']}"
+    path, settings = f"/usr/local/sbin/{name}", os.path.join(params["supervisor_programs"], f"{name}.conf")
+    if params["state"] == "absent" or manager != daemon.SUPERVISORD:
+        return {settings: package.part(settings, None), path: package.part(path, None)}
+    given = {key: params[key] for key in ("cluster", "state", "members", "address")}
+    program = package.build(sys.executable, names.__name__, given)
+    text = names.program_text(name, path).encode("utf-8")
+    return {path: package.part(path, program), settings: package.part(settings, text, 0o644)}
 
 
 def main() -> None:
@@ -90,6 +117,7 @@ def main() -> None:
             "cluster": {"type": "str"},
             "members": {"type": "list", "elements": "dict", "options": _MEMBER, "default": []},
             "address": {"type": "str"},
+            "supervisor_programs": {"type": "path", "default": daemon.Places().supervisor_programs},
         },
         supports_check_mode=True,
     )

@@ -11,6 +11,7 @@ from typing import Any
 from ansible.module_utils.parsing.convert_bool import boolean
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 
 WHY_USERSPACE_ONLY = (
     "Without /dev/net/tun (or with mesh_userspace=always) Tailscale has no interface: others can connect to the "
@@ -58,5 +59,21 @@ def refuse_userspace_only(machines: Collection[str], needed: Collection[str]) ->
             f"{', '.join(refused)} cannot be the manager or serve a volume. Nothing has been changed. "
             f"{WHY_USERSPACE_ONLY} With mesh_userspace_nodes=true it can be a Slurm node, but no more than that.",
             "Or choose another machine for it.",
+            machines=refused,
+        )
+
+
+def refuse_to_demote(record: model.Record, confined: Collection[str], leaving: Collection[str] = ()) -> None:
+    """Refuse to take the library from a pod that is a node: its slurmd would go on without it. Raises InputError.
+
+    ``confined``: who is to be no node; ``leaving``: who is being removed, and so is no node afterwards either.
+    """
+    refused = sorted(set(derive.pods(record)) & set(confined) - set(leaving))
+    if refused:
+        raise InputError(
+            f"{', '.join(refused)} in cluster {record['name']}: Slurm nodes without an interface of their tailnet, which "
+            "mesh_userspace_nodes=false would cut off from Slurm. Nothing has been changed.",
+            "Set mesh_userspace_nodes=true for them. Or remove each with the playbook remove, set the option to false, and "
+            "add it again with the playbook join: it is a member then, and no node.",
             machines=refused,
         )

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 
 
-def volumes(record: model.Record) -> list[str]:
-    """Where the shared volumes that can be written to are mounted, on all members."""
-    return [volume["mount_point"] for volume in record["storage"]["volumes"] if not volume.get("read_only")]
+def volumes(record: model.Record, machine: str) -> list[str]:
+    """Where the shared volumes that can be written to are mounted on a member."""
+    return [volume["mount_point"] for volume in derive.volumes_of(record, machine) if not volume.get("read_only")]
 
 
 def desired(
-    record: model.Record, run_dir: str, state: str = "present", stage_dir: str = stage.DIRECTORY
+    record: model.Record, machine: str, run_dir: str, state: str = "present", stage_dir: str = stage.DIRECTORY
 ) -> dict[str, Any]:
     """The parameters of the module train."""
-    return {"state": state, "volumes": volumes(record), "run_dir": run_dir, "stage_dir": stage_dir}
+    return {"state": state, "volumes": volumes(record, machine), "run_dir": run_dir, "stage_dir": stage_dir}
 
 
 def artifacts(name: str, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def parse_inodes(table: str) -> Set[str]:
 def programs(tree: Tree) -> List[Program]:
     """Those that run. Processes that end meanwhile are passed over."""
     inodes: Set[str] = set()
-    for table in ("tcp", "tcp6", "udp", "udp6"):
+    for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6", "icmp", "icmp6"):
         inodes |= parse_inodes(tree.read("proc", "net", table) or "")
     found: Set[Program] = set()
     for pid in tree.names("proc"):

@@ -18,7 +18,12 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    read_text,
+    remove_empty,
+    remove_file,
+    write_atomic,
+)
 
 #: Begins the name of the library.
 NAME = "libgpumesh-pod-"
@@ -164,6 +169,8 @@ def apply(run: Runner, library: Optional[Library], places: Places, plan: Plan) -
     # Not before no program is told to load them.
     for path in plan.old:
         remove_file(path)
+    if library is None:
+        remove_empty(places.libraries)
 
 
 def _put_back(places: Places, text: str) -> None:

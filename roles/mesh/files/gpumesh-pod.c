@@ -13,7 +13,7 @@
  *   getpeername  the member, not the proxy or 127.0.0.1
  *   getsockname  the mesh address, where that is what was asked for
  *   getifaddrs   one interface more, that of the mesh
- *   sendto       of datagrams to members: refused, since they would go to the network of the provider
+ *   sendto, sendmsg, sendmmsg   of datagrams to members: refused, since they would go to the network of the provider
  *
  * Who may be believed: a connection from 127.0.0.1 counts as a member's only if tailscaled's own socket is at its other
  * end, which the kernel says (see owned_by_daemon), and tailscaled, asked by a socket that only root can have made, says
@@ -77,6 +77,8 @@ static int (*libc_getsockname)(int, struct sockaddr *, socklen_t *);
 static int (*libc_getifaddrs)(struct ifaddrs **);
 static void (*libc_freeifaddrs)(struct ifaddrs *);
 static ssize_t (*libc_sendto)(int, const void *, size_t, int, const struct sockaddr *, socklen_t);
+static ssize_t (*libc_sendmsg)(int, const struct msghdr *, int);
+static int (*libc_sendmmsg)(int, struct mmsghdr *, unsigned, int);
 
 static in_addr_t mesh_address, mesh_net, mesh_mask, proxy_address, self_address, self_source;
 
@@ -94,6 +96,8 @@ __attribute__((constructor)) static void begin(void)
     *(void **)&libc_getifaddrs = dlsym(RTLD_NEXT, "getifaddrs");
     *(void **)&libc_freeifaddrs = dlsym(RTLD_NEXT, "freeifaddrs");
     *(void **)&libc_sendto = dlsym(RTLD_NEXT, "sendto");
+    *(void **)&libc_sendmsg = dlsym(RTLD_NEXT, "sendmsg");
+    *(void **)&libc_sendmmsg = dlsym(RTLD_NEXT, "sendmmsg");
     mesh_address = inet_addr(MESH_ADDRESS);
     mesh_mask = htonl(MESH_PREFIX ? ~UINT32_C(0) << (32 - MESH_PREFIX) : 0);
     mesh_net = inet_addr(MESH_SUBNET) & mesh_mask;
@@ -512,19 +516,67 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
     return (to.address == mesh_address ? dial_self : dial_member)(fd, to, address->sa_family);
 }
 
-EXPORT ssize_t sendto(int fd, const void *data, size_t size, int flags, const struct sockaddr *address, socklen_t length)
+/* Where a datagram goes instead, and the length of that; 0 where the program's own address stays. ``refused``: nowhere, as
+ * it is for another member. */
+static socklen_t redirected(const struct sockaddr *address, socklen_t length, struct sockaddr_storage *where, bool *refused)
 {
     struct end to;
-    begin();
+    *refused = false;
     if (!read_end(address, length, &to) || !in_mesh(to.address))
-        return libc_sendto(fd, data, size, flags, address, length);
-    if (to.address != mesh_address) {
+        return 0;
+    *refused = to.address != mesh_address;
+    if (*refused)
         errno = EHOSTUNREACH;
-        return -1;
-    }
+    return write_end((struct end){self_address, to.port}, address->sa_family, where);
+}
+
+EXPORT ssize_t sendto(int fd, const void *data, size_t size, int flags, const struct sockaddr *address, socklen_t length)
+{
     struct sockaddr_storage where;
-    length = write_end((struct end){self_address, to.port}, address->sa_family, &where);
-    return libc_sendto(fd, data, size, flags, (void *)&where, length);
+    bool refused;
+    begin();
+    socklen_t changed = redirected(address, length, &where, &refused);
+    if (refused)
+        return -1;
+    return libc_sendto(fd, data, size, flags, changed ? (void *)&where : address, changed ? changed : length);
+}
+
+EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    struct sockaddr_storage where;
+    bool refused;
+    begin();
+    if (message == NULL)
+        return libc_sendmsg(fd, message, flags);
+    socklen_t changed = redirected(message->msg_name, message->msg_namelen, &where, &refused);
+    if (refused)
+        return -1;
+    if (changed == 0)
+        return libc_sendmsg(fd, message, flags);
+    struct msghdr other = *message;
+    other.msg_name = &where;
+    other.msg_namelen = changed;
+    return libc_sendmsg(fd, &other, flags);
+}
+
+/* As the kernel does it: the number of those that were sent, and a failure only if it was none. */
+EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
+{
+    unsigned first;
+    struct end to;
+    begin();
+    for (first = 0; messages != NULL && first < count; first++)
+        if (read_end(messages[first].msg_hdr.msg_name, messages[first].msg_hdr.msg_namelen, &to) && in_mesh(to.address))
+            break;
+    if (messages == NULL || first == count)
+        return libc_sendmmsg(fd, messages, count, flags);
+    for (unsigned sent = 0; sent < count; sent++) {
+        ssize_t size = sendmsg(fd, &messages[sent].msg_hdr, flags);
+        if (size < 0)
+            return sent > 0 ? (int)sent : -1;
+        messages[sent].msg_len = (unsigned)size;
+    }
+    return (int)count;
 }
 
 /* --- Listening, and the names of both ends ------------------------------------------------------------------------- */

@@ -137,11 +137,39 @@ try:
     line.sendto(b"x", (MEMBER, 9))
 except OSError as failure:
     print(failure.errno)
+try:
+    line.sendmsg([b"x"], [], 0, (MEMBER, 9))
+except OSError as failure:
+    print(failure.errno)
 line.connect((MEMBER, 9))
 print(line.getsockname()[0], line.getpeername())
 """
         # The second is how programs find out which address they have.
-        assert pod.run(program) == ["113", f"{OWN} ('{MEMBER}', 9)"]
+        assert pod.run(program) == ["113", "113", f"{OWN} ('{MEMBER}', 9)"]
+
+    def test_nor_do_several_at_once(self, pod: Pod) -> None:
+        """As QUIC sends them. One to this host comes, the next one, to a member, does not go."""
+        program = """
+import ctypes
+class Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_char_p), ("size", ctypes.c_size_t)]
+class Header(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("namelen", ctypes.c_uint32), ("vectors", ctypes.POINTER(Vector)),
+                ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("length", ctypes.c_size_t), ("flags", ctypes.c_int)]
+class Message(ctypes.Structure):
+    _fields_ = [("header", Header), ("sent", ctypes.c_uint)]
+def message(host, port):
+    name = socket.AF_INET.to_bytes(2, sys.byteorder) + port.to_bytes(2, "big") + socket.inet_aton(host) + bytes(8)
+    return Message(Header(name, 16, ctypes.pointer(Vector(b"x", 1)), 1, None, 0, 0), 0)
+libc = ctypes.CDLL(None, use_errno=True)
+listener = socket.socket(type=socket.SOCK_DGRAM)
+listener.bind((OWN, 0))
+line = socket.socket(type=socket.SOCK_DGRAM)
+own, member = message(OWN, listener.getsockname()[1]), message(MEMBER, 9)
+print(libc.sendmmsg(line.fileno(), (Message * 2)(own, member), 2, 0), listener.recv(9))
+print(libc.sendmmsg(line.fileno(), (Message * 2)(member, own), 2, 0), ctypes.get_errno())
+"""
+        assert pod.run(program) == ["1 b'x'", "-1 113"]
 
 
 class TestListen:

@@ -121,6 +121,15 @@ def entries_on(number: int) -> list[dict[str, Any]]:
     return [{"machine": f"n{number}", "address": f"10.{1 if number == 1 else 2}.0.1", "interface": "eth0"}]
 
 
+def with_pod() -> Any:
+    """The record of a tailnet, in which n3 is a pod."""
+    members = [
+        {**one, "mesh": {"address": f"100.64.0.{number}", **({"userspace": True} if number == 3 else {})}}
+        for number, one in enumerate(entries(1, 2, 3), start=1)
+    ]
+    return plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", TAILNET, members, STAMP), STAMP)
+
+
 class TestMembers:
     GIVEN = {"record": NEW, "registered": "held"}
 
@@ -155,6 +164,26 @@ class TestMembers:
         hosts["n3"]["mesh_userspace_nodes"] = "sometimes"
         refused = on_hosts(play_members, given, hosts).result
         assert refused["failed"] and "n3: mesh_userspace_nodes is 'sometimes'" in refused["msg"]
+
+    def test_a_pod_that_is_a_node_stays_one_while_it_is_a_member(self) -> None:
+        """Without the library its slurmd would be cut off."""
+        hosts = held(**{machine: {**NOTHING, **facts, "tun": machine != "n3"} for machine, facts in LAN.items()})
+        given = {**self.GIVEN, "record": with_pod(), "announce": True}
+        found = {"record": with_pod(), "source": "n1", "outside": {}, "records": {}, "replaced": [], "answering": []}
+        registered = {"name": "lab", "registered": "held", "found": "found", "candidate": "n1"}
+        removed = {"name": "lab", "registered": "held", "found": "found", "machines": "n2"}
+        for action, arguments in (
+            (play_members, given),
+            (cluster_registration, registered),
+            (cluster_removal, removed),
+        ):
+            refused = on_hosts(action, arguments, hosts, found=found).result
+            assert refused["failed"] and refused["error"]["machines"] == ["n3"]
+            assert "Nothing has been changed. Set mesh_userspace_nodes=true" in refused["msg"]
+        # That is the way out.
+        assert not on_hosts(cluster_removal, {**removed, "machines": "n3"}, hosts, found=found).result.get("failed")
+        hosts["n3"]["mesh_userspace_nodes"] = True
+        assert on_hosts(play_members, given, hosts).result["pods"] == ["n3"]
 
 
 class TestRegistration:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from typing import Any
 
 from action_runs import Played, play
@@ -103,6 +105,28 @@ def test_a_controller_that_cannot_take_its_settings_over_is_restarted() -> None:
     for restart, state in ((True, "restarted"), (False, "started")):
         given = sent({"state": "served", "restart": restart}, inventory_hostname="n1")
         assert {one["name"]: one.get("state") for one in given["daemons"]} == {"slurmdbd": None, "slurmctld": state}
+
+
+def test_where_the_container_is_new_slurmd_waits() -> None:
+    """PID 1 of this machine is older, and a process of the test is not."""
+    command = sent({}, slurm_conf={"batchstarttimeout": 3})["daemons"][0]["command"]
+    waiting, _slurmd, arguments = command.rpartition(" /usr/sbin/slurmd")
+    assert (waiting.split()[-1], arguments) == ("18", " -D")
+    assert sent({})["daemons"][0]["command"].endswith(" 25 /usr/sbin/slurmd -D")
+    for shown, least, most in (("/proc/1/stat", 0, 1.5), ("/proc/self/stat", 1.5, 10)):
+        begun = time.monotonic()
+        line = f"{waiting[:-2]}2 printf '[%s]' 'a b' c".replace("/proc/1/stat", shown)
+        done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == ("[a b][c]", "")
+        assert least <= time.monotonic() - begun < most
+
+
+def test_slurmd_of_a_pod_is_as_new_as_the_library() -> None:
+    assert "/etc/ld.so.preload" not in sent({})["daemons"][0]["reads"]
+    mesh = {"address": "100.64.0.2", "public_key": None, "userspace": True}
+    members = [{**one, "mesh": mesh} if one["machine"] == "n2" else one for one in MESHED["members"]]
+    pod = {**MESHED, "mesh": {**MESHED["mesh"], "backend": "tailscale"}, "members": members}
+    assert "/etc/ld.so.preload" in sent({"record": pod})["daemons"][0]["reads"]
 
 
 def test_what_is_missing_is_installed() -> None:

@@ -51,6 +51,16 @@ def test_the_program_knows_the_volumes_that_can_be_written_to() -> None:
     assert played.ran == [("gpumesh.cluster.train", wanted)]
 
 
+def test_a_pod_has_none_of_them() -> None:
+    members = [{**MEMBERS[0], "mesh": {"address": "100.64.0.1", "userspace": True}}]
+    mesh = {"backend": "tailscale"}
+    empty = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", mesh, members, STAMP), STAMP)
+    given = {"record": plan.set_storage(empty, VOLUMES).record}
+    played = play(train.ActionModule, given, {"gpumesh.cluster.train": [{"changed": True}]}, HERE)
+    ((_module, given),) = played.ran
+    assert given["volumes"] == []
+
+
 def test_a_run_is_started_and_looked_at_until_it_has_ended() -> None:
     played = followed(looked("queued", "started", changed=True), looked("running"), looked("finished"))
     assert (played.result["changed"], played.result["line"]) == (True, "nano: finished")

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files, names
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 
 MEMBERS = [{"address": "10.99.0.1", "names": ["n1"]}, {"address": "10.99.0.2", "names": ["n2"]}]
 PARAMS = {"cluster": "lab", "state": "present", "members": MEMBERS, "address": "10.99.0.1"}
@@ -51,6 +53,19 @@ def test_a_host_name_is_no_pattern() -> None:
     assert after("127.0.1.1 gpux1\n", PARAMS, "gpu.1") == after("127.0.1.1 gpux1\n", PARAMS, "gpu").replace(
         "gpu.1", "gpu"
     )
+
+
+def test_the_program_does_what_the_module_did(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def refused(*_given: Any) -> None:
+        raise HostStateError("/etc/hosts is a directory.")
+
+    written: list[Any] = []
+    monkeypatch.setattr(host_files, "see_to", lambda entries, look_only: written.append((entries, look_only)))
+    assert names.main(PARAMS) == 0
+    assert written == [(names.files(PARAMS, os.uname().nodename), False)]
+    monkeypatch.setattr(host_files, "see_to", refused)
+    assert names.main(PARAMS) == 1
+    assert "is a directory" in capsys.readouterr().out
 
 
 def test_what_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

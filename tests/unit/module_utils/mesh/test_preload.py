@@ -106,6 +106,7 @@ def test_the_list_is_removed_with_its_last_line(places: preload.Places) -> None:
     bring_about(places, Host())
     preload.apply(Host(), None, places, preload.make_plan(None, places))
     assert not Path(places.preload).exists()
+    assert not Path(places.libraries).exists()
 
 
 @pytest.mark.parametrize(

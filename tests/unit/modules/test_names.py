@@ -1,0 +1,50 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What puts the names back on a host whose container engine writes /etc/hosts anew."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import names, package
+from ansible_collections.gpumesh.cluster.plugins.modules.names import at_boot
+
+MEMBERS = [{"address": "10.99.0.1", "names": ["n1"]}]
+
+
+def params(folder: Path, **given: Any) -> dict[str, Any]:
+    own = {"cluster": "lab", "state": "present", "members": MEMBERS, "address": "10.99.0.1"}
+    return {**own, "supervisor_programs": str(folder), **given}
+
+
+def test_only_without_systemd_and_until_the_member_leaves(tmp_path: Path) -> None:
+    settings = str(tmp_path / "gpumesh-names-lab.conf")
+    parts = at_boot(params(tmp_path), "supervisord")
+    assert list(parts) == ["/usr/local/sbin/gpumesh-names-lab", settings]
+    parts[settings].apply()
+    program = configparser.RawConfigParser()
+    program.read(settings)
+    section = program["program:gpumesh-names-lab"]
+    assert (section["command"], section["autorestart"]) == ("/usr/local/sbin/gpumesh-names-lab", "false")
+    assert not at_boot(params(tmp_path), "supervisord")[settings].changed
+    assert os.stat(settings).st_mode & 0o777 == 0o644
+    for given, manager in (({}, "systemd"), ({"state": "absent"}, "supervisord")):
+        part = at_boot(params(tmp_path, **given), manager)[settings]
+        assert part.changed
+    part.apply()
+    assert not Path(settings).exists()
+
+
+def test_the_program_runs_without_ansible(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    path.write_bytes(package.build(sys.executable, names.__name__, {}))
+    code = "import sys; sys.path = [sys.argv[1], *sys.path]; from {} import main, files; print(files({}, 'gpu1'))"
+    command = [sys.executable, "-IS", "-c", code.format(names.__name__, params(tmp_path)), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "10.99.0.1 n1 gpu1" in done.stdout
