@@ -71,7 +71,7 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
         "closed": [text for text in closed if text],
         "nat": options["nat"],
         "allow": list(options["allow"]),
-        "volumes": volumes(record),
+        "volumes": volumes(record, machine),
         "mounts_allowed": list(options["mounts_allowed"]),
         "storage": options["storage_dir"],
     }
