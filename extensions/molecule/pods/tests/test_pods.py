@@ -273,22 +273,6 @@ def test_site_brings_back_a_pod_without_our_start_command(lab: Lab) -> None:
     assert lab.run("p2", "ssh", "-o", "BatchMode=yes", "p1", "hostname").strip() == "p1"
 
 
-def test_slurmd_gets_the_new_library(lab: Lab) -> None:
-    def library() -> str:
-        return lab.run(
-            "p1", "sh", "-c", "grep -o '/usr/local/lib/gpumesh/[^ ]*' /proc/$(pgrep -ox slurmd)/maps | sort -u"
-        )
-
-    former = library()
-    limited = ("--limit", "m1,p1", "--skip-tags", "reachability")
-    for given in (("-e", "mesh_proxy_port=1056"), ()):
-        run = lab.play("gpumesh.cluster.site", *limited, *given)
-        assert run.code == 0, run.output[-6000:]
-        assert f"{library().strip()}\n" == lab.run("p1", "cat", "/etc/ld.so.preload")
-        assert (library() == former) == (not given)
-    lab.wait("all nodes are idle", lambda: all_idle(lab))
-
-
 def test_the_option_is_not_switched_off_beneath_a_node(lab: Lab) -> None:
     run = lab.play("gpumesh.cluster.site", "-e", "mesh_userspace_nodes=false")
     assert run.code != 0
@@ -311,6 +295,6 @@ def test_a_pod_leaves(lab: Lab) -> None:
     print(f"removed within {time.monotonic() - started:.0f} s")
     assert sorted(nodes(lab)) == ["m1", "p1", "p2"]
     assert lab.run("p3", "sh", "-c", "cat /etc/ld.so.preload; ls -d /usr/local/lib/gpumesh", check=False) == ""
-    assert lab.run("p3", "sh", "-c", "ls -d /usr/local/sbin/gpumesh* /etc/supervisor/conf.d/*", check=False) == ""
+    assert lab.run("p3", "sh", "-c", "ls -d /usr/local/sbin/gpumesh-names* /etc/supervisor/conf.d/*", check=False) == ""
     listed = json.loads(lab.run("m1", "headscale", "nodes", "list", "--output", "json"))
     assert "p3" not in {node["given_name"] for node in listed}
