@@ -12,6 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import (
     job_environment,
     names,
+    session,
     ssh_trust,
     storage,
     tracking,
@@ -55,4 +56,5 @@ class ActionModule(HostAction):
             "storage": lambda: storage.desired(record, self.machine, **self.options("storage", "backend", "server")),
             **({"tracking": lambda: tracking.desired(record, self.machine)} if record["tracking"] else {}),
             "train": lambda: train.desired(record, self.machine, **self.options("train", "run_dir", "stage_dir")),
+            "session": lambda: session.desired(record, self.machine, self.options("session", *session.OPTIONS)),
         }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session, slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm_run import run_slurm
 
@@ -31,6 +31,8 @@ class ActionModule(HostAction):
             return self.module(_MODULE, {"state": state})
         record = self.record()
         options = self.options("slurm", *slurm.OPTIONS)
+        sessions = self.options("session", "enabled")["enabled"]
+        options["plugins"] = [session.PLUGIN] if sessions else []
         if state == "present":
             # Not before the controller tells the nodes to do without.
             keep = record["manager"] not in self.variables["ansible_play_batch"]
@@ -39,4 +41,8 @@ class ActionModule(HostAction):
             parameters = slurm.configured(record, self.machine, options)
         else:
             parameters = slurm.served(record, options, given["restart"])
-        return run_slurm(self, {"state": state, **parameters})
+        result = run_slurm(self, {"state": state, **parameters})
+        if state == "present" and not sessions and result.get("sessions"):
+            removed = self.module("gpumesh.cluster.session", {"state": "absent"})
+            result["changed"] = result["changed"] or removed["changed"]
+        return result

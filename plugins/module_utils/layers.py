@@ -13,6 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import started_at, unread
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files as job_files
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install as session
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files as ssh_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import mounts
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
@@ -30,6 +31,7 @@ LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Difference
     "job environment": job_files.differences,
     "storage": mounts.differences,
     "train": install.differences,
+    "session": session.differences,
     "tracking": server.differences,
 }
 

@@ -174,6 +174,11 @@ options:
         list of mappings. C(gpu) replaces what is detected; an empty list means that there is none.
     type: dict
     default: {}
+  plugins:
+    description: The paths of plugins (SPANK) that slurmd and srun load, the same on all hosts. One that is missing is skipped.
+    type: list
+    elements: str
+    default: []
   gpus:
     description:
       - How many GPUs this host is known to have. Where fewer are found and O(gres) does not name them, the node goes on
@@ -197,6 +202,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+sessions:
+  description: Whether the host has the plugin for sessions.
+  type: bool
+  returned: unless O(state=absent)
 missing:
   description: The programs that have to be installed first, such as in check mode.
   type: list
@@ -280,6 +289,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health import prog
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.tenure import ACCOUNTING, is_there
@@ -302,13 +312,13 @@ def work(module: AnsibleModule) -> Outcome:
         planned = configure.plan(configure.read_files(given["directory"]), None, False, given["directory"])
         if not module.check_mode:
             configure.apply(given["directory"], planned)
-        values = {"changed_files": sorted(planned.write)}
+        values: Dict[str, Any] = {"changed_files": sorted(planned.write)}
         return Outcome(bool(planned.write), values, planned.before, planned.after, given["directory"])
     manager = daemon.service_manager(Tree())
     missing = [name for name in given["programs"] if not os.path.lexists(os.path.join(_PROGRAMS, name))]
     if given["state"] != "configured" and daemon.supervisord_missing(manager):
         missing.append("supervisor")
-    values = {"missing": missing, "restarted": []}
+    values = {"missing": missing, "restarted": [], "sessions": os.path.lexists(PLUGIN)}
     if missing and not module.check_mode:
         return Outcome(False, values)
     steps = {"present": _node, "configured": _configured, "stored": _stored, "served": _served}
@@ -543,6 +553,7 @@ def main() -> None:
             "nodesets": {"type": "dict", "default": {}},
             "cgroup": {"type": "dict", "default": {}},
             "gres": {"type": "dict", "default": {}},
+            "plugins": {"type": "list", "elements": "str", "default": []},
             "gpus": {"type": "int", "default": 0},
             "node": {"type": "dict", "default": {}},
             "directory": {"type": "path", "default": "/etc/slurm"},

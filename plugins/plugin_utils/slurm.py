@@ -102,6 +102,7 @@ def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -
         "cgroup": options["cgroup"],
         "gres": options["gres"],
         "gpus": views[machine]["gpus"],
+        "plugins": options.get("plugins", []),
         "node": options["node_conf"],
     }
 

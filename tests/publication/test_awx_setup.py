@@ -243,6 +243,7 @@ NEEDED = {
     "cluster_machine": "gpu4",
     "train_name": "nano",
     "train_command": "python3 train.py",
+    "session_name": "demo",
 }
 
 

@@ -29,6 +29,7 @@ LAYERS = {
     "munge",
     "names",
     "reachability",
+    "session",
     "slurm",
     "ssh_trust",
     "storage",
@@ -66,6 +67,17 @@ TO_DO = {
         "train_max_restarts",
         "train_wait",
     },
+    "session": {
+        "session_name",
+        "session_state",
+        "session_roles",
+        "session_time",
+        "session_network",
+        "session_ports",
+        "session_retry",
+        "session_wait",
+        "session_user",
+    },
     "check": {
         "check_level",
         "check_job_timeout",
@@ -75,7 +87,12 @@ TO_DO = {
     },
 }
 #: What a playbook cannot do without.
-NEEDED = {"join": {"cluster_machines"}, "remove": {"cluster_machine"}, "train": {"train_name", "train_command"}}
+NEEDED = {
+    "join": {"cluster_machines"},
+    "remove": {"cluster_machine"},
+    "train": {"train_name", "train_command"},
+    "session": {"session_name"},
+}
 TYPES = {
     "str": {"text"},
     "path": {"text"},

@@ -22,9 +22,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import SlurmHost
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
-SERVED = ("slurm.conf", "cgroup.conf", "gres.conf")
+SERVED = ("slurm.conf", "cgroup.conf", "gres.conf", "plugstack.conf")
 #: Below the folder of the configuration: what holds for this host alone.
-NODE = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf")
+NODE = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf", "plugstack.conf.d/gpumesh.conf")
 OPTIONS = "node/slurmd.env"
 
 #: Settings that a running slurmctld 22.05 does not apply by `scontrol reconfigure`, in lower case.
@@ -70,6 +70,7 @@ _UNSAFE = re.compile(r"[\"'`$\\\n;&|<>]")
 class Request(NamedTuple):
     """The desired cluster and host. ``serve``: this host runs the controller. Mappings come from the user.
 
+    ``plugins``: paths of those that each slurmd and srun load, the same on all hosts.
     ``gpus``: how many this host is known to have. With fewer it is broken, and no smaller machine.
     """
 
@@ -95,6 +96,7 @@ class Request(NamedTuple):
     gres: Mapping[str, Any]
     node: Mapping[str, Any]
     gpus: int = 0
+    plugins: Sequence[str] = ()
 
 
 class Gres(NamedTuple):
@@ -119,16 +121,21 @@ def documents(request: Request, host: SlurmHost, folder: str, former: str = "") 
     conf.check_settings("slurm_cgroup", request.cgroup)
     gres = gres_lines(request, host)
     definition = node_definition(request, host, gres, former)
+    plugins = [f"optional {path}" for path in request.plugins]
+    # As Debian has it. A host that does not have our file yet goes on without it.
+    included = [f"include {os.path.join(folder, 'plugstack.conf.d')}/*.conf"]
     return Documents(
         {
             "slurm.conf": conf.text_of(_slurm_conf(request, host, folder)),
             "cgroup.conf": conf.text_of([f"Include {os.path.join(folder, 'node/cgroup.conf')}"]),
             "gres.conf": conf.text_of([f"Include {os.path.join(folder, 'node/gres.conf')}"]),
+            **({"plugstack.conf": conf.text_of(included)} if plugins else {}),
         },
         {
             "node/slurm.conf": conf.text_of(conf.render(_without(node_settings(host), request.settings))),
             "node/cgroup.conf": conf.text_of(conf.render(conf.merge(cgroup_settings(host), request.cgroup))),
             "node/gres.conf": conf.text_of(gres.lines),
+            **({"plugstack.conf.d/gpumesh.conf": conf.text_of(plugins)} if plugins else {}),
         },
         definition,
         slurmd_arguments(request, definition),

@@ -67,8 +67,8 @@ def plan(
         text = present.get(name)
         if text is None or text.startswith(_OURS):
             continue
-        if wanted is None:
-            # Not ours to remove.
+        if wanted is None or name not in wanted.served or _has(text, wanted.served[name]):
+            # Not ours to remove, or to change.
             texts[name] = text
             continue
         raise HostStateError(
@@ -88,6 +88,12 @@ def plan(
     )
 
 
+def _has(text: str, wanted: str) -> bool:
+    """Whether a file of somebody else's says what is wanted, as the one that a package has brought may."""
+    lines = [{line.strip() for line in one.splitlines() if not line.startswith("#")} for one in (wanted, text)]
+    return lines[0] - {""} <= lines[1]
+
+
 def _outdated(runs: Optional[Mapping[str, str]], wanted: Optional[Documents]) -> bool:
     """Whether slurmd was started with other words."""
     if not runs or wanted is None:
@@ -105,7 +111,8 @@ def validate(run: Runner, wanted: Documents, folder: str) -> bool:
     if find("slurmd") is None:
         return False
     with tempfile.TemporaryDirectory(prefix="gpumesh-slurm-") as aside:
-        os.mkdir(os.path.join(aside, "node"))
+        for name in NODE:
+            os.makedirs(os.path.dirname(os.path.join(aside, name)), exist_ok=True)
         moved = {os.path.join(folder, name): os.path.join(aside, name) for name in NODE}
         for name, text in {**wanted.served, **wanted.node}.items():
             write_atomic(os.path.join(aside, name), conf.redirect_includes(text, moved), mode=0o644)
@@ -165,13 +172,13 @@ def apply(folder: str, planned: Plan) -> None:
     """Write and remove. The served slurm.conf comes last: a controller that starts now finds what it includes."""
     if not planned.write:
         return
-    os.makedirs(os.path.join(folder, "node"), mode=0o755, exist_ok=True)
     for name in sorted(planned.write, key=lambda path: path == "slurm.conf"):
         text = planned.write[name]
         path = os.path.join(folder, name)
         if text is None:
             remove_file(path)
         else:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
             write_atomic(path, text, mode=0o644)
 
 

@@ -60,10 +60,10 @@ class World:
 
     ``rank`` and ``local_rank`` are None where the reader is no task: in a batch script of several tasks or a login.
     ``master`` is None where the node of rank 0 cannot be told. ``mixed``: the job has several components, of which
-    this world may be one.
+    this world may be one. ``roles``: of each node, where they are other than main and sub.
     """
 
-    __slots__ = ("job", "local_rank", "master", "mixed", "node_rank", "nodes", "rank", "size", "step")
+    __slots__ = ("job", "local_rank", "master", "mixed", "node_rank", "nodes", "rank", "roles", "size", "step")
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class World:
         local_rank: Optional[int],
         master: Optional[str],
         mixed: bool,
+        roles: Optional[List[str]] = None,
     ) -> None:
         self.job = job
         self.step = step
@@ -86,6 +87,7 @@ class World:
         self.local_rank = local_rank
         self.master = master
         self.mixed = mixed
+        self.roles = roles
 
     @property
     def node(self) -> Node:
@@ -429,7 +431,7 @@ def network_variables(world: World, interface: str, rdma: Mapping[str, List[str]
 
 def backendai_variables(world: World) -> Dict[str, str]:
     """A node is what Backend.AI calls a container. main is the first one, or all of a mixed job's first component."""
-    roles = [
+    roles = world.roles or [
         "main" if (node.group == 0 if world.mixed else position == 0) else "sub"
         for position, node in enumerate(world.nodes)
     ]

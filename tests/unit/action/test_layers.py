@@ -92,7 +92,7 @@ def test_options_that_a_layer_would_refuse_are_what_differs() -> None:
     played = on_host(layer_info, {"record": RECORD}, found, **wrong)
     assert set(played.result["drift"]) == {"munge", "ssh", "job environment"}
     assert "ssh_trust_users: 'a b'" in played.result["drift"]["ssh"]
-    assert set(played.ran[0][1]["modules"]) == {"names", "storage", "train"}
+    assert set(played.ran[0][1]["modules"]) == {"names", "storage", "train", "session"}
 
 
 def test_who_leaves_is_told_the_name_of_the_cluster_alone() -> None:

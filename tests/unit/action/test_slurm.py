@@ -34,6 +34,7 @@ def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = 
         **variables,
     }
     given = {"gpumesh.cluster.slurm": results or [DONE], "ansible.builtin.apt": [{"changed": True}]}
+    given["gpumesh.cluster.session"] = [{"changed": True}]
     return play(ActionModule, {"record": RECORD, **arguments}, given, here, check_mode)
 
 
@@ -125,3 +126,12 @@ def test_what_is_missing_is_installed() -> None:
 
 def test_who_leaves_needs_to_know_nothing() -> None:
     assert sent({"state": "absent"}) == {"state": "absent"}
+
+
+def test_what_sessions_have_left_is_removed_once_they_are_off() -> None:
+    assert [module for module, _given in run({}, DONE).ran] == ["gpumesh.cluster.slurm"]
+    on = run({}, {**DONE, "sessions": True}, session_enabled=True)
+    assert [module for module, _given in on.ran] == ["gpumesh.cluster.slurm"]
+    off = run({}, {**DONE, "sessions": True})
+    assert off.ran[1] == ("gpumesh.cluster.session", {"state": "absent"})
+    assert off.result["changed"]

@@ -171,6 +171,15 @@ def test_train_is_refused_where_no_volume_is_shared(node: Node) -> None:
     assert job.changed == {}
 
 
+def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
+    """That containers run is seen in the scenario session."""
+    roles = "[{name: main, image: debian}, {name: sub, replicas: 3, image: debian}]"
+    job = node.run("session", limit=PAIR, session_name="demo", session_roles=roles, session_ports="8888 9000:80")
+    assert job.status == "failed", job.stdout
+    assert "There are no sessions on this cluster" in " ".join(job.stdout.split())
+    assert job.changed == {}
+
+
 def test_tracking_is_refused_for_who_is_not_a_member(node: Node) -> None:
     """That it runs and moves is seen in the scenario tracking."""
     job = node.run("tracking", limit=PAIR, tracking_server="bad")

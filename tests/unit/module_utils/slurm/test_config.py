@@ -470,7 +470,26 @@ def test_another_controller_restarts_slurmd_but_redefines_nothing() -> None:
 def test_a_former_controller_serves_no_more() -> None:
     documents = config.documents(request(), HOST, FOLDER)
     planned = configure.plan(present_after(documents, True), documents, False, FOLDER)
-    assert planned.write == dict.fromkeys(config.SERVED)
+    assert planned.write == dict.fromkeys(documents.served)
+
+
+def test_plugins_are_served_by_a_pattern_and_named_on_each_host() -> None:
+    without = config.documents(request(), HOST, FOLDER)
+    documents = config.documents(request(plugins=["/usr/local/lib/x.so"]), HOST, FOLDER)
+    assert documents.served["plugstack.conf"].splitlines()[1:] == [f"include {FOLDER}/plugstack.conf.d/*.conf"]
+    assert documents.node["plugstack.conf.d/gpumesh.conf"].splitlines()[1:] == ["optional /usr/local/lib/x.so"]
+    assert {*documents.served, *documents.node} - {*without.served, *without.node} == {
+        "plugstack.conf",
+        "plugstack.conf.d/gpumesh.conf",
+    }
+    planned = configure.plan(present_after(documents, True), without, True, FOLDER)
+    assert planned.write == {"plugstack.conf": None, "plugstack.conf.d/gpumesh.conf": None}
+    theirs = {**present_after(without, True), "plugstack.conf": "optional /their.so\n"}
+    assert configure.plan(theirs, without, True, FOLDER).write == {}
+    with pytest.raises(HostStateError, match="not written by this collection"):
+        configure.plan(theirs, documents, True, FOLDER)
+    debians = {**theirs, "plugstack.conf": f"include {FOLDER}/plugstack.conf.d/*.conf\n"}
+    assert list(configure.plan(debians, documents, True, FOLDER).write) == ["plugstack.conf.d/gpumesh.conf"]
 
 
 def test_a_configuration_of_somebody_else_is_refused_and_not_removed() -> None:
@@ -494,7 +513,7 @@ slurmd: fatal: Unable to process configuration file
 def test_slurm_reads_all_files_aside_and_its_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configure, "find", lambda _program: "/usr/sbin/slurmd")
     folder = str(tmp_path)
-    documents = config.documents(request(), HOST, folder)
+    documents = config.documents(request(plugins=["/x.so"]), HOST, folder)
     seen: dict[str, str] = {}
 
     def run(argv: list[str], **_options: Any) -> Completed:

@@ -22,7 +22,7 @@ ROLE = ROOT / "roles" / "cluster"
     [
         (
             ["storage", "ssh_trust"],
-            ["train", "slurm", "job_environment", "munge", "tracking", "firewall", "names", "mesh"],
+            ["session", "train", "slurm", "job_environment", "munge", "tracking", "firewall", "names", "mesh"],
         ),
         (["munge", "job_environment", "slurm"], ["tracking", "storage", "ssh_trust", "firewall", "names", "mesh"]),
     ],

@@ -1,0 +1,440 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sessions on three real hosts: their containers, their network, and what is left when they are over."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from session_lab import (
+    DEMO,
+    GONE,
+    HOSTS,
+    LAB,
+    MANAGER,
+    TWO,
+    await_nothing,
+    by,
+    everywhere,
+    inside,
+    job_of,
+    left,
+    places,
+    role,
+    start,
+)
+
+#: In each container at once: be reached by all others on every port, and reach them, by TCP and by UDP.
+_PAIRS = """
+import os, socket, sys, threading, time
+names = os.environ["BACKENDAI_CLUSTER_HOSTS"].split(",")
+own, ports = os.environ["BACKENDAI_CLUSTER_HOST"], [int(word) for word in sys.argv[1:]]
+told, told_me = set(), set()
+
+def stream(port):
+    listening = socket.create_server(("", port))
+    while True:
+        peer, _address = listening.accept()
+        threading.Thread(target=answer, args=(peer,), daemon=True).start()
+
+def answer(peer):
+    data = b""
+    while not data.endswith(b"."):
+        data += peer.recv(1 << 16)
+    if data.startswith(b"done "):
+        told_me.add(data[5:-1].decode())
+    peer.sendall(f"{own} {len(data)}".encode())
+    peer.close()
+
+def datagrams(port):
+    bound = socket.socket(type=socket.SOCK_DGRAM)
+    bound.bind(("", port))
+    while True:
+        data, address = bound.recvfrom(1 << 16)
+        bound.sendto(f"{own} {len(data)}".encode(), address)
+
+def ask(name, port, data):
+    end = time.monotonic() + 60
+    while True:
+        try:
+            with socket.create_connection((name, port), timeout=5) as peer:
+                peer.sendall(data)
+                return peer.recv(100).decode()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.2)
+
+def ask_datagram(name, port, size):
+    asking = socket.socket(type=socket.SOCK_DGRAM)
+    asking.setsockopt(socket.IPPROTO_IP, 10, 2)  # Not in fragments.
+    asking.settimeout(2)
+    for _attempt in range(20):
+        asking.sendto(b"x" * size, (name, port))
+        try:
+            return asking.recv(100).decode()
+        except OSError:
+            time.sleep(0.2)
+
+for port in ports:
+    for work in (stream, datagrams):
+        threading.Thread(target=work, args=(port,), daemon=True).start()
+for name in names:
+    for port in ports:
+        said = ask(name, port, b"x" * 199999 + b".")
+        assert said == f"{name} 200000", said
+        # An address, a port and a checksum are 28 bytes, and the way between hosts takes 50 of their 1500.
+        said = ask_datagram(name, port, 1422)
+        assert said == f"{name} 1422", said
+for name in names:
+    ask(name, ports[0], f"done {own}.".encode())
+while len(told_me) < len(names):
+    time.sleep(0.1)
+time.sleep(1)
+print("reached", len(names) * len(ports))
+"""
+_CONNECT = """
+import socket, sys
+for word in sys.argv[1:]:
+    address, _colon, port = word.rpartition(":")
+    try:
+        socket.create_connection((address, int(port)), timeout=2).close()
+        print(word, "connected")
+    except OSError as failure:
+        print(word, type(failure).__name__)
+"""
+_LISTEN = """
+import select, socket
+streams = [socket.create_server(("", port)) for port in (4242, 5353)]
+for port in (4242, 5353):
+    bound = socket.socket(type=socket.SOCK_DGRAM)
+    bound.bind(("", port))
+    streams.append(bound)
+while True:
+    for ready in select.select(streams, [], [])[0]:
+        ready.accept() if ready.type == socket.SOCK_STREAM else ready.recv(100)
+"""
+_SEND = """
+import socket, sys
+for address in sys.argv[1:]:
+    for port in (4242, 5353):
+        sending = socket.socket(type=socket.SOCK_DGRAM)
+        for _time in range(5):
+            try:
+                sending.sendto(b"x", (address, port))
+            except OSError:
+                pass
+        try:
+            socket.create_connection((address, port), timeout=1)
+            print("reached", address, port)
+        except OSError:
+            pass
+"""
+_ALL_REDUCE = """
+import os
+os.environ["USE_LIBUV"] = "0"  # Debian's build has none.
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="env://", rank=int(os.environ["WORLD_RANK"]), world_size=4)
+one = torch.tensor([float(dist.get_rank() + 1)] * 100000)
+dist.all_reduce(one)
+print(one[-1].item())
+"""
+
+
+@pytest.fixture(name="demo", scope="module")
+def _demo() -> Iterator[dict[str, tuple[str, str]]]:
+    start("alice", DEMO)
+    yield places("alice")
+    by("alice", "gpumesh-session", "stop", "demo", check=False)
+
+
+Demo = dict[str, tuple[str, str]]
+
+
+# --- The layer
+
+
+def test_a_second_run_of_the_layer_changes_nothing() -> None:
+    done = LAB.play("gpumesh.cluster.slurm")
+    assert done.code == 0, done.output
+    assert set(done.changed.values()) == {0}, done.output
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_plugin_and_the_rules_are_on_every_node(host: str) -> None:
+    assert "gpumesh_session.so" in LAB.run(host, "cat", "/etc/slurm/plugstack.conf.d/gpumesh.conf")
+    assert "table inet gpumesh_session" in LAB.run(host, "nft", "list", "table", "inet", "gpumesh_session")
+
+
+def test_jobs_that_are_no_sessions_are_as_ever() -> None:
+    printed = LAB.run(MANAGER, "srun", "--nodes=3", "--ntasks=3", "hostname")
+    assert sorted(printed.split()) == ["s1", "s2", "s3"]
+
+
+# --- One session of roles that differ
+
+
+def test_roles_that_differ_share_nodes_and_have_images_of_their_own(demo: Demo) -> None:
+    assert {name: node for name, (_address, node) in demo.items()} == {
+        "main1": "s1",
+        "sub1": "s2",
+        "sub2": "s2",
+        "sub3": "s3",
+    }
+    assert everywhere("alice", "cat", "/etc/image") == {
+        "main1": ["one"],
+        "sub1": ["two"],
+        "sub2": ["two"],
+        "sub3": ["two"],
+    }
+
+
+def test_each_container_is_held_to_its_own_memory(demo: Demo) -> None:
+    found = everywhere("alice", "cat", "/proc/1/cgroup")
+    for name, (_address, node) in demo.items():
+        # Where control groups are of version 1, as in labs, or of version 2. The limit is that of the step.
+        groups = dict(line.split(":", 2)[1:] for line in found[name])
+        step = re.sub(r"(/step_[0-9]+).*", r"\1", groups.get("memory") or groups[""])
+        files = [f"/sys/fs/cgroup/memory{step}/memory.limit_in_bytes", f"/sys/fs/cgroup{step}/memory.max"]
+        (limit,) = LAB.run(node, "cat", *files, check=False).split()
+        assert int(limit) >> 20 == (512 if name == "main1" else 256), (name, step)
+
+
+def test_steps_have_the_cpus_of_their_roles(demo: Demo) -> None:
+    shown = LAB.run(MANAGER, "scontrol", "--oneliner", "show", "step", str(job_of("alice")))
+    steps = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown.splitlines()]
+    running = sorted((one["NodeList"], one["CPUs"]) for one in steps if one["Name"] == "gpumesh-session")
+    assert running == [("s1", "2"), ("s2", "1"), ("s[2-3]", "2")], shown
+
+
+def test_every_pair_has_streams_and_large_datagrams_by_name(demo: Demo) -> None:
+    ports = ["1", "80", "1023", "4242", "15000", "24999", "32768", "60999", "65535"]
+    assert everywhere("alice", "python3", "-c", _PAIRS, *ports) == {name: ["reached 36"] for name in demo}
+
+
+def test_ssh_from_each_to_each(demo: Demo) -> None:
+    command = "for one in main1 sub1 sub2 sub3; do ssh $one hostname; done"
+    assert everywhere("alice", "sh", "-c", command) == {name: list(demo) for name in demo}
+
+
+def test_the_environment_is_that_of_the_tables(demo: Demo) -> None:
+    dump = "import json, os; print(json.dumps(dict(os.environ)))"
+    found = everywhere("alice", "python3", "-c", dump)
+    hosts = [f"{name}:12345" for name in demo]
+    for rank, (name, (address, _node)) in enumerate(demo.items()):
+        environment = json.loads(found[name][0])
+        wanted = {
+            "BACKENDAI_CLUSTER_SIZE": "4",
+            "BACKENDAI_CLUSTER_HOSTS": "main1,sub1,sub2,sub3",
+            "BACKENDAI_CLUSTER_REPLICAS": "main:1,sub:3",
+            "BACKENDAI_CLUSTER_HOST": name,
+            "BACKENDAI_CLUSTER_IDX": name[-1],
+            "BACKENDAI_CLUSTER_ROLE": name[:-1],
+            "BACKENDAI_CLUSTER_LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "WORLD_RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "main1",
+            "MASTER_PORT": "12345",
+            "DSTACK_NODES_IPS": "\n".join(address for address, _node in demo.values()),
+            "DSTACK_MASTER_NODE_IP": demo["main1"][0],
+            "DSTACK_NODE_RANK": str(rank),
+            "DSTACK_NODES_NUM": "4",
+            "SKYPILOT_NODE_IPS": "\n".join(address for address, _node in demo.values()),
+            "SKYPILOT_NODE_RANK": str(rank),
+            "SKYPILOT_NUM_NODES": "4",
+            "PRIMARY_ADDR": "main1",
+            "NODE_ADDR": address,
+            "NODE_RANK": str(rank),
+            "NUM_NODES": "4",
+        }
+        assert {key: environment.get(key) for key in wanted} == wanted
+        assert json.loads(environment["TF_CONFIG"]) == {
+            "cluster": {"worker": hosts},
+            "task": {"type": "worker", "index": rank},
+        }
+
+
+def test_torch_reduces_over_the_address_of_main(demo: Demo) -> None:
+    found = everywhere("alice", "python3", "-c", _ALL_REDUCE)
+    assert {name: lines[-1] for name, lines in found.items()} == dict.fromkeys(demo, "10.0")
+
+
+# --- Nothing else is reached
+
+
+def received(user: str) -> dict[str, int]:
+    """The packets that have come to each container."""
+    lines = everywhere(user, "grep", "eth0", "/proc/net/dev")
+    return {name: int(text[0].partition(":")[2].split()[1]) for name, text in lines.items()}
+
+
+@pytest.fixture(name="other", scope="module")
+def _other(demo: Demo) -> Iterator[Demo]:
+    """A session of another user with the same names, on the same nodes."""
+    command = ["python3", "-c", _LISTEN]
+    start("bob", [role("main", command=command), role("sub", replicas=3, command=command)])
+    yield places("bob")
+    by("bob", "gpumesh-session", "stop", "demo", check=False)
+
+
+def test_no_packet_passes_between_the_sessions_of_two_users(demo: Demo, other: Demo) -> None:
+    assert list(demo) == list(other)
+    assert {node for _address, node in other.values()} == {node for _address, node in demo.values()}
+    assert not {address.rpartition(".")[0] for address, _node in demo.values()} & {
+        address.rpartition(".")[0] for address, _node in other.values()
+    }
+    before = received("alice"), received("bob")
+    for user, victims in (("alice", other), ("bob", demo)):
+        addresses = [address for address, _node in victims.values()]
+        assert everywhere(user, "python3", "-c", _SEND, *addresses) == {}
+    assert (received("alice"), received("bob")) == before
+    # That they listen, and that packets are counted.
+    inside("bob", "main1", "python3", "-c", _SEND, "sub3")
+    assert received("bob")["sub3"] > before[1]["sub3"]
+
+
+def test_a_session_does_not_reach_the_hosts_and_they_do_not_reach_it(demo: Demo, other: Demo) -> None:
+    services = [f"{HOSTS[MANAGER]}:6817", *(f"{address}:{port}" for address in HOSTS.values() for port in (22, 6818))]
+    words = LAB.run("s2", "python3", "-c", _CONNECT, *services).split()
+    assert words[1::2] == ["connected"] * len(services)
+    for lines in everywhere("alice", "python3", "-c", _CONNECT, *services).values():
+        assert len(lines) == len(services)
+        assert not [line for line in lines if "connected" in line]
+    before = received("bob")
+    for host in HOSTS:
+        # Elsewhere, whatever is on the way to other networks may answer for an address that nobody has.
+        targets = [f"{address}:4242" for address, node in other.values() if node == host]
+        LAB.run(host, "python3", "-c", _SEND, *(address for address, _node in other.values()))
+        assert "connected" not in LAB.run(host, "python3", "-c", _CONNECT, *targets)
+    assert received("bob") == before
+
+
+def test_nobody_enters_the_session_of_another_user(demo: Demo) -> None:
+    job = job_of("alice")
+    assert "There is no session 'demo'" in by("carol", "gpumesh-session", "enter", "demo", check=False)
+    said = by("carol", "srun", f"--jobid={job}", "--overlap", "hostname", check=False)
+    assert "denied" in said or "Invalid" in said, said
+    space = LAB.run("s1", "sh", "-c", f"ls /run/netns | grep '^gms{job}[.]'").split()[0]
+    assert "not permitted" in by("carol", "nsenter", f"--net=/run/netns/{space}", "true", check=False)
+    # Nor does a step of the session's own user begin anywhere but in a container's place.
+    said = by("alice", "srun", f"--jobid={job}", "--overlap", "--mem=0", "--ntasks=1", "--nodes=1", "id", check=False)
+    assert "uid=" not in said, said
+
+
+# --- Refused before anything starts
+
+
+@pytest.mark.parametrize(
+    ("roles", "more", "said"),
+    [
+        ([role("main", colour="red")], {}, "unknown field 'colour'"),
+        ([role("main"), role("main")], {}, "two roles 'main'"),
+        ([role("sub")], {}, "no role 'main'"),
+        ([role("main", replicas=0)], {}, "replicas is '0'"),
+        ([role("main", gpus=1)], {}, "Slurm refuses the session"),
+        ([role("main", memory="4T")], {}, "Slurm refuses the session"),
+        ([role("main", "docker-archive:/mnt/shared/none.tar")], {}, "there is no image /mnt/shared/none.tar"),
+        ([role("main", mounts=["/etc:/etc"])], {}, "the mount of /etc is not allowed"),
+        ([role("main")], {"session_partition": "none"}, "Slurm refuses the session"),
+        (DEMO, {}, "There is a session 'demo' already"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_starts(
+    demo: Demo, roles: list[dict[str, object]], more: dict[str, object], said: str
+) -> None:
+    before = by("alice", "squeue", "--noheader", "--format=%A")
+    if said != "There is a session 'demo' already":
+        more = {**more, "session_name": "wrong"}
+    printed = start("alice", roles, check=False, **more)
+    assert printed.startswith("gpumesh-session: ") and said in printed, printed
+    assert by("alice", "squeue", "--noheader", "--format=%A") == before
+
+
+def test_an_image_that_cannot_be_fetched_ends_the_session_with_the_reason(demo: Demo) -> None:
+    printed = start("alice", [role("main", "127.0.0.1:9/none:1")], check=False, session_name="none")
+    assert re.search(r"The image 127.0.0.1:9/none:1 cannot be fetched on s\d: .*refused", printed), printed
+
+
+# --- Ends
+
+
+def test_what_is_stopped_leaves_nothing(demo: Demo, other: Demo) -> None:
+    assert all(left(host) for host in HOSTS)
+    by("alice", "gpumesh-session", "stop", "demo")
+    job = job_of("bob")
+    by("bob", "scancel", str(job))
+    await_nothing()
+
+
+def test_a_session_ends_with_its_first_container() -> None:
+    roles = [role("main", command="sleep 3"), role("sub", replicas=3, command="sleep 600")]
+    start("alice", roles)
+    LAB.wait("the session has ended", lambda: not by("alice", "squeue", "--noheader"), GONE)
+    await_nothing()
+
+
+def test_the_command_of_a_container_that_fails_is_told() -> None:
+    command = ["sh", "-c", "echo there is no data >&2; exit 3"]
+    printed = start("alice", [role("main"), role("sub", command=command)], check=False)
+    assert "sub1 on s2 ended with status 3: there is no data." in printed
+    await_nothing()
+
+
+def test_a_container_that_takes_more_memory_than_its_role_ends() -> None:
+    command = ["python3", "-c", "import time; kept = b'x' * (400 << 20); time.sleep(600)"]
+    start("alice", [role("main", memory="1G"), role("sub", command=command)], check=False)
+    LAB.wait("the session has ended", lambda: not by("alice", "squeue", "--noheader"), GONE)
+    assert re.search(r"demo;main,sub;\S+ failed ", by("alice", "squeue", "--states=FAILED", "--format=%A %k"))
+    await_nothing()
+
+
+def test_slurmd_starts_again_while_a_session_runs() -> None:
+    start("alice", DEMO)
+    before = places("alice")
+    for host in HOSTS:
+        LAB.run(host, "systemctl", "restart", "slurmd")
+    LAB.wait("all answer", lambda: "*" not in LAB.run(MANAGER, "sinfo", "--noheader", "--format=%T"), GONE)
+    time.sleep(20)
+    assert places("alice") == before
+    assert inside("alice", "main1", "ssh", "sub3", "hostname").strip() == "sub3"
+    by("alice", "gpumesh-session", "stop", "demo")
+    await_nothing()
+
+
+def test_sessions_in_a_row_leave_nothing() -> None:
+    for _number in range(10):
+        start("alice", [role("main"), role("sub", replicas=2)])
+        by("alice", "gpumesh-session", "stop", "demo")
+    await_nothing()
+
+
+def test_a_node_dies_and_the_session_starts_again_elsewhere_with_the_same_names() -> None:
+    """s1 has the controller, and the session is on it and on s2. This comes last: the lab's engine covers parts of /proc again
+    when a host starts, and converge has uncovered them for containers."""
+    start("alice", [role("main", cpus=2), role("sub", TWO, cpus=2)], session_name="again")
+    before = places("alice", "again")
+    assert {node for _address, node in before.values()} == {"s1", "s2"}
+    try:
+        LAB.stop("s2")
+        LAB.wait(
+            "it runs again",
+            lambda: "running on s1, s3" in by("alice", "gpumesh-session", "list"),
+            # Slurm waits two minutes by itself.
+            420,
+            2,
+        )
+        after = places("alice", "again")
+        assert {name: address for name, (address, _node) in after.items()} == {
+            name: address for name, (address, _node) in before.items()
+        }
+        assert inside("alice", "main1", "ssh", "sub1", "hostname", name="again").strip() == "sub1"
+    finally:
+        LAB.start("s2")
+        by("alice", "gpumesh-session", "stop", "again", check=False)
+    await_nothing()

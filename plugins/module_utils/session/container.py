@@ -1,0 +1,327 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tasks of a session on its nodes: fetch the images, run a container, enter one. As the job's user, by podman."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import environment, node, ssh
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role, Spec
+
+#: Of the one container that each of our podman's stores has.
+NAME = "session"
+_PID, _ENDED = "pid", "ended"
+_LOCAL = ("oci-archive:", "docker-archive:", "oci:", "dir:")
+_QUIET = {"PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
+#: Seconds until a container can be entered whose session runs, and for one image.
+_PATIENCE = 60.0
+#: Seconds for the containers of a node to start.
+_START = 300.0
+_LONGEST_TAIL = 4096
+_PULL = 7200.0
+_CDI = ("/etc/cdi", "/var/run/cdi")
+
+
+class Place(NamedTuple):
+    """The folders of one container. ``images``: the store that all sessions of the user have on this node."""
+
+    run: str
+    storage: str
+    images: str
+
+
+class ContainerError(HostStateError):
+    """A container has ended with an exit status of its own."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def place_of(job: int, local: int, storage: str) -> Place:
+    """Where a container is. ``storage``: the setting, with {user}."""
+    base = storage.replace("{user}", getpass.getuser())
+    return Place(f"{node.folder(job)}/{local}", f"{node.storage(job)}/{local}", f"{base}/images")
+
+
+def images_command(images: str) -> List[str]:
+    """podman with the store of images, which has all of its folders to itself: podman remembers them."""
+    folders = ["--root", images, "--runroot", f"{images}-run", "--tmpdir", f"{images}-tmp"]
+    return ["podman", "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=file", *folders]
+
+
+def command(place: Place) -> List[str]:
+    """podman with the store of one container. The images come from the user's store."""
+    folders = ["--root", f"{place.storage}/root", "--runroot", f"{place.run}/podman"]
+    folders += ["--storage-opt", f"overlay.imagestore={place.images}"]
+    return ["podman", "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=file", *folders]
+
+
+def podman_environment(place: Place) -> Dict[str, str]:
+    """podman keeps the namespaces of the first container that it runs from a folder, so each container has its own."""
+    return {**_QUIET, "XDG_RUNTIME_DIR": place.run}
+
+
+def reference(image: str) -> str:
+    """The image as podman pulls it: files and folders by their transport."""
+    return image if image.startswith((*_LOCAL, "docker://")) else f"docker://{image}"
+
+
+def run_arguments(
+    role: Role, own: Container, place: Place, image: str, variables: Mapping[str, str], gpus: Sequence[str]
+) -> List[str]:
+    """What comes after podman to run the container. ``image``: its identifier. Variables come from the environment."""
+    mounts = [f"{place.run}/hosts:/etc/hosts:ro", f"{place.run}/hostfile:/etc/gpumesh-hostfile:ro"]
+    mounts += [
+        f"{place.run}/resolv.conf:/etc/resolv.conf:ro",
+        *(ssh.mounts(place.run) if own.vni else ()),
+        *role.mounts,
+    ]
+    words = [
+        "run",
+        "--rm",
+        f"--name={NAME}",
+        f"--pidfile={place.run}/{_PID}",
+        "--network=host",
+        "--uts=private",
+        f"--hostname={own.name}",
+        "--cgroups=disabled",
+    ]
+    words += ["--no-hosts", "--pull=never", "--log-driver=none", "--security-opt=label=disable"]
+    words += [f"--volume={one}" for one in mounts]
+    words += [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus]
+    words += [f"--env={name}" for name in sorted(variables)]
+    if role.command:
+        return [*words, image, *role.command]
+    return [*words, "--init", "--entrypoint=sleep", image, "infinity"]
+
+
+def own_gpus(variables: Mapping[str, str], count: int) -> List[str]:
+    """The GPUs that Slurm has given the step on this node, which runs one container here. Raises HostStateError."""
+    given = [word for word in variables.get("SLURM_STEP_GPUS", "").split(",") if word] if count else []
+    if len(given) != count:
+        raise HostStateError(f"Slurm has given {len(given)} GPUs to a container that asks for {count}.")
+    return given
+
+
+# --- On a node
+
+
+def prepare(run: Runner, spec: Spec, job: int, storage: str, key: str) -> int:
+    """Refuse what could not run here, and fetch the images; the exit status. ``key``: the session's own. Raises
+    GpumeshError."""
+    plan = node.read_plan(job)
+    here = [one for one in _containers(plan) if one.name in plan["here"]]
+    for one in here if key else ():
+        write_atomic(f"{place_of(job, one.local, storage).run}/{ssh.KEY}", key, 0o600)
+    roles = [spec.role(one.role) for one in here]
+    _refuse_unfit(roles)
+    place = place_of(job, here[0].local, storage)
+    images, variables = place.images, {**_QUIET, "XDG_RUNTIME_DIR": f"{place.run}/fetch"}
+    # podman makes it only where the folder of the state is the same.
+    os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
+    os.makedirs(os.path.dirname(images), mode=0o700, exist_ok=True)
+    for image in sorted({role.image for role in roles}):
+        if not _identifier(run, images_command(images), image, variables)[0]:
+            _say(f"fetching {image}")
+            argv = [*images_command(images), "pull", "--quiet", reference(image)]
+            pulled = run(argv, timeout=_PULL, environment=variables, check=False)
+            if pulled.rc:
+                raise HostStateError(
+                    f"The image {image} cannot be fetched on {os.uname().nodename}: {_last_line(pulled.stderr)}",
+                    "Correct its name.",
+                )
+            run([*images_command(images), "tag", pulled.stdout.split()[-1], _alias(image)], environment=variables)
+    return 0
+
+
+def _alias(image: str) -> str:
+    """A name for an image of any kind, so that it is found again."""
+    letters = "".join(letter if letter.isalnum() else "-" for letter in image.lower()).strip("-")
+    return f"localhost/gumesh-session/{letters}:latest".replace("--", "-").replace("gumesh", "gpumesh")
+
+
+def _identifier(run: Runner, podman: Sequence[str], image: str, variables: Mapping[str, str]) -> Tuple[str, str]:
+    """Of an image that is there, and as whom its command runs. One that has a tag of its own may be another one by now:
+    only digests are kept."""
+    argv = [*podman, "image", "inspect", "--format={{.Id}} {{.User}}", _alias(image)]
+    done = run(argv, check=False, environment=dict(variables))
+    identifier, _space, user = done.stdout.strip().partition(" ") if not done.rc else ("", "", "")
+    return identifier, user
+
+
+def _refuse_unfit(roles: Sequence[Role]) -> None:
+    here, user = os.uname().nodename, getpass.getuser()
+    if find("podman") is None:
+        raise HostStateError(f"{here} has no podman.", "Run the role session on this node.")
+    limit = read_text("/proc/sys/user/max_user_namespaces") or ""
+    if limit.strip() == "0":
+        raise HostStateError(f"{here} has no user namespaces.", "Set the kernel's user.max_user_namespaces.")
+    if not any(line.startswith(f"{user}:") for line in (read_text("/etc/subuid") or "").splitlines()):
+        raise HostStateError(
+            f"{here}: {user} has no subordinate user ids.",
+            f"Have root run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
+        )
+    if any(role.gpus for role in roles) and not any(os.path.isdir(path) and os.listdir(path) for path in _CDI):
+        raise HostStateError(
+            f"{here} has no description of its GPUs for containers.",
+            "Install nvidia-container-toolkit, and run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        )
+    for role in roles:
+        for mount in role.mounts:
+            if not os.path.exists(mount.split(":")[0]):
+                raise HostStateError(f"{here} has no {mount.split(':')[0]}.", "Mount what is there on all nodes.")
+
+
+def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -> int:
+    """Run the container of this task until it ends; its exit status. Raises GpumeshError."""
+    plan = node.read_plan(job)
+    session = _containers(plan)
+    own = next(one for one in session if one.name in plan["here"] and one.local == local)
+    role, place = spec.role(own.role), place_of(job, local, storage)
+    gpus = {one.name: one.gpus for one in spec.roles}
+    model, settings = environment.load(), environment.read_settings()
+    variables = environment.variables(model, plan["job"], session, own, gpus, settings, "/etc/gpumesh-hostfile")
+    variables.update(role.env)
+    resolv = read_text("/run/systemd/resolve/resolv.conf") or read_text("/etc/resolv.conf")
+    files = {
+        "hosts": environment.hosts(session),
+        "hostfile": environment.hostfile(session, gpus),
+        "resolv.conf": environment.resolvers(resolv),
+    }
+    for name, text in files.items():
+        write_atomic(f"{place.run}/{name}", text, 0o644)
+    image, user = _identifier(run, command(place), role.image, podman_environment(place))
+    if not image:
+        raise HostStateError(f"The image {role.image} is not on {own.node}.", "Start the session again.")
+    given = own_gpus(os.environ, role.gpus)
+    podman, *words = [*command(place), *run_arguments(role, own, place, image, variables, given)]
+    with contextlib.ExitStack() as stack:
+        if own.vni:
+            daemon = stack.enter_context(Process(_login(run, place, own, session, job, user), stdin=subprocess.DEVNULL))
+            stack.callback(daemon.terminate)
+        # The session's variables are the container's, and PATH may be among them.
+        process = Process(
+            [find(podman) or podman, *words],
+            env={**os.environ, **variables, **podman_environment(place)},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        source: Any = stack.enter_context(process).stderr
+        last = _pass_on(source.fileno())
+        status = process.wait()
+    if status:
+        raise ContainerError(f"{own.name} on {own.node} ended with status {status}: {last}", status)
+    write_atomic(f"{place.run}/{_ENDED}", "", 0o600)
+    if own.rank:
+        # The session goes on as long as its first container does, and ends with the first step.
+        while True:
+            time.sleep(3600)
+    return status
+
+
+def _login(run: Runner, place: Place, own: Container, session: Sequence[Container], job: int, user: str) -> List[str]:
+    """The daemon by which the other containers enter this one, with its files. ``user``: of the image."""
+    key = f"{place.run}/{ssh.KEY}"
+    private, public = read_text(key), ssh.public_half(run, key)
+    os.makedirs(f"{place.run}/{ssh.CLIENT}", mode=0o755, exist_ok=True)
+    command_of = f"{os.path.abspath(sys.argv[0])} login {job} {own.local}"
+    texts = ssh.files(own, session, place.run, command_of, getpass.getuser(), private or "", public)
+    for name, text in texts.items():
+        # ssh refuses a key of the user's own that others can read. Another user inside could not read it else.
+        own_key = name.endswith(f"/{ssh.KEY}") and user.partition(":")[0] in ("", "0", "root")
+        write_atomic(f"{place.run}/{name}", text, 0o600 if own_key else 0o644)
+    return [find("sshd") or "/usr/sbin/sshd", "-D", "-e", "-f", f"{place.run}/{ssh.SERVER}"]
+
+
+def _pass_on(source: int) -> str:
+    """Copy what a container or podman prints on the standard error, until its end; the last line of it."""
+    tail = b""
+    while True:
+        chunk = os.read(source, _LONGEST_TAIL)
+        if not chunk:
+            break
+        tail = (tail + chunk)[-_LONGEST_TAIL:]
+        rest = chunk
+        while rest:
+            rest = rest[os.write(2, rest) :]
+    return _last_line(tail.decode("utf-8", "replace"))
+
+
+def _last_line(text: str) -> str:
+    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it has printed no error")
+    return f"{last.rstrip('.')}."
+
+
+def await_all(run: Runner, job: int, storage: str) -> int:
+    """Wait until each container of this node runs, or is done; the exit status. Raises HostStateError."""
+    plan = node.read_plan(job)
+    waiting = {one.name: place_of(job, one.local, storage) for one in _containers(plan) if one.name in plan["here"]}
+    end = time.monotonic() + _START
+    while True:
+        waiting = {name: place for name, place in waiting.items() if not _started(run, place)}
+        if not waiting:
+            return 0
+        if time.monotonic() > end:
+            names = ", ".join(waiting)
+            raise HostStateError(
+                f"{names} on {os.uname().nodename} did not start within {_START:g} s.", "See the log of the session."
+            )
+        time.sleep(0.2)
+
+
+def _started(run: Runner, place: Place) -> bool:
+    if os.path.exists(f"{place.run}/{_ENDED}"):
+        return True
+    # podman writes it a moment before the container runs, and to ask podman costs more.
+    return os.path.exists(f"{place.run}/{_PID}") and _runs(run, place)
+
+
+def enter(run: Runner, job: int, local: int, storage: str, words: Sequence[str], terminal: bool) -> int:
+    """Run a command in the container, which may just be starting; its exit status. Raises GpumeshError."""
+    place = place_of(job, local, storage)
+    end = time.monotonic() + _PATIENCE
+    variables = podman_environment(place)
+    while not os.path.exists(f"{place.run}/hosts") or not _runs(run, place):
+        if time.monotonic() > end:
+            raise HostStateError("The container does not run.", "See the log of the session: gpumesh-session show.")
+        time.sleep(0.5)
+    options = ["--interactive", "--tty"] if terminal else ["--interactive"]
+    argv = [*command(place), "exec", *options, NAME, *words]
+    with Process(argv, env={**os.environ, **variables}) as process:
+        return process.wait()
+
+
+def offer(what: str, job: int, local: int, storage: str) -> int:
+    """For ssh from outside, through a step of the job: print the session's key, or be the daemon of this container."""
+    run_folder = place_of(job, local, storage).run
+    if what == "key":
+        sys.stdout.write(read_text(f"{run_folder}/{ssh.KEY}") or "")
+        return 0
+    with Process([find("sshd") or "/usr/sbin/sshd", "-i", "-e", "-f", f"{run_folder}/{ssh.SERVER}"]) as process:
+        return process.wait()
+
+
+def _runs(run: Runner, place: Place) -> bool:
+    argv = [*command(place), "inspect", "--format={{.State.Running}}", NAME]
+    return run(argv, check=False, environment=podman_environment(place)).stdout.strip() == "true"
+
+
+def _containers(plan: Mapping[str, Any]) -> List[Container]:
+    return [Container(**one) for one in plan["containers"]]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{os.uname().nodename}: {text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,152 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ports of main1 at the manager's cluster address: one ssh on the manager, as the session's user, as long as there is the job.
+
+Its connection is the standard input and output of a step of the job, which is an sshd in the namespace of main1: nothing is
+opened between the hosts and the session. The key of the session stays in the memory of an agent that ends with this.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import time
+from typing import List, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, ssh
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, Spec
+
+#: Seconds between two looks at a session that does not run yet, or again.
+_SPACING = 3.0
+#: Seconds for a forward to begin once the session runs.
+_PATIENCE = 30.0
+
+
+def pairs(ports: Sequence[str]) -> List[Tuple[int, int]]:
+    """The manager's port and that of main1, of each."""
+    found = (one.partition(":")[::2] for one in ports)
+    return [(int(outer), int(inner)) for outer, inner in found]
+
+
+def refuse(spec: Spec, settings: Settings) -> None:
+    """Refuse ports that could not be forwarded. Raises InputError."""
+    if not spec.ports:
+        return
+    if settings.machine != settings.manager:
+        raise InputError(
+            f"session_ports are those of {settings.manager}, the manager.", f"Start the session on {settings.manager}."
+        )
+    address = settings.members[settings.manager]
+    for outer, _inner in pairs(spec.ports):
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as asked:
+            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                asked.bind((address, outer))
+            except OSError as failure:
+                raise InputError(
+                    f"session_ports: port {outer} of {address} cannot be used: {failure.strerror}.",
+                    "Give another one before it, such as 9000:8888.",
+                ) from failure
+
+
+def begin(program: str, number: int, ports: Sequence[str]) -> None:
+    """Start the forward in the background. The agent ends with the program that it runs."""
+    null = subprocess.DEVNULL
+    process = Process(
+        ["ssh-agent", program, "forward", str(number), *ports],
+        stdin=null,
+        stdout=null,
+        stderr=null,
+        start_new_session=True,
+    )
+    # It goes on after this program, which must not wait for it.
+    process.returncode = 0
+
+
+def keep(run: Runner, program: str, number: int, ports: Sequence[str], settings: Settings) -> int:
+    """Forward the ports while there is the job, also when it is started again on other nodes; the exit status."""
+    while True:
+        found = job.follow(run, number)
+        if found is None or found.over:
+            return 0
+        if found.stage == job.RUNNING:
+            first = job.containers(found, settings)[0]
+            try:
+                public = _learn(run, step(program, number, first, "key"))
+            except CommandError:
+                # It has just ended, or is not there yet.
+                time.sleep(_SPACING)
+                continue
+            proxy = step(program, number, first, "daemon")
+            with Process(tunnel(proxy, public, ports, settings.members[settings.manager])) as process:
+                process.wait()
+        time.sleep(_SPACING)
+
+
+def _learn(run: Runner, argv: Sequence[str]) -> str:
+    """Have the agent know the session's key, and nothing else; the public half. Raises CommandError."""
+    private = run([*argv], environment=job.clean_environment(0)).stdout
+    run(["ssh-add", "-q", "-D"])
+    run(["ssh-add", "-q", "-"], stdin=private)
+    return " ".join(run(["ssh-add", "-L"]).stdout.split()[:2])
+
+
+def step(program: str, number: int, first: Container, verb: str) -> List[str]:
+    """srun that runs a command beside the first container, in its namespace."""
+    # Without it, the rest of a line waits for its end.
+    return [*job.beside(number, first), "--unbuffered", program, verb, str(number), str(first.local)]
+
+
+def tunnel(proxy: Sequence[str], public: str, ports: Sequence[str], address: str) -> List[str]:
+    """ssh that forwards the ports. ``public``: the key that the daemon must have."""
+    command = " ".join(shlex.quote(word) for word in ["env", *_unset(), f"{job.PLACE}=0", *proxy])
+    shown = f"[{address}]" if ":" in address else address
+    options = [
+        "BatchMode=yes",
+        "ExitOnForwardFailure=yes",
+        "StrictHostKeyChecking=yes",
+        f"HostKeyAlias={ssh.ALIAS}",
+        f"KnownHostsCommand=/bin/echo {ssh.ALIAS} {public}",
+        "UserKnownHostsFile=/dev/null",
+        "GlobalKnownHostsFile=/dev/null",
+        "ServerAliveInterval=15",
+        f"ProxyCommand={command}",
+    ]
+    words = ["ssh", "-F", "/dev/null", "-N", "-T"]
+    words += [word for option in options for word in ("-o", option)]
+    for outer, inner in pairs(ports):
+        words += ["-L", f"{shown}:{outer}:127.0.0.1:{inner}"]
+    return [*words, "main1"]
+
+
+def _unset() -> List[str]:
+    names = [name for name in os.environ if name.startswith(("SLURM_", "SPANK_", "SBATCH_"))]
+    return [word for name in names for word in ("-u", name)]
+
+
+def shown(spec: Spec, settings: Settings) -> List[str]:
+    """The forwards for people."""
+    address = settings.members[settings.manager]
+    return [f"port {inner} of main1 is {address}:{outer}" for outer, inner in pairs(spec.ports)]
+
+
+def started(ports: Sequence[str], settings: Settings) -> bool:
+    """Whether the forwards have begun within a moment."""
+    end = time.monotonic() + _PATIENCE
+    address = settings.members[settings.manager]
+    for outer, _inner in pairs(ports):
+        while True:
+            try:
+                socket.create_connection((address, outer), timeout=1.0).close()
+            except OSError:
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.3)
+            else:
+                break
+    return True

@@ -1,0 +1,177 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`gpumesh-session`, the plugin of Slurm and the rules of nftables, as they are on this host."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import sys
+from typing import Any, Dict, List, Mapping
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import package
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    read_bytes,
+    read_text,
+    remove_file,
+    write_atomic,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, Settings
+
+LIBRARY = "/usr/local/lib/gpumesh"
+_SOURCE = f"{LIBRARY}/gpumesh_session.c"
+_HEADERS = "/usr/include/slurm"
+_PROGRAMS = ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit", "nft", "ip", "sysctl", "gcc", "sshd")
+_FILES = (f"{_HEADERS}/spank.h", "/usr/include/stdio.h")
+#: The second is Debian's own and of others, where it is there.
+_LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
+_YAML = ("/usr/lib/python3/dist-packages/yaml", "/usr/lib64/python3*/site-packages/yaml")
+
+
+def missing() -> List[str]:
+    """What the host lacks, as programs and files that packages bring."""
+    found = [name for name in _PROGRAMS if find(name) is None]
+    found += [path for path in _FILES if not os.path.exists(path)]
+    return found + ([] if any(glob.glob(pattern) for pattern in _YAML) else ["yaml"])
+
+
+def refuse_unfit(run: Runner, machine: str) -> None:
+    """Refuse a host whose kernel lacks what sessions need, by trying it. Raises HostStateError."""
+    without = f"or set session_enabled: false for {machine}."
+    limit, clone = (read_text(path) for path in _LIMITS)
+    if (limit or "").strip() == "0" or (clone or "").strip() == "0":
+        raise HostStateError(
+            f"{machine}: users cannot make user namespaces.",
+            f"Set the kernel's user.max_user_namespaces and kernel.unprivileged_userns_clone, {without}",
+        )
+    space = f"{network.PREFIX}-probe"
+    run(["ip", "netns", "delete", space], check=False)
+    run(["ip", "netns", "add", space])
+    try:
+        argv = ["ip", "-netns", space, "link", "add", "vx0", "type", "vxlan", "id", "1", "dstport", str(network.PORT)]
+        made = run([*argv, "local", "127.0.0.1"], check=False)
+    finally:
+        run(["ip", "netns", "delete", space], check=False)
+    if made.rc:
+        raise HostStateError(
+            f"{machine}: the kernel makes no VXLAN device: {' '.join(made.stderr.split())}",
+            f"Load its module vxlan, {without}",
+        )
+
+
+def settings_of(params: Mapping[str, Any]) -> Dict[str, Any]:
+    """What the program is installed with, checked. Raises InputError."""
+    settings = {name: params[name] for name in Settings._fields}
+    plan.parse_pools(settings["pools"])
+    network.parse_allowed(settings["allow"])
+    return settings
+
+
+def parts(run: Runner, params: Mapping[str, Any]) -> Dict[str, Part]:
+    """What is desired, by its path, by the parameters of the module session. Raises GpumeshError."""
+    if params["state"] == "absent":
+        return {
+            "jobs": _jobs_gone(run),
+            program.PATH: package.part(program.PATH, None),
+            node.TABLE_FILE: _rules(run, ""),
+            PLUGIN: package.part(PLUGIN, None),
+            _SOURCE: package.part(_SOURCE, None),
+        }
+    settings = settings_of(params)
+    return {
+        PLUGIN: _plugin(run, params["plugin"]),
+        node.TABLE_FILE: _rules(run, network.table(Settings(**settings))),
+        program.PATH: package.part(program.PATH, package.build(sys.executable, program.__name__, settings)),
+    }
+
+
+def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
+    """How this host differs from the parameters of the module."""
+    if params["state"] == "absent":
+        left = [path for path in (program.PATH, node.TABLE_FILE, PLUGIN) if os.path.lexists(path)]
+        return Differences([f"{path} is no longer wanted" for path in left], False)
+    lacking = missing()
+    if lacking:
+        return Differences([f"{', '.join(lacking)} not installed"], not os.path.lexists(program.PATH))
+    found = [path for path, part in parts(run, params).items() if part.changed]
+    words = [f"{path} {'differs' if os.path.lexists(path) else 'is missing'}" for path in found]
+    return Differences(words, bool(words) and not os.path.lexists(program.PATH))
+
+
+def _jobs_gone(run: Runner) -> Part:
+    """Sessions that are left on a host that goes."""
+
+    def apply() -> None:
+        for job in node.jobs_here():
+            node.forget(run, job)
+
+    left = node.jobs_here()
+    return Part(bool(left), "".join(f"the session of job {job}\n" for job in left), "", apply)
+
+
+def _rules(run: Runner, text: str) -> Part:
+    """The table of nftables, in the kernel and in the file from which it is loaded after a boot."""
+    path = node.TABLE_FILE
+    before = read_text(path) or ""
+    loaded = find("nft") is not None and not run(["nft", "list", "table", "inet", network.TABLE], check=False).rc
+
+    def apply() -> None:
+        if text and (before != text or not loaded):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_atomic(path, text, 0o644)
+            run(["nft", "--file", path])
+        elif not text:
+            if loaded:
+                run(["nft", "delete", "table", "inet", network.TABLE], check=False)
+            remove_file(path)
+
+    changed = before != text or loaded != bool(text)
+    return Part(changed, before, text, apply)
+
+
+def _plugin(run: Runner, source: str) -> Part:
+    """The plugin, compiled against the headers of the Slurm that is here. Beside it is the source that it was made of."""
+    version = _version()
+    text = f"/* For Slurm {version}. */\n{source}"
+    before = read_text(_SOURCE) or ""
+    changed = before != text or not os.path.lexists(PLUGIN)
+
+    def apply() -> None:
+        if changed:
+            _compile(run, text)
+
+    return Part(changed, before, text, apply)
+
+
+def _version() -> str:
+    found = re.search(r"SLURM_VERSION_NUMBER\s+(0x[0-9a-fA-F]+)", read_text(f"{_HEADERS}/slurm_version.h") or "")
+    if found is None:
+        return "?"
+    number = int(found.group(1), 16)
+    return f"{number >> 16}.{number >> 8 & 255:02d}.{number & 255}"
+
+
+def _compile(run: Runner, text: str) -> None:
+    os.makedirs(LIBRARY, exist_ok=True)
+    draft, made = f"{LIBRARY}/.gpumesh_session.c", f"{LIBRARY}/.gpumesh_session.so"
+    write_atomic(draft, text, 0o644)
+    try:
+        done = run(["gcc", "-O2", "-Wall", "-fPIC", "-shared", "-o", made, draft], check=False, timeout=120.0)
+        if done.rc:
+            raise HostStateError(
+                f"The plugin for Slurm cannot be compiled: {done.stderr.strip()[-600:]}",
+                "Install gcc and libslurm-dev.",
+            )
+        write_atomic(PLUGIN, read_bytes(made) or b"", 0o755)
+        # Last: it says what the plugin was made of.
+        os.replace(draft, _SOURCE)
+    finally:
+        remove_file(draft)
+        remove_file(made)

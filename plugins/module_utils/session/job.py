@@ -1,0 +1,277 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The job of a session: how it is submitted, found again and described."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
+    NAME,
+    Container,
+    Role,
+    Settings,
+    Spec,
+    Token,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
+
+#: The comment of each job of a session begins with it, then come the token and how far it is.
+MARK = NAME
+#: What the plugin of Slurm hands on to the nodes, and what tells it which container a step is about.
+VARIABLE, PLACE = "GPUMESH_SESSION", "GPUMESH_SESSION_PLACE"
+#: The place of a step that is about no container.
+HOST = "host"
+#: Minutes of the job beyond those of the session, in which images are fetched.
+_ALLOWANCE = 30
+_LONGEST = 96 << 10
+_FORMAT = "%A|%u|%T|%N|%r|%k"
+_ATTEMPTS = 8
+_UNFIT = ("down", "drain", "fail", "unknown", "inval")
+_LONGEST_REASON = 600
+WAITING, FETCHING, STARTING, RUNNING, FAILED = "waiting", "fetching", "starting", "running", "failed"
+#: How Slurm calls jobs that are over.
+_OVER = (
+    "completed",
+    "cancelled",
+    "failed",
+    "timeout",
+    "node_fail",
+    "preempted",
+    "out_of_memory",
+    "boot_fail",
+    "deadline",
+)
+
+
+class Session(NamedTuple):
+    """A session in the queue. ``nodes``: empty while it waits.
+
+    ``state``: Slurm's, in lower case. ``reason``: why it waits. ``stage``: waiting, fetching, starting, running or
+    failed. ``said``: why it has failed, if it could say so.
+    """
+
+    job: int
+    user: str
+    state: str
+    reason: str
+    stage: str
+    token: Token
+    nodes: List[str]
+    said: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether its job has ended."""
+        return self.state.startswith(_OVER)
+
+
+class Fit(NamedTuple):
+    """How a session is placed on the nodes that there are. ``size``: of each of its nodes."""
+
+    layout: Tuple[plan.Row, ...]
+    size: plan.Size
+
+
+def encode(spec: Spec) -> str:
+    """A session as one word. Raises InputError for one that is too long."""
+    word = base64.urlsafe_b64encode(json.dumps(specs.as_values(spec)).encode("utf-8")).decode("ascii")
+    if len(word) > _LONGEST:
+        raise InputError("The session's description is too long.", "Put long commands and values into the image.")
+    return word
+
+
+def decode(word: str) -> Spec:
+    """The session of such a word. Raises InputError."""
+    try:
+        document = json.loads(base64.urlsafe_b64decode(word.encode("ascii")))
+    except ValueError as failure:
+        raise InputError("The session's description cannot be read.", "Start it with gpumesh-session.") from failure
+    return specs.parse(document)
+
+
+def options(spec: Spec, token: Token, size: plan.Size, log: str) -> List[str]:
+    """The arguments of sbatch, which reads the script from its standard input."""
+    words = ["--parsable", f"--job-name={spec.name}", f"--comment={MARK} {plan.token_text(token)} {WAITING}"]
+    words += [f"--nodes={len(token.nodes)}", "--ntasks-per-node=1", f"--cpus-per-task={size.cpus}", "--chdir=/"]
+    words += [f"--output={log}", "--requeue" if spec.retry else "--no-requeue"]
+    words += [f"--partition={spec.partition}"] if spec.partition else []
+    words += [f"--time={spec.time + _ALLOWANCE}"] if spec.time else []
+    words += [f"--mem={size.memory}M"] if size.memory else []
+    words += [f"--gres=gpu:{size.gpus}"] if size.gpus else []
+    return words
+
+
+def script(program: str, spec: Spec) -> str:
+    """The batch script."""
+    return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {encode(spec)}\n"
+
+
+def _step(number: int, nodes: int) -> List[str]:
+    """srun with a task on each of so many nodes of the job."""
+    words = ["srun", f"--jobid={number}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--chdir=/"]
+    return [*words, "--kill-on-bad-exit=1", "--cpu-bind=none"]
+
+
+def everywhere(number: int, nodes: int) -> List[str]:
+    """srun for one task on each node, beside whatever else runs there. One node may take longer than another."""
+    return [*_step(number, nodes), "--overlap", "--mem=0", "--gres=none", "--wait=0"]
+
+
+def step(number: int, role: Role, containers: Sequence[Container]) -> List[str]:
+    """srun for containers of a role, each on a node of its own, with what the role asks for and nothing more."""
+    nodes = [one.node for one in containers]
+    words = [*_step(number, len(nodes)), f"--nodelist={','.join(nodes)}", "--exact", "--wait=2"]
+    words += [f"--cpus-per-task={role.cpus}", *([f"--mem={role.memory}M"] if role.memory else [])]
+    # A step has all GPUs of its job unless it says how many.
+    return [*words, f"--gres=gpu:{role.gpus}" if role.gpus else "--gres=none"]
+
+
+def beside(number: int, one: Container, terminal: bool = False) -> List[str]:
+    """srun for a command on the node of a container, which takes nothing from the containers. Its namespace is that of
+    clean_environment()."""
+    words = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1"]
+    words += [f"--nodelist={one.node}", "--cpus-per-task=1", "--cpu-bind=none", "--mem=0", "--quiet", "--chdir=/"]
+    return [*words, *(["--pty"] if terminal else [])]
+
+
+def clean_environment(place: object) -> Dict[str, str]:
+    """The environment without what a job has set, which srun would take for wishes, for a step in this place: the number
+    of a container, or HOST."""
+    gone = ("SLURM_", "SPANK_", "SBATCH_", "SRUN_")
+    kept = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(gone)}
+    return {**kept, PLACE: str(place)}
+
+
+def parse_queue(text: str) -> List[Session]:
+    """From ``squeue --format=%A|%u|%T|%N|%r|%k``: the sessions with their nodes."""
+    sessions = []
+    for line in text.splitlines():
+        fields = line.strip().split("|", 5)
+        if len(fields) != 6 or not fields[0].isdecimal() or not fields[5].startswith(f"{MARK} "):
+            continue
+        number, user, state, nodes, reason, comment = fields
+        words = comment.split()
+        try:
+            token = plan.parse_token(words[1])
+            names = expand(nodes) if nodes else []
+        except (InputError, IndexError):
+            # Somebody else's comment, which looks like ours.
+            continue
+        state, stage = state.lower(), words[2] if len(words) > 2 else WAITING
+        told = stage if state == "running" or stage == FAILED else WAITING
+        sessions.append(Session(int(number), user, state, reason, told, token, names, " ".join(words[3:])))
+    return sorted(sessions)
+
+
+def queue(run: Runner, *arguments: str, check: bool = True) -> List[Session]:
+    """The sessions that wait or run. Raises CommandError."""
+    return parse_queue(run(["squeue", "--noheader", f"--format={_FORMAT}", *arguments], check=check).stdout)
+
+
+def follow(run: Runner, number: int) -> Optional[Session]:
+    """The session of this job, which may have ended a while ago; None for one that Slurm does not know any more."""
+    # An error is that of a job that Slurm has forgotten.
+    found = queue(run, "--states=all", f"--jobs={number}", check=False)
+    return found[0] if found else None
+
+
+def own(run: Runner, name: str) -> Optional[Session]:
+    """The user's own session of this name; None where there is none, or it ends just now. Raises CommandError."""
+    found = [one for one in queue(run, "--me") if one.token.name == name and one.state != "completing"]
+    return found[0] if found else None
+
+
+def named(run: Runner, name: str) -> Session:
+    """The user's own session of this name. Raises InputError where there is none."""
+    found = own(run, name)
+    if found is None:
+        raise InputError(f"There is no session '{name}'.", "See 'gpumesh-session list'.")
+    return found
+
+
+def containers(session: Session, settings: Settings) -> List[Container]:
+    """Those of a session that has its nodes. Raises InputError for one that waits."""
+    if not session.nodes:
+        raise InputError(
+            f"The session '{session.token.name}' has no nodes yet: {session.reason}.", "Wait for it to start."
+        )
+    return plan.places(session.token, session.nodes, settings.members, settings.pools)
+
+
+def parse_nodes(text: str) -> Tuple[int, int]:
+    """From ``sinfo --Node --format=%N|%T|%Z``: how many nodes there are to choose from, and the CPUs of a core."""
+    lines = (line.strip().split("|") for line in text.splitlines())
+    known = {fields[0]: fields[1:] for fields in lines if len(fields) == 3}
+    fit = [threads for state, threads in known.values() if not state.startswith(_UNFIT)]
+    return len(fit), max((int(threads) for threads in fit if threads.isdecimal()), default=1)
+
+
+def fit(run: Runner, program: str, spec: Spec) -> Fit:
+    """How the session fits the cluster, as Slurm says. Raises HostStateError with why it could never run."""
+    only = [f"--partition={spec.partition}"] if spec.partition else []
+    shown = run(["sinfo", "--noheader", "--Node", "--format=%N|%T|%Z", *only]).stdout
+    nodes, threads = parse_nodes(shown)
+    refused: List[HostStateError] = []
+    for layout in plan.layouts(spec, nodes, threads):
+        found, token = Fit(layout, plan.fullest(spec, layout, threads)), plan.token_of(spec, layout, 0)
+        words = ["--test-only", *options(spec, token, found.size, os.devnull)]
+        try:
+            _sbatch(run, words, script(program, spec), plan.token_text(token))
+        except HostStateError as failure:
+            refused.append(failure)
+        else:
+            return found
+    raise refused[0]
+
+
+def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings, log: str) -> int:
+    """Submit the job of a session; its number. Raises GpumeshError."""
+    for _attempt in range(_ATTEMPTS):
+        token = plan.token_of(spec, place.layout, 0)
+        if token.slot == 0:
+            taken = [session.token.slot for session in queue(run)]
+            count = plan.slots(settings.pools)
+            token = token._replace(
+                slot=plan.free_slot(settings.pools, taken, int.from_bytes(os.urandom(4), "big") % count)
+            )
+        job = _sbatch(run, options(spec, token, place.size, log), script(program, spec), plan.token_text(token))
+        # Two that submit at the same time may have chosen the same: the later one steps back.
+        earlier = [one for one in queue(run) if one.token.slot == token.slot and one.job < job]
+        if token.slot < 0 or not earlier:
+            return job
+        cancel(run, job)
+    raise HostStateError("Others start sessions at the same time.", "Start the session again.")
+
+
+def _sbatch(run: Runner, words: Sequence[str], text: str, token: str) -> int:
+    gone = [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SPANK_"))]
+    unset = [word for name in gone for word in ("-u", name)]
+    done = run(["env", *unset, "sbatch", *words], stdin=text, check=False, environment={VARIABLE: token})
+    if done.rc:
+        said = [line.partition("error: ")[2] or line.partition(": ")[2] for line in done.stderr.splitlines()]
+        reason = ", ".join(line.rstrip(".") for line in said if line) or f"sbatch exited {done.rc}"
+        raise HostStateError(f"Slurm refuses the session: {reason}.", "Ask for what the cluster has: see 'sinfo'.")
+    return int(done.stdout.strip().partition(";")[0] or 0)
+
+
+def cancel(run: Runner, job: int) -> None:
+    """Raises CommandError, but not for a job that is over."""
+    done = run(["scancel", str(job)], check=False)
+    if done.rc and "Invalid job id" not in done.stderr:
+        raise CommandError(["scancel", str(job)], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
+
+
+def note(run: Runner, job: int, token: str, stage: str) -> None:
+    """Tell how far the session is, where everybody can read it. ``stage``: with the reason of what has failed."""
+    words = " ".join(stage.split())[:_LONGEST_REASON]
+    run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"], check=False)

@@ -1,0 +1,182 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The network of a session on one node: the commands for each container's namespace, and the hosts' table of rules. Pure.
+
+A container has a namespace of its own. Its eth0 is a bridge over a VXLAN device with the container's own identifier; each
+peer is a static entry with the node, the identifier and the address of the peer, so that nothing is learnt or flooded and
+the containers of a node need nothing in common. The bridge has no other port: it is there because the kernel hands a packet
+for a neighbour on the same node over with the sender's route still attached, which a bridge drops.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import List, NamedTuple, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, mac_of
+
+#: UDP, between the members. Not VXLAN's own port, which overlays of others may have.
+PORT = 8474
+TABLE = "gpumesh_session"
+#: Names of our namespaces, and of the hosts' ends of ways out, begin with it.
+PREFIX = "gms"
+INTERFACE = "eth0"
+_GATEWAY = "169.254.1.1"
+_OUT = "out0"
+_INNER, _OUTER = 6, 10
+_ALLOWED = re.compile(r"(?P<address>[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?):(?P<port>[0-9]{1,5})")
+SYSCTLS = (
+    "net.ipv4.ip_unprivileged_port_start=0",
+    "net.ipv4.ping_group_range=0 2147483647",
+    "net.ipv6.conf.all.disable_ipv6=1",
+    "net.ipv6.conf.default.disable_ipv6=1",
+)
+
+
+class Commands(NamedTuple):
+    """Lines for ``ip -batch`` on the host, the same in the namespace, for ``bridge -batch`` there, and on the host again."""
+
+    host: List[str]
+    inside: List[str]
+    bridge: List[str]
+    after: List[str]
+
+
+def namespace(job: int, local: int) -> str:
+    """Of a container."""
+    return f"{PREFIX}{job}.{local}"
+
+
+def owner(name: str) -> int:
+    """The job of a namespace of ours; 0 for one of others."""
+    found = re.fullmatch(rf"{PREFIX}([0-9]{{1,10}})\.[0-9]{{1,3}}", name)
+    return int(found.group(1)) if found else 0
+
+
+def mtu(underlay: int, address: str) -> int:
+    """What a packet of a session may have, by what the cluster's interface takes."""
+    return underlay - (70 if ":" in address else 50)
+
+
+def commands(job: int, own: Container, session: Sequence[Container], settings: Settings, underlay: int) -> Commands:
+    """What makes the network of a container on this node. ``underlay``: the MTU of the cluster's interface."""
+    name, here = namespace(job, own.local), settings.members[settings.machine]
+    size = mtu(underlay, here)
+    host = [f"link add vx0 netns {name} type vxlan id {own.vni} dstport {PORT} local {here} nolearning ttl 64"]
+    inside = [
+        "link set lo up",
+        f"link add {INTERFACE} address {own.mac} type bridge mcast_snooping 0",
+        f"link set vx0 mtu {size} master {INTERFACE} up",
+        f"link set {INTERFACE} mtu {size} up",
+        f"address add {own.address}/24 dev {INTERFACE}",
+    ]
+    peers = [one for one in session if one.name != own.name]
+    inside += [f"neighbour add {one.address} lladdr {one.mac} dev {INTERFACE} nud permanent" for one in peers]
+    bridge = ["link set dev vx0 learning off"]
+    bridge += [
+        f"fdb add {one.mac} dev vx0 dst {settings.members[one.node]} vni {one.vni} self permanent" for one in peers
+    ]
+    after: List[str] = []
+    if settings.nat:
+        out, inner, outer = outlet(own), mac_of(_INNER, own.vni), mac_of(_OUTER, own.vni)
+        host.append(f"link add {out} address {outer} type veth peer name {_OUT} address {inner} netns {name}")
+        inside += [
+            f"link set {_OUT} up",
+            f"route add {_GATEWAY} dev {_OUT} src {own.address}",
+            f"neighbour add {_GATEWAY} lladdr {outer} dev {_OUT} nud permanent",
+            f"route add default via {_GATEWAY} dev {_OUT} src {own.address}",
+        ]
+        after = [
+            f"address add {_GATEWAY}/32 dev {out}",
+            f"link set {out} up",
+            f"neighbour add {own.address} lladdr {inner} dev {out} nud permanent",
+            f"route add {own.address}/32 dev {out}",
+        ]
+    return Commands(host, inside, bridge, after)
+
+
+def outlet(own: Container) -> str:
+    """The host's end of a container's way out."""
+    return f"{PREFIX}{own.vni:06x}"
+
+
+def parse_allowed(texts: Sequence[str]) -> List[Tuple[str, int]]:
+    """Addresses and TCP ports that sessions may reach although they are the cluster's. Raises InputError."""
+    pairs = []
+    for text in texts:
+        found = _ALLOWED.fullmatch(text)
+        if found is None or not 0 < int(found.group("port")) < 65536:
+            raise InputError(f"session_allow: '{text}' cannot be read.", "Give an address and a port: 10.0.0.5:5000.")
+        pairs.append((found.group("address"), int(found.group("port"))))
+    return pairs
+
+
+def table(settings: Settings) -> str:
+    """The rules of a host, the same whatever sessions there are. Loading them replaces those that are there."""
+    four = sorted(address for address in settings.members.values() if ":" not in address)
+    six = sorted(address for address in settings.members.values() if ":" in address)
+    guards = []
+    for family, addresses in (("ip", four), ("ip6", six)):
+        listed = f" {family} saddr != {{ {', '.join(addresses)} }}" if addresses else ""
+        guards.append(f"meta nfproto {'ipv4' if family == 'ip' else 'ipv6'} udp dport {PORT}{listed} drop")
+    allowed = [f"ip daddr {address} tcp dport {port} accept" for address, port in parse_allowed(settings.allow)]
+    closed = networks([*settings.closed, *four, *settings.pools])
+    names = ["meta l4proto { tcp, udp } th dport 53 accept"]
+    lines = [
+        f"table inet {TABLE}",
+        f"delete table inet {TABLE}",
+        f"table inet {TABLE} {{",
+        *_chain(
+            "to_host",
+            "filter hook input priority filter - 10",
+            [
+                f'iifname "{PREFIX}*" ct state established,related accept',
+                *(f'iifname "{PREFIX}*" {rule}' for rule in (*names, *allowed)),
+                f'iifname "{PREFIX}*" reject with icmpx admin-prohibited',
+                *guards,
+            ],
+        ),
+        # A packet from a namespace belongs to no user of the host: only the kernel may speak on the port.
+        *_chain(
+            "from_host",
+            "filter hook output priority filter - 10",
+            [
+                f'oifname "{PREFIX}*" ct state new reject with icmpx admin-prohibited',
+                f"udp dport {PORT} meta skuid != 0 reject with icmpx admin-prohibited",
+            ],
+        ),
+        *_chain(
+            "through",
+            "filter hook forward priority filter - 10",
+            [
+                f'iifname "{PREFIX}*" oifname "{PREFIX}*" reject with icmpx admin-prohibited',
+                *(f'iifname "{PREFIX}*" {rule}' for rule in (*names, *allowed)),
+                f'iifname "{PREFIX}*" ip daddr {{ {", ".join(closed)} }} reject with icmpx admin-prohibited',
+                f'oifname "{PREFIX}*" ct state established,related accept',
+                f'oifname "{PREFIX}*" drop',
+            ],
+        ),
+        *_chain(
+            "outwards",
+            "nat hook postrouting priority srcnat",
+            [
+                f'ip saddr {{ {", ".join(settings.pools)} }} oifname != "{PREFIX}*" masquerade',
+            ],
+        ),
+        "}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def networks(texts: Sequence[str]) -> List[str]:
+    """IPv4 networks without those that are in others, which a set of nftables refuses."""
+    given = [ipaddress.ip_network(text, strict=False) for text in texts]
+    four = [one for one in given if isinstance(one, ipaddress.IPv4Network)]
+    return [str(one) for one in ipaddress.collapse_addresses(four)]
+
+
+def _chain(name: str, kind: str, rules: Sequence[str]) -> List[str]:
+    return [f"  chain {name} {{", f"    type {kind}; policy accept;", *(f"    {rule}" for rule in rules), "  }"]

@@ -1,0 +1,344 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A session's job on this node: what root makes before it begins, and what is left of it afterwards.
+
+Everything has the number of the job in its name, so that whatever a killed prolog or epilog leaves is found again: by a
+process that watches while there is anything on the node, by the next session's prolog, or by a run of the playbook. All steps
+can be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
+    CommandError,
+    GpumeshError,
+    HostStateError,
+    InputError,
+    ParseError,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
+    NO_SLOT,
+    Container,
+    Settings,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
+
+#: What holds as long as the node is up, and what is large. Below each, a folder for each job.
+FOLDER = "/run/gpumesh/session"
+STORAGE = "/var/lib/gpumesh/session"
+TABLE_FILE = "/etc/gpumesh/session.nft"
+_NAMESPACES = "/run/netns"
+_FORWARDING = "/proc/sys/net/ipv4/ip_forward"
+#: What the plugin of Slurm hands on.
+VARIABLE = "SPANK_GPUMESH_SESSION"
+#: Seconds for the kernel to forget an identifier.
+_PATIENCE = 20.0
+#: Seconds between two looks of the process that watches.
+_WATCH = 15.0
+_SYSTEMD = "/run/systemd/system"
+_STEP = re.compile(rb"slurmstepd: \[([0-9]{1,10})[.\]]")
+_PLAN, _PRIVATE, _ERROR = "plan.json", "private", "error"
+
+
+def folder(job: int) -> str:
+    """Of a job, on this node."""
+    return f"{FOLDER}/{job}"
+
+
+def storage(job: int) -> str:
+    """Where the containers of a job are."""
+    return f"{STORAGE}/{job}"
+
+
+def read_plan(job: int) -> Dict[str, Any]:
+    """What the prolog has written down. Raises HostStateError with its words where it has failed."""
+    said = read_text(f"{folder(job)}/{_ERROR}")
+    if said is not None:
+        raise HostStateError(said.strip())
+    text = read_text(f"{folder(job)}/{_PLAN}")
+    if text is None:
+        raise HostStateError(
+            f"Job {job} has no session on this node.", "See the log of slurmd, and whether session_enabled is set here."
+        )
+    return dict(json.loads(text))
+
+
+# --- Before a job
+
+
+def prolog(run: Runner, settings: Settings, variables: Mapping[str, str]) -> None:
+    """Make what the job needs on this node. An error is written down for its tasks, which then do not start."""
+    job, uid = int(variables["SLURM_JOB_ID"]), int(variables["SLURM_JOB_UID"])
+    os.makedirs(FOLDER, mode=0o755, exist_ok=True)
+    with _locked():
+        sweep(run, settings.machine, job)
+        forget(run, job)
+        os.mkdir(folder(job), 0o755)
+        # While the lock is held: one that is about to end has seen the folder, or has ended.
+        guard(run)
+        # From here on, no task of the job begins without a namespace.
+        write_atomic(f"{folder(job)}/{_PRIVATE}", "", 0o644)
+        try:
+            _prepare(run, settings, variables, job, uid)
+        except (GpumeshError, OSError, KeyError) as failure:
+            write_atomic(f"{folder(job)}/{_ERROR}", f"{settings.machine}: {failure}\n", 0o644)
+
+
+def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job: int, uid: int) -> None:
+    if uid == 0:
+        raise InputError("A session cannot be root's.", "Start it as another user: session_user.")
+    token = plan.parse_token(variables[VARIABLE])
+    nodes = expand(variables.get("SLURM_JOB_NODELIST", ""))
+    session = plan.places(token, nodes, settings.members, settings.pools)
+    here = [one for one in session if one.node == settings.machine]
+    document = {
+        "name": token.name,
+        "slot": token.slot,
+        "job": job,
+        "containers": [one._asdict() for one in session],
+        "here": [one.name for one in here],
+    }
+    _make_folders(job, uid, here)
+    if token.slot == NO_SLOT:
+        os.unlink(f"{folder(job)}/{_PRIVATE}")
+    else:
+        _refuse_taken(token.slot, job)
+        _load_rules(run, settings)
+        for one in here:
+            make(run, job, one, session, settings)
+    write_atomic(f"{folder(job)}/{_PLAN}", json.dumps(document, indent=1) + "\n", 0o644)
+
+
+def _make_folders(job: int, uid: int, here: Sequence[Container]) -> None:
+    try:
+        gid = pwd.getpwuid(uid).pw_gid
+    except KeyError as failure:
+        raise HostStateError(f"There is no user {uid} on this node.", "Create the user on all nodes.") from failure
+    os.makedirs(STORAGE, mode=0o711, exist_ok=True)
+    for top in (folder(job), storage(job)):
+        os.makedirs(top, mode=0o755, exist_ok=True)
+        for one in here:
+            path = f"{top}/{one.local}"
+            os.mkdir(path, 0o700)
+            os.chown(path, uid, gid)
+
+
+def _refuse_taken(slot: int, job: int) -> None:
+    """Two sessions never share a subnet on a node: whoever is there first has it."""
+    for name in os.listdir(FOLDER):
+        if name.isdecimal() and int(name) != job:
+            text = read_text(f"{folder(int(name))}/{_PLAN}")
+            other = json.loads(text) if text else {}
+            if other.get("slot") == slot:
+                raise HostStateError(
+                    f"The subnet of the session is used by job {other['job']}.", "Start the session again."
+                )
+
+
+def _load_rules(run: Runner, settings: Settings) -> None:
+    """The rules are loaded once after a boot."""
+    if run(["nft", "list", "table", "inet", network.TABLE], check=False).rc:
+        run(["nft", "--file", TABLE_FILE])
+    if settings.nat and read_text(_FORWARDING) != "1\n":
+        with open(_FORWARDING, "w", encoding="ascii") as stream:
+            stream.write("1\n")
+
+
+def make(run: Runner, job: int, own: Container, session: Sequence[Container], settings: Settings) -> None:
+    """The namespace of a container with its network. Raises CommandError."""
+    name = network.namespace(job, own.local)
+    wanted = network.commands(job, own, session, settings, _interface_mtu(run, settings.interface))
+    run(["ip", "netns", "add", name])
+    run(["ip", "netns", "exec", name, find("sysctl") or "sysctl", "--ignore", "--quiet", "--write", *network.SYSCTLS])
+    _batch(run, ["ip", "-batch", "-"], wanted.host)
+    _batch(run, ["ip", "-netns", name, "-batch", "-"], wanted.inside)
+    _batch(run, ["bridge", "-netns", name, "-batch", "-"], wanted.bridge)
+    _batch(run, ["ip", "-batch", "-"], wanted.after)
+
+
+def _batch(run: Runner, argv: Sequence[str], lines: Sequence[str]) -> None:
+    """The kernel forgets what a namespace had a moment after it is gone, and until then refuses the same again."""
+    if not lines:
+        return
+    rest, end = list(lines), time.monotonic() + _PATIENCE
+    while True:
+        done = run(argv, stdin="".join(f"{line}\n" for line in rest), check=False)
+        if not done.rc:
+            return
+        failed = re.search(r"Command failed \S+:([0-9]{1,5})", done.stderr)
+        if failed is None or "exist" not in done.stderr.lower() or time.monotonic() > end:
+            raise CommandError(argv, f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
+        rest = rest[int(failed.group(1)) - 1 :]
+        time.sleep(0.2)
+
+
+def _interface_mtu(run: Runner, interface: str) -> int:
+    done = run(["ip", "-json", "link", "show", "dev", interface], check=False)
+    if done.rc:
+        raise HostStateError(f"There is no interface {interface}, which has the cluster's address.", "Run site.")
+    try:
+        return int(json.loads(done.stdout)[0]["mtu"])
+    except (ValueError, LookupError, TypeError) as failure:
+        raise ParseError("ip -json link", f"{interface} has no mtu") from failure
+
+
+# --- After a job
+
+
+def epilog(run: Runner, variables: Mapping[str, str]) -> None:
+    """Remove what the job had on this node."""
+    os.makedirs(FOLDER, mode=0o755, exist_ok=True)
+    with _locked():
+        forget(run, int(variables["SLURM_JOB_ID"]))
+
+
+def forget(run: Runner, job: int) -> None:
+    """Remove what has the number of the job. Whatever still runs in its namespaces is killed."""
+    for name in sorted(_namespaces(job)):
+        for pid in inside(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run(["ip", "netns", "delete", name], check=False)
+    for path in (storage(job), folder(job)):
+        _remove_tree(path)
+
+
+def _remove_tree(path: str) -> None:
+    """What is in it belongs to a user: it is removed by descriptors alone."""
+    for _attempt in range(3):
+        shutil.rmtree(path, ignore_errors=True)
+        if not os.path.lexists(path):
+            return
+        # A killed container may have left mounts, or its last file a moment ago.
+        time.sleep(0.2)
+
+
+def _namespaces(job: int) -> List[str]:
+    names = os.listdir(_NAMESPACES) if os.path.isdir(_NAMESPACES) else []
+    return [name for name in names if network.owner(name) == job]
+
+
+def inside(name: str) -> List[int]:
+    """The processes in a namespace."""
+    try:
+        wanted = os.stat(f"{_NAMESPACES}/{name}")
+    except FileNotFoundError:
+        return []
+    found = []
+    for pid in os.listdir("/proc"):
+        if pid.isdecimal():
+            with contextlib.suppress(OSError):
+                about = os.stat(f"/proc/{pid}/ns/net")
+                if (about.st_dev, about.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    found.append(int(pid))
+    return found
+
+
+def jobs_here() -> List[int]:
+    """The jobs of which this node has anything."""
+    names = [network.owner(name) for name in os.listdir(_NAMESPACES)] if os.path.isdir(_NAMESPACES) else []
+    for top in (FOLDER, STORAGE):
+        if os.path.isdir(top):
+            names += [int(name) for name in os.listdir(top) if name.isdecimal()]
+    return sorted(set(names) - {0})
+
+
+def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
+    """Remove what is left of jobs that are not on this node any more; those. Where Slurm does not answer, nothing."""
+    left = [job for job in jobs_here() if job != current]
+    if not left:
+        return []
+    argv = ["squeue", "--noheader", "--states=all", f"--nodelist={machine}", "--format=%A|%T"]
+    try:
+        done = run(argv)
+    except CommandError:
+        return []
+    over = (
+        "COMPLETED",
+        "CANCELLED",
+        "FAILED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "OUT_OF_MEMORY",
+        "PENDING",
+        "BOOT_FAIL",
+    )
+    lines = (line.strip().partition("|") for line in done.stdout.splitlines())
+    alive = {int(job) for job, _bar, state in lines if job.isdecimal() and not state.startswith(over)}
+    gone = [job for job in left if job not in alive]
+    for job in gone:
+        forget(run, job)
+    return gone
+
+
+# --- While there is anything
+
+
+def guard(run: Runner) -> None:
+    """Begin to watch in the background, outside of the control group of slurmd, which starts this."""
+    program = os.path.abspath(sys.argv[0])
+    if os.path.isdir(_SYSTEMD):
+        options = ["--quiet", "--collect", "--no-block", "--property=Restart=on-failure"]
+        run(["systemd-run", *options, program, "watch"], check=False)
+        return
+    null = subprocess.DEVNULL
+    process = Process([program, "watch"], stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+    # It goes on after this program, which must not wait for it.
+    process.returncode = 0
+
+
+def watch(run: Runner, machine: str) -> None:
+    """Remove what jobs leave that are over, until nothing is left. One process on each node does it."""
+    os.makedirs(FOLDER, mode=0o755, exist_ok=True)
+    with open(f"{FOLDER}/.watch", "w", encoding="ascii") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        while True:
+            time.sleep(_WATCH)
+            with _locked():
+                # A job whose steps are here goes on. Slurm's controller is asked of others alone.
+                if set(jobs_here()) - _stepping():
+                    sweep(run, machine)
+                if not jobs_here():
+                    fcntl.flock(stream, fcntl.LOCK_UN)
+                    return
+
+
+def _stepping() -> Set[int]:
+    """The jobs that have a step on this node."""
+    found = set()
+    for pid in os.listdir("/proc"):
+        if pid.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as stream:
+                step = _STEP.match(stream.read(64))
+                if step is not None:
+                    found.add(int(step.group(1)))
+    return found
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """One prolog or epilog at a time on this node. The lock ends with the process that holds it."""
+    with open(f"{FOLDER}/.lock", "w", encoding="ascii") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,91 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Start a session, and look at it: for the program and for the module alike."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from typing import NamedTuple, Optional
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings, Spec
+
+_FILES = ("oci-archive:", "docker-archive:", "oci:", "dir:")
+
+
+class Started(NamedTuple):
+    """A session that was submitted. ``log``: where what its containers print is."""
+
+    job: int
+    log: str
+
+
+def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit:
+    """Refuse what could not work, before anything is submitted; how it fits the cluster. Raises GpumeshError."""
+    if os.geteuid() == 0:
+        raise InputError("A session cannot be root's.", "Start it as another user; in the playbook, set session_user.")
+    forward.refuse(spec, settings)
+    specs.refuse_mounts(spec, [*settings.volumes, *settings.mounts_allowed])
+    for role in spec.roles:
+        if role.image.startswith(_FILES):
+            path = role.image.split(":")[1]
+            if not path.startswith("/") or not os.path.exists(path):
+                raise InputError(
+                    f"session_roles: {role.name}: there is no image {path}.",
+                    "Give the whole path of one that all nodes see.",
+                )
+    if job.own(run, spec.name) is not None:
+        raise InputError(
+            f"There is a session '{spec.name}' already.", f"Choose another name, or: gpumesh-session stop {spec.name}"
+        )
+    return job.fit(run, program, spec)
+
+
+def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
+    """Submit a session. Raises GpumeshError."""
+    fit = refuse(run, program, spec, settings)
+    log = f"{_logs(settings)}/gpumesh-session-{spec.name}-%j.log"
+    number = job.submit(run, program, spec, fit, settings, log)
+    if spec.ports:
+        forward.begin(program, number, spec.ports)
+    return Started(number, log.replace("%j", str(number)))
+
+
+def _logs(settings: Settings) -> str:
+    """On the first shared volume on which the user has a folder, else on the first node, beside the user's images."""
+    for volume in settings.volumes:
+        folder = f"{volume}/{getpass.getuser()}"
+        if os.access(folder, os.W_OK):
+            return folder
+    return os.path.dirname(settings.storage)
+
+
+def failure(session: Optional[job.Session]) -> str:
+    """Why a session has failed; empty for one that goes on, or whose first container is done."""
+    if session is None:
+        return "it has ended."
+    if session.stage == job.FAILED:
+        return session.said
+    if session.over and session.state != "completed":
+        return f"its job is {session.state}."
+    return ""
+
+
+def line(session: Optional[job.Session], name: str) -> str:
+    """A session in one line."""
+    if session is None:
+        return f"{name}: ended"
+    if session.over:
+        return f"{name}: job {session.job} · {session.state}"
+    roles = ", ".join(f"{role}:{count}" for role, count in session.token.replicas())
+    if session.stage == job.FAILED:
+        return f"{name}: job {session.job}, {roles} · failed: {session.said}"
+    if session.state != "running":
+        why = f" ({session.reason})" if session.reason not in ("", "None") else ""
+        return f"{name}: job {session.job}, {roles} · {session.state}{why}"
+    return f"{name}: job {session.job}, {roles} · {session.stage} on {', '.join(session.nodes)}"

@@ -1,0 +1,259 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A session as it is written down, to what is asked for. Everything that can be refused is refused here. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.plan import MOST_CONTAINERS
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import HOST, PRIVATE, Role, Spec
+
+MAIN = "main"
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+#: With a digit at its end, the names of its containers could be those of another role.
+_ROLE = re.compile(r"[a-z](?:[a-z-]{0,14}[a-z])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MEMORY = re.compile(r"([0-9]{1,9})\s*([KMGT]?)i?B?", re.IGNORECASE)
+_TIME = re.compile(
+    r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})|(?P<only>\d{1,7})"
+)
+_MIB = {"K": 1 / 1024, "M": 1.0, "": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
+_FIELDS = Role._fields
+_SESSION = ("name", "roles", "time", "network", "partition", "retry", "ports")
+
+
+def parse(document: Any) -> Spec:
+    """What a file or a playbook asks for; its keys with or without ``session_``. Raises InputError."""
+    if not isinstance(document, Mapping):
+        raise InputError("The session is not a mapping.", "Give at least session_name and session_roles.")
+    given = {str(key)[8:] if str(key).startswith("session_") else str(key): value for key, value in document.items()}
+    unknown = sorted(set(given) - set(_SESSION))
+    if unknown:
+        raise InputError(f"A session has no option session_{unknown[0]}.", f"It has {_listed(_SESSION, 'session_')}.")
+    name = str(given.get("name") or "")
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"session_name '{name}' is not a name of a session.",
+            "Use up to 32 lower-case letters, digits and '-', and begin and end with a letter or a digit.",
+        )
+    network = str(given.get("network") or PRIVATE)
+    if network not in (PRIVATE, HOST):
+        raise InputError(f"session_network is '{network}'.", f"Choose {PRIVATE} or {HOST}.")
+    roles = _roles(given.get("roles"))
+    spec = Spec(
+        name=name,
+        roles=roles,
+        time=minutes(given.get("time")),
+        network=network,
+        partition=_word("session_partition", given.get("partition")),
+        retry=_boolean("session_retry", given.get("retry", True)),
+        ports=_ports(given.get("ports")),
+    )
+    _refuse_together(spec)
+    return spec
+
+
+def as_values(spec: Spec) -> Dict[str, Any]:
+    """The same as a mapping, which parse() reads."""
+    roles = [{**role._asdict(), "env": dict(role.env), "memory": f"{role.memory}M"} for role in spec.roles]
+    return {**spec._asdict(), "roles": roles}
+
+
+def minutes(value: Any) -> int:
+    """A time limit as Slurm has it: minutes, H:MM:SS or D-H:MM:SS; 0 for none. YAML has H:MM:SS in seconds."""
+    if value in (None, "", 0):
+        return 0
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        # YAML 1.1 takes 8:00:00 for a number in base 60. A limit of so many minutes would be months.
+        return value if value < 3600 else -(-value // 60)
+    found = _TIME.fullmatch(str(value).strip())
+    if found is None:
+        raise InputError(f"session_time is '{value}'.", "Give minutes, or hours as 8:00:00, or days as 2-00:00:00.")
+    if found.group("only"):
+        return int(found.group("only"))
+    days, hours, more, seconds = (int(found.group(part) or 0) for part in ("days", "hours", "minutes", "seconds"))
+    return (days * 24 + hours) * 60 + more + (seconds > 0)
+
+
+def mebibytes(where: str, value: Any) -> int:
+    """Memory as Slurm writes it: 4G, 512M; a number is of MiB."""
+    if value in (None, ""):
+        return 0
+    found = _MEMORY.fullmatch(str(value).strip())
+    if found is None:
+        raise InputError(f"{where} is '{value}'.", "Give memory as 4G or 512M.")
+    return int(int(found.group(1)) * _MIB[found.group(2).upper()])
+
+
+def _roles(value: Any) -> Tuple[Role, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise InputError("session_roles has no role.", "Give a list with at least the role 'main'.")
+    roles = tuple(_role(number, one) for number, one in enumerate(value, 1))
+    names = [role.name for role in roles]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"session_roles has two roles '{twice[0]}'.", "Give each role a name of its own.")
+    if MAIN not in names:
+        raise InputError(
+            "session_roles has no role 'main'.", "Name the role 'main' that the session begins and ends with."
+        )
+    if roles[0].name != MAIN:
+        roles = tuple(sorted(roles, key=lambda role: role.name != MAIN))
+    return roles
+
+
+def _role(number: int, value: Any) -> Role:
+    if not isinstance(value, Mapping):
+        raise InputError(f"Role {number} of session_roles is not a mapping.", "Give it a name and an image.")
+    name = str(value.get("name") or "")
+    where = f"session_roles: {name or number}"
+    unknown = sorted(str(key) for key in value if key not in _FIELDS)
+    if unknown:
+        raise InputError(f"{where} has the unknown field '{unknown[0]}'.", f"A role has {_listed(_FIELDS)}.")
+    if not _ROLE.fullmatch(name):
+        raise InputError(
+            f"{where} is not a name of a role.",
+            "Use up to 16 lower-case letters and '-', and begin and end with a letter.",
+        )
+    image = str(value.get("image") or "").strip()
+    if not image or re.search(r"[\s\x00-\x1f]", image) or image.startswith("-"):
+        raise InputError(f"{where}: the image is '{image}'.", "Name an image, such as docker.io/library/debian:13.")
+    return Role(
+        name=name,
+        replicas=_count(where, "replicas", value.get("replicas", 1), 1),
+        image=image,
+        command=_command(where, value.get("command")),
+        cpus=_count(where, "cpus", value.get("cpus", 1), 1),
+        memory=mebibytes(f"{where}: memory", value.get("memory")),
+        gpus=_count(where, "gpus", value.get("gpus", 0), 0),
+        per_node=_count(where, "per_node", value.get("per_node", 0), 0),
+        mounts=tuple(mount(where, one) for one in _texts(where, "mounts", value.get("mounts"))),
+        env=_environment(where, value.get("env")),
+    )
+
+
+def mount(where: str, text: str) -> str:
+    """A mount, checked: HOST:CONTAINER with :ro where it is read-only."""
+    parts = text.split(":")
+    well = len(parts) == 2 or (len(parts) == 3 and parts[2] in ("ro", "rw"))
+    if not well or any(not path.startswith("/") or ".." in path.split("/") for path in parts[:2]):
+        raise InputError(
+            f"{where}: the mount '{text}' cannot be read.", "Give /of/the/host:/of/the/container, or with :ro."
+        )
+    return text
+
+
+def refuse_mounts(spec: Spec, allowed: Sequence[str]) -> None:
+    """Refuse folders of the hosts that are not below what the administrator allows. Raises InputError."""
+    for role in spec.roles:
+        for text in role.mounts:
+            folder = text.split(":")[0].rstrip("/") or "/"
+            if not any(folder == base or folder.startswith(base.rstrip("/") + "/") for base in allowed):
+                raise InputError(
+                    f"session_roles: {role.name}: the mount of {folder} is not allowed.",
+                    f"Folders below {', '.join(allowed)} are."
+                    if allowed
+                    else "Have the administrator set session_mounts_allowed.",
+                )
+
+
+def _refuse_together(spec: Spec) -> None:
+    total = sum(role.replicas for role in spec.roles)
+    if total > MOST_CONTAINERS:
+        raise InputError(f"The session has {total} containers.", f"Ask for at most {MOST_CONTAINERS}.")
+    if spec.ports and spec.network == HOST:
+        raise InputError(
+            "session_ports are those of a session with a network of its own.",
+            "With session_network=host, connect to the node of main1.",
+        )
+    without = [role.name for role in spec.roles if not role.memory]
+    if without and len(without) < len(spec.roles):
+        raise InputError(
+            f"session_roles: {without[0]} has no memory, and others have.", "Give memory to all roles, or to none."
+        )
+    for role in spec.roles:
+        if role.per_node and role.replicas % role.per_node:
+            raise InputError(
+                f"session_roles: {role.name}: {role.replicas} replicas cannot be {role.per_node} on each node.",
+                "Give replicas as a multiple of per_node.",
+            )
+
+
+def _ports(value: Any) -> Tuple[str, ...]:
+    """A number, or two where the manager's is another. An answer of AWX is text."""
+    words = value if isinstance(value, Sequence) and not isinstance(value, str) else str(value or "").split()
+    found: List[Tuple[int, int]] = []
+    for word in (str(word).strip(",") for word in words):
+        parts = word.split(":")
+        if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) < 65536 for part in parts):
+            raise InputError(
+                f"session_ports: '{word}' is not a port.", "Give 8888, or 9000:8888 where the manager's is another."
+            )
+        outer = int(parts[0])
+        if outer in (one for one, _inner in found):
+            raise InputError(f"session_ports has port {outer} of the manager twice.", "Give each another one.")
+        found.append((outer, int(parts[-1])))
+    return tuple(f"{outer}:{inner}" for outer, inner in found)
+
+
+def _count(where: str, field: str, value: Any, least: int) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not text.isdecimal() or not least <= int(text) <= 1_000_000:
+        raise InputError(f"{where}: {field} is '{value}'.", f"Give a number from {least} on.")
+    return int(text)
+
+
+def _command(where: str, value: Any) -> Tuple[str, ...]:
+    if value in (None, ""):
+        return ()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(str(word) for word in value)
+    try:
+        return tuple(shlex.split(str(value)))
+    except ValueError as failure:
+        raise InputError(f"{where}: the command cannot be split: {failure}.", "Close its quotation marks.") from failure
+
+
+def _texts(where: str, field: str, value: Any) -> List[str]:
+    if value in (None, ""):
+        return []
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InputError(f"{where}: {field} is not a list.", "Give a list, also of one.")
+    return [str(one) for one in value]
+
+
+def _environment(where: str, value: Any) -> Tuple[Tuple[str, str], ...]:
+    if value in (None, ""):
+        return ()
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: env is not a mapping.", "Give names with their values.")
+    for name in value:
+        if not _VARIABLE.fullmatch(str(name)):
+            raise InputError(f"{where}: '{name}' is not a valid name of an environment variable.")
+    return tuple((str(name), str(text)) for name, text in value.items())
+
+
+def _word(option: str, value: Any) -> str:
+    text = str(value or "")
+    if text and not re.fullmatch(r"[A-Za-z0-9_.,-]+", text):
+        raise InputError(f"{option} is '{text}'.", "Name a partition of Slurm.")
+    return text
+
+
+def _boolean(option: str, value: Any) -> bool:
+    known = {"true": True, "yes": True, "false": False, "no": False, "": True}
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in known:
+        raise InputError(f"{option} is '{value}'.", "Give true or false.")
+    return known[str(value).lower()]
+
+
+def _listed(names: Sequence[str], prefix: str = "") -> str:
+    words = [prefix + name for name in names]
+    return f"{', '.join(words[:-1])} and {words[-1]}"

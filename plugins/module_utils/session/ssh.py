@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""ssh between the containers of a session: what its daemons and clients are told. Pure, but for the key.
+
+In the namespace of each container, the user runs the host's own sshd, which knows one key and enters the container: an image
+needs no sshd. The key is the session's own, for logins and for the daemons alike: whoever is in one container of a session
+may enter the others.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container
+
+#: Not that of ssh, which the sshd of an image may have.
+PORT = 2200
+#: In the folder of a container on its node, and in the container.
+KEY, SERVER, CLIENT = "key", "sshd_config", "ssh"
+INSIDE = "/etc/gpumesh-ssh"
+#: Where clients of OpenSSH read what a distribution adds.
+INCLUDED = "/etc/ssh/ssh_config.d/gpumesh.conf"
+ALIAS = "gpumesh-session"
+
+
+def make_key(run: Runner, path: str) -> str:
+    """A random key, also at this path; the private half. Raises GpumeshError."""
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", ALIAS, "-f", path])
+    text = read_text(path)
+    if not text:
+        raise HostStateError(f"ssh-keygen has written no key to {path}.", "See whether the file system is full.")
+    return text
+
+
+def public_half(run: Runner, path: str) -> str:
+    """Type and key of what is at this path. Raises CommandError."""
+    return " ".join(run(["ssh-keygen", "-y", "-P", "", "-f", path]).stdout.split()[:2])
+
+
+def known_hosts(public: str) -> str:
+    """All daemons of a session have one key."""
+    return f"{ALIAS} {public}\n"
+
+
+def server(own: Container, folder: str, user: str, command: str) -> str:
+    """The configuration of sshd. ``user``: whose session it is. ``command``: what a login runs, which finds what it has to run in its environment."""
+    lines = [
+        f"ListenAddress {own.address}:{PORT}",
+        f"HostKey {folder}/{KEY}",
+        f"AuthorizedKeysFile {folder}/authorized_keys",
+        "AuthenticationMethods publickey",
+        f"AllowUsers {user}",
+        f"ForceCommand {command}",
+        "Subsystem sftp /usr/lib/openssh/sftp-server",
+        "StrictModes no",
+        "UsePAM no",
+        "PidFile none",
+        "PrintMotd no",
+        "PrintLastLog no",
+        "UseDNS no",
+        "LogLevel ERROR",
+        # mpirun begins all of its logins at once.
+        "MaxStartups 1000",
+        "MaxSessions 1000",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def client(session: Sequence[Container], user: str) -> str:
+    """What ssh is told inside."""
+    names = " ".join(name for one in session for name in (one.name, one.address))
+    lines = [
+        f"Port {PORT}",
+        f"User {user}",
+        f"IdentityFile {INSIDE}/{KEY}",
+        "IdentitiesOnly yes",
+        "PreferredAuthentications publickey",
+        f"HostKeyAlias {ALIAS}",
+        f"UserKnownHostsFile {INSIDE}/known_hosts",
+        "GlobalKnownHostsFile /dev/null",
+        "StrictHostKeyChecking yes",
+    ]
+    return f"Host {names}\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def mounts(folder: str) -> Sequence[str]:
+    """What podman mounts. ``folder``: of the container, on its node."""
+    inside = os.path.join(folder, CLIENT)
+    return [f"{inside}:{INSIDE}:ro", f"{inside}/config:{INCLUDED}:ro"]
+
+
+def files(
+    own: Container, session: Sequence[Container], folder: str, command: str, user: str, private: str, public: str
+) -> Dict[str, str]:
+    """All files by their path below the folder of a container, less the key of its daemon."""
+    return {
+        SERVER: server(own, folder, user, command),
+        "authorized_keys": f"{public}\n",
+        f"{CLIENT}/config": client(session, user),
+        f"{CLIENT}/known_hosts": known_hosts(public),
+        f"{CLIENT}/{KEY}": private,
+    }

@@ -1,0 +1,174 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The batch script of a session: it has the images fetched and the containers run, and says how far it is.
+
+Whatever fails has said why in one line of its standard error, which goes to the log like all others, and into the comment
+of the job, where whoever waits for the session reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any, List, Mapping, NamedTuple, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, ssh
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
+    NAME,
+    NO_SLOT,
+    Container,
+    Spec,
+    Token,
+)
+
+_SPACING = 0.1
+_MARK = f"{NAME}: ".encode()
+_LONGEST_LINE = 2000
+_CHUNK = 1 << 16
+
+
+class Errors:
+    """Copies what a step prints on its standard error, and keeps the first line that is ours."""
+
+    def __init__(self, source: IO[bytes], target: int) -> None:
+        self.said = ""
+        self._source, self._target, self._rest = source, target, b""
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of it."""
+        self._thread.join(seconds)
+
+    def _copy(self) -> None:
+        with self._source:
+            self._copy_all(self._source.fileno())
+
+    def _copy_all(self, source: int) -> None:
+        while True:
+            chunk = os.read(source, _CHUNK)
+            if not chunk:
+                return
+            rest = chunk
+            while rest:
+                rest = rest[os.write(self._target, rest) :]
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            # A bar of progress has no end of line.
+            self._rest = self._rest[:_LONGEST_LINE]
+            ours = [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
+            if ours and not self.said:
+                self.said = ours[0].decode("utf-8", "replace")
+
+
+class Step(NamedTuple):
+    """A step that runs. ``errors`` of what its tasks say."""
+
+    process: Process
+    errors: Errors
+
+    def tell(self, text: str) -> None:
+        """Give the tasks something to read."""
+        target: Any = self.process.stdin
+        with contextlib.suppress(BrokenPipeError), target:
+            target.write(text.encode())
+
+
+class Batch:
+    """The job of a session on its first node. ``program``: the path of gpumesh-session."""
+
+    def __init__(self, run: Runner, program: str, word: str, variables: Mapping[str, str]) -> None:
+        self.run, self.program, self.word = run, program, word
+        self.spec: Spec = job.decode(word)
+        self.number = int(variables["SLURM_JOB_ID"])
+        self.token: Token = plan.parse_token(variables[job.VARIABLE])
+        self.session: List[Container] = []
+
+    def work(self) -> int:
+        """Until the session ends; the exit status of the job."""
+        try:
+            found = node.read_plan(self.number)
+            self.session = [Container(**one) for one in found["containers"]]
+            # Slurm begins a job on any of its nodes, not always on that of the first container.
+            local = next(one.local for one in self.session if one.name in found["here"])
+            private = self.token.slot != NO_SLOT
+            key = ssh.make_key(self.run, f"{node.folder(self.number)}/{local}/{ssh.KEY}") if private else ""
+        except GpumeshError as failure:
+            sys.stderr.write(f"{NAME}: {failure}\n")
+            return self._failed(1, str(failure))
+        self._note(job.FETCHING)
+        fetching = self.everywhere("prepare", subprocess.PIPE)
+        # Neither in a list of processes nor in an environment, which Slurm keeps.
+        fetching.tell(key)
+        status = _wait([fetching])
+        if status:
+            return self._failed(status, _said([fetching]))
+        self._note(job.STARTING)
+        containers = self.containers()
+        watching = self.everywhere("await")
+        try:
+            status = _wait([watching], containers)
+            if status:
+                return self._failed(status, _said([*containers, watching]))
+            self._note(job.RUNNING)
+            status = _wait(containers, containers, self.spec.time * 60)
+            return self._failed(status, _said(containers)) if status else 0
+        finally:
+            _stop([watching, *containers])
+
+    def everywhere(self, verb: str, source: int = subprocess.DEVNULL) -> Step:
+        """Begin a step with a task on each node, outside of the containers' network."""
+        return self._step(job.everywhere(self.number, len(self.token.nodes)), verb, job.HOST, source)
+
+    def containers(self) -> List[Step]:
+        """Begin the steps of the containers."""
+        return [
+            self._step(job.step(self.number, self.spec.role(some[0].role), some), "container", some[0].local)
+            for some in plan.steps(self.session)
+        ]
+
+    def _step(self, argv: Sequence[str], verb: str, place: object, source: int = subprocess.DEVNULL) -> Step:
+        words, variables = [*argv, self.program, verb, self.word], job.clean_environment(place)
+        process = Process(words, env=variables, stdin=source, stderr=subprocess.PIPE)
+        errors: Any = process.stderr
+        return Step(process, Errors(errors, 2))
+
+    def _note(self, stage: str) -> None:
+        job.note(self.run, self.number, plan.token_text(self.token), stage)
+
+    def _failed(self, status: int, why: str) -> int:
+        self._note(f"{job.FAILED} {why or f'a step of the job exited {status}.'}")
+        return status
+
+
+def _wait(steps: Sequence[Step], others: Sequence[Step] = (), seconds: float = 0.0) -> int:
+    """Until all of these steps have ended, one of them has failed, the first of ``others`` has ended, or the time is over;
+    the exit status."""
+    end = time.monotonic() + seconds if seconds else float("inf")
+    while True:
+        ended = [step.process.returncode for step in steps if step.process.poll() is not None]
+        over = [step.process.returncode for step in others if step.process.poll() is not None]
+        if len(ended) == len(steps) or any(ended) or over or time.monotonic() > end:
+            return max((abs(status) for status in (*ended, *over)), default=0)
+        time.sleep(_SPACING)
+
+
+def _stop(steps: Sequence[Step]) -> None:
+    for step in steps:
+        if step.process.poll() is None:
+            step.process.terminate()
+    for step in steps:
+        step.process.wait()
+        step.errors.join(1.0)
+
+
+def _said(steps: Sequence[Step]) -> str:
+    """What the steps say of why they have failed."""
+    _stop(steps)
+    return next((step.errors.said for step in steps if step.errors.said), "")

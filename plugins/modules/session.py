@@ -1,0 +1,165 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: session
+short_description: Install gpumesh-session and its plugin for Slurm
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Installs the program C(gpumesh-session), a single file that needs only Python 3.8 and podman. It starts containers with
+    roles on a private network, as a Slurm job.
+  - Compiles a plugin for Slurm on the host, by which the tasks of a session begin in its network, and loads a table of
+    nftables that keeps sessions apart from each other and from the hosts.
+  - Removes what is left of sessions that are not on the host any more.
+  - Set O(record). The other options but those of the role are derived from it on the controller.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+options:
+  state:
+    description: V(absent) ends the sessions on this host and removes the program, the plugin and the table.
+    type: str
+    choices: [present, absent]
+    default: present
+  machine:
+    description: The name of the host in the record.
+    type: str
+    default: ""
+  manager:
+    description: The name of the manager in the record.
+    type: str
+    default: ""
+  interface:
+    description: The interface with the host's cluster address.
+    type: str
+    default: ""
+  members:
+    description: The cluster addresses of the members by name.
+    type: dict
+    default: {}
+  pools:
+    description: The networks from which each session has a subnet of 24 bits.
+    type: list
+    elements: str
+    default: []
+  closed:
+    description: The networks that sessions cannot reach.
+    type: list
+    elements: str
+    default: []
+  nat:
+    description: Whether sessions can reach other networks, with the address of the host.
+    type: bool
+    default: true
+  allow:
+    description: Addresses and TCP ports of O(closed) that sessions can reach all the same, as C(10.0.0.5:5000).
+    type: list
+    elements: str
+    default: []
+  volumes:
+    description: The mount points of the shared volumes.
+    type: list
+    elements: str
+    default: []
+  mounts_allowed:
+    description: Folders of the hosts that users may mount into containers, besides O(volumes).
+    type: list
+    elements: str
+    default: []
+  storage:
+    description: The directory on a local disk of each node for images. C({user}) in it is replaced by the name of the user.
+    type: str
+    default: /var/tmp/gpumesh-{user}
+  plugin:
+    description: The source of the plugin in C.
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Install gpumesh-session
+  gpumesh.cluster.session:
+    record: cluster_record
+    pools: [10.192.0.0/10]
+"""
+
+RETURN = r"""
+missing:
+  description: Programs and files that the host lacks. The action installs their packages.
+  type: list
+  elements: str
+  returned: success
+  sample: [podman]
+path:
+  description: The path of C(gpumesh-session).
+  type: str
+  returned: success
+  sample: /usr/local/bin/gpumesh-session
+swept:
+  description: The jobs of which something was left on the host.
+  type: list
+  elements: int
+  returned: success
+  sample: []
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install, node, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Bring the files and the table about, and sweep."""
+    given, look_only = module.params, module.check_mode
+    lacking = install.missing() if given["state"] == "present" else []
+    values: Dict[str, Any] = {"missing": lacking, "path": program.PATH, "swept": []}
+    if lacking:
+        install.settings_of(given)
+        return Outcome(look_only, values, "", "".join(f"{name}\n" for name in lacking) if look_only else "")
+    if given["state"] == "present" and not look_only:
+        install.refuse_unfit(run, given["machine"])
+        values["swept"] = node.sweep(run, given["machine"])
+    done = bring_about(list(install.parts(run, given).values()), values, look_only)
+    return done._replace(changed=done.changed or bool(values["swept"]))
+
+
+def main() -> None:
+    """The module's entry."""
+    text: Any = {"type": "str", "default": ""}
+    texts: Any = {"type": "list", "elements": "str", "default": []}
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "raw"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "machine": text,
+            "manager": text,
+            "interface": text,
+            "members": {"type": "dict", "default": {}},
+            "pools": texts,
+            "closed": texts,
+            "nat": {"type": "bool", "default": True},
+            "allow": texts,
+            "volumes": texts,
+            "mounts_allowed": texts,
+            "storage": {"type": "str", "default": stage.DIRECTORY},
+            "plugin": text,
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+#!/usr/bin/python
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: session_run
+short_description: Start or stop a session of containers
+version_added: 1.0.0
+author:
+  - The gpumesh authors (@gpumesh)
+description:
+  - Starts containers with roles on a private network of their own, as a Slurm job of the user as whom the task runs, who
+    cannot be root. There is never a second session of the same name and user.
+  - Requires what the role P(gpumesh.cluster.session#role) installs.
+  - Everything that can be refused is refused before anything is submitted.
+extends_documentation_fragment:
+  - gpumesh.cluster.attributes
+  - gpumesh.cluster.attributes.state_module
+  - gpumesh.cluster.record.given
+options:
+  name:
+    description: The name of the session.
+    type: str
+    required: true
+  state:
+    description: V(followed) only looks at a session. It is what the action uses while it waits.
+    type: str
+    choices: [present, absent, followed]
+    default: present
+  job:
+    description: The Slurm job to look at if O(state=followed).
+    type: int
+    default: 0
+  roles:
+    description:
+      - A list of roles. Each has a C(name), an C(image), and by choice C(replicas), C(command), C(cpus), C(memory), C(gpus),
+        C(per_node), C(mounts) and C(env). One is called C(main).
+      - Text is read as YAML.
+    type: raw
+    default: []
+  time:
+    description: The time limit of the session, in the format of Slurm. Images are fetched before it begins.
+    type: raw
+    default: ""
+  network:
+    description: V(host) gives the containers the network of their nodes, for RDMA at full speed, and no names of their own.
+    type: str
+    choices: [private, host]
+    default: private
+  partition:
+    description: The partition of Slurm. If empty, the default one.
+    type: str
+    default: ""
+  ports:
+    description:
+      - Ports of the first container that are also ports of the manager's cluster address, by ssh. V(9000:8888) is port 9000
+        of the manager for port 8888 of the container.
+      - Text is read as ports with spaces between them.
+    type: raw
+    default: []
+  retry:
+    description: Whether the session starts again if one of its nodes fails.
+    type: bool
+    default: true
+  wait:
+    description: Whether to wait until the containers run.
+    type: bool
+    default: true
+  settings:
+    description: What C(gpumesh-session) is installed with. The action derives it from the record.
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Start a session
+  gpumesh.cluster.session_run:
+    record: cluster_record
+    name: demo
+    roles:
+      - {name: main, image: docker.io/library/debian:13, gpus: 1}
+      - {name: sub, replicas: 3, image: docker.io/library/debian:13, gpus: 1}
+    time: 8:00:00
+  become: true
+  become_user: alice
+"""
+
+RETURN = r"""
+job:
+  description: The Slurm job of the session; 0 where there is none.
+  type: int
+  returned: success
+line:
+  description: The session in one line.
+  type: str
+  returned: success
+  sample: "demo: job 41, main:1, sub:3 · running on n1, n2, n3"
+log:
+  description: The file with what the containers print. Empty if the session was not started by this task.
+  type: str
+  returned: success
+session_state:
+  description: How far the session is.
+  type: str
+  returned: success
+  sample: waiting, fetching, starting, running, ended, failed
+reason:
+  description: Why the session has failed.
+  type: str
+  returned: success
+  sample: "The image docker.io/library/debain:13 cannot be fetched: manifest unknown. Correct its name."
+"""
+
+from typing import Optional
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program, sessions, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+
+
+def work(module: AnsibleModule) -> Outcome:
+    """Start the session, stop it, or look at it."""
+    given = module.params
+    if given["state"] == "followed":
+        return _outcome(False, job.follow(run, given["job"]), given["name"], given["job"])
+    found = job.own(run, given["name"])
+    if given["state"] == "absent":
+        if found is not None and not module.check_mode:
+            job.cancel(run, found.job)
+        return _outcome(found is not None, None, given["name"])
+    if found is not None:
+        return _outcome(False, found, given["name"], found.job)
+    wanted = spec.parse(
+        {name: given[name] for name in ("name", "roles", "time", "network", "partition", "retry", "ports")}
+    )
+    settings = Settings(**given["settings"])
+    if module.check_mode:
+        sessions.refuse(run, program.PATH, wanted, settings)
+        return _outcome(True, None, given["name"])
+    started = sessions.start(run, program.PATH, wanted, settings)
+    return _outcome(True, job.follow(run, started.job), given["name"], started.job, started.log)
+
+
+def _outcome(changed: bool, found: Optional[job.Session], name: str, number: int = 0, log: str = "") -> Outcome:
+    """``number``: of the job that is meant, 0 for none."""
+    line, why = sessions.line(found, name), sessions.failure(found) if number else ""
+    stage = "failed" if why else "ended" if found is None or found.over else found.stage
+    values = {"job": number, "line": line, "session_state": stage, "reason": why, "log": log}
+    return Outcome(changed, values, "", f"{line}\n" if changed else "")
+
+
+def main() -> None:
+    """The module's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "record": {"type": "raw"},
+            "name": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent", "followed"], "default": "present"},
+            "job": {"type": "int", "default": 0},
+            "roles": {"type": "raw", "default": []},
+            "time": {"type": "raw", "default": ""},
+            "network": {"type": "str", "choices": ["private", "host"], "default": "private"},
+            "partition": {"type": "str", "default": ""},
+            "ports": {"type": "raw", "default": []},
+            "retry": {"type": "bool", "default": True},
+            "wait": {"type": "bool", "default": True},
+            "settings": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    exit_with(module, lambda: work(module))
+
+
+if __name__ == "__main__":
+    main()

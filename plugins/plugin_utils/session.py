@@ -1,0 +1,92 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has to know of the cluster to run sessions, from the record. Pure but for the plugin's source."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
+
+#: Those of the role, without its name.
+__all__ = ["OPTIONS", "PLUGIN", "desired", "packages", "roles", "settings"]
+OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
+_PLUGIN = Path(__file__).resolve().parents[2] / "roles" / "session" / "files" / "gpumesh_session.c"
+#: By what a host lacks, Debian's packages. Others were not checked.
+_PACKAGES = {
+    "podman": "podman",
+    "crun": "crun",
+    "newuidmap": "uidmap",
+    "fuse-overlayfs": "fuse-overlayfs",
+    "catatonit": "catatonit",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "sysctl": "procps",
+    "gcc": "gcc",
+    "sshd": "openssh-server",
+    "yaml": "python3-yaml",
+    "/usr/include/slurm/spank.h": "libslurm-dev",
+    "/usr/include/stdio.h": "libc6-dev",
+}
+
+
+def desired(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the module session on one machine. ``options``: those of OPTIONS. Raises InputError."""
+    if not options["enabled"]:
+        return {"state": "absent"}
+    return {**settings(record, machine, options), "state": "present", "plugin": _PLUGIN.read_text(encoding="utf-8")}
+
+
+def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What gpumesh-session is told. Raises InputError."""
+    member = derive.member_of(record, machine)
+    members = {name: view["address"] for name, view in derive.member_views(record).items()}
+    mesh = record["mesh"]
+    closed = [str(record["subnet"] or ""), str(mesh.get("subnet") or "") if mesh["backend"] != "none" else ""]
+    closed += [one["address"] for one in record["members"]]
+    pools = list(options["subnets"])
+    network.parse_allowed(options["allow"])
+    for pool in plan.parse_pools(pools):
+        for taken in network.networks([text for text in closed if text]):
+            if pool.overlaps(ipaddress.ip_network(taken)):
+                raise InputError(
+                    f"session_subnets: {pool} overlaps with {taken}, which the cluster uses.", "Give another network."
+                )
+    return {
+        "machine": machine,
+        "manager": record["manager"],
+        "interface": derive.cluster_interface(record, member),
+        "members": members,
+        "pools": pools,
+        "closed": [text for text in closed if text],
+        "nat": options["nat"],
+        "allow": list(options["allow"]),
+        "volumes": volumes(record, machine),
+        "mounts_allowed": list(options["mounts_allowed"]),
+        "storage": options["storage_dir"],
+    }
+
+
+def packages(missing: Sequence[str]) -> list[str]:
+    """The packages for what a host lacks."""
+    return [_PACKAGES.get(name, name) for name in missing]
+
+
+def roles(value: Any) -> Any:
+    """The roles of a session. A survey's answer is text. Raises InputError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as failure:
+        raise InputError(f"session_roles cannot be read: {failure}.", "Give a list of roles in YAML.") from failure

@@ -1,0 +1,275 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The network of sessions on two hosts that are network namespaces: who reaches whom, counted in packets, and what a
+killed prolog leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import package
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings
+from ansible_collections.gpumesh.cluster.tests.support.namespaces import call, joined
+
+HOSTS = {"gmh-a": "10.0.0.1", "gmh-b": "10.0.0.2"}
+OUTSIDE = "203.0.113.7"
+KILLS = 50
+#: Seconds until nothing is left.
+PATIENCE = 20.0
+NOBODY = 65534
+_CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3).close()
+except OSError as failure:
+    print(type(failure).__name__, failure.errno)
+else:
+    print("connected")
+"""
+_LISTEN = """
+import socket, sys
+listening = socket.create_server(("", int(sys.argv[1])))
+print("listening", flush=True)
+while True:
+    peer, address = listening.accept()
+    peer.sendall(address[0].encode())
+    while peer.recv(1 << 16):
+        pass
+    peer.close()
+"""
+_SEND = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+said = peer.recv(64).decode()
+peer.sendall(bytes(8 << 20))
+peer.shutdown(socket.SHUT_WR)
+print(said, len(peer.recv(1)))
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's to make")
+
+
+def settings(host: str) -> Settings:
+    return Settings(
+        host, "gmh-a", "eth0", HOSTS, ["10.192.0.0/10"], ["10.0.0.0/24"], True, [], [], [], "/var/tmp/gpumesh-{user}"
+    )
+
+
+def on(host: str):  # type: ignore[no-untyped-def]
+    """Run commands on a host."""
+
+    def run(argv: Sequence[str], **options: object) -> Completed:
+        return run_command(["nsenter", f"--net=/run/netns/{host}", *argv], **options)  # type: ignore[arg-type]
+
+    return run
+
+
+def inside(space: str, *argv: str) -> str:
+    return call("ip", "netns", "exec", space, *argv)
+
+
+@pytest.fixture(name="hosts", scope="module")
+def _hosts() -> Iterator[None]:
+    with joined(*HOSTS):
+        for host, address in HOSTS.items():
+            call("ip", "-n", host, "address", "add", f"{address}/24", "dev", "eth0")
+            call("ip", "-n", host, "link", "set", "eth0", "up")
+            on(host)(["nft", "--file", "-"], stdin=network.table(settings(host)))
+            inside(host, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        call("ip", "-n", "gmh-b", "address", "add", f"{OUTSIDE}/32", "dev", "lo")
+        call("ip", "-n", "gmh-a", "route", "add", f"{OUTSIDE}/32", "via", HOSTS["gmh-b"])
+        yield
+
+
+def session(job: int, slot: int, count: int = 2) -> list[tuple[str, Container]]:
+    """A session with so many containers on each host; its namespaces."""
+    token = plan.parse_token(f"{slot};demo;main,sub;1,{count - 1}+0,{count}")
+    places = plan.places(token, list(HOSTS), HOSTS, settings("gmh-a").pools)
+    made = []
+    # Each host makes its own; here they share one folder of names.
+    for one in places:
+        number = job + list(HOSTS).index(one.node)
+        node.make(on(one.node), number, one, places, settings(one.node))
+        made.append((network.namespace(number, one.local), one))
+    return made
+
+
+@pytest.fixture(name="two", scope="module")
+def _two(hosts: None) -> Iterator[list[list[tuple[str, Container]]]]:
+    try:
+        yield [session(900100, 7), session(900200, 8)]
+    finally:
+        for job in (900100, 900101, 900200, 900201):
+            node.forget(run_command, job)
+
+
+Two = list[list[tuple[str, Container]]]
+
+
+@contextmanager
+def listening(space: str, port: int) -> Iterator[None]:
+    argv = ["ip", "netns", "exec", space, sys.executable, "-c", _LISTEN, str(port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listening\n"
+            yield
+        finally:
+            process.kill()
+
+
+def attempt(space: str, address: str, port: int) -> str:
+    return inside(space, sys.executable, "-c", _CONNECT, address, str(port)).strip()
+
+
+def received(space: str) -> int:
+    (link,) = json.loads(call("ip", "-n", space, "-s", "-j", "link", "show", "dev", "eth0"))
+    return int(link["stats64"]["rx"]["packets"])
+
+
+def test_every_pair_of_a_session_has_large_packets_and_streams(two: Two) -> None:
+    own = two[0]
+    for space, one in own:
+        with listening(space, 4242):
+            for other, peer in own:
+                if peer.name != one.name:
+                    inside(other, "ping", "-c1", "-W2", "-M", "do", "-s", "1422", one.address)
+                    assert inside(other, sys.executable, "-c", _SEND, one.address, "4242").split() == [
+                        peer.address,
+                        "0",
+                    ]
+
+
+def test_nothing_passes_from_one_session_to_another(two: Two) -> None:
+    before = [received(space) for space, _one in two[1]]
+    for space, _one in two[0]:
+        for _other, victim in two[1]:
+            assert attempt(space, victim.address, 4242) != "connected"
+            subprocess.run(
+                ["ip", "netns", "exec", space, "ping", "-c5", "-i0.01", "-W1", victim.address],
+                check=False,
+                capture_output=True,
+            )
+    assert [received(space) for space, _one in two[1]] == before
+
+
+@pytest.mark.parametrize("port", [22, 111, 2049, 6817, 6818])
+def test_a_session_does_not_reach_the_hosts(two: Two, port: int) -> None:
+    for host, address in HOSTS.items():
+        with listening(host, port):
+            other = next(name for name in HOSTS if name != host)
+            assert attempt(other, address, port) == "connected"
+            for space, _one in two[0]:
+                assert attempt(space, address, port).startswith(("ConnectionRefused", "OSError 113", "PermissionError"))
+                assert attempt(space, "169.254.1.1", port) != "connected"
+
+
+def test_the_hosts_do_not_reach_a_session(two: Two) -> None:
+    space, one = two[0][0]
+    with listening(space, 4242):
+        for host in HOSTS:
+            assert attempt(host, one.address, 4242) != "connected"
+
+
+def test_a_session_reaches_others_with_its_hosts_address(two: Two) -> None:
+    with listening("gmh-b", 8080):
+        space = next(space for space, one in two[0] if one.node == "gmh-a")
+        assert inside(space, sys.executable, "-c", _SEND, OUTSIDE, "8080").split() == [HOSTS["gmh-a"], "0"]
+
+
+def test_users_of_a_host_cannot_put_packets_into_a_session(two: Two) -> None:
+    send = "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x' * 64, ('10.0.0.2', 8474)); print('sent')"
+    before = [received(space) for space, _one in two[0]]
+    argv = ["ip", "netns", "exec", "gmh-a", "setpriv", f"--reuid={NOBODY}", "--clear-groups", "python3", "-c", send]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert "PermissionError" in done.stderr
+    assert [received(space) for space, _one in two[0]] == before
+
+
+def test_a_subnet_on_its_own_node_has_no_broadcast(two: Two) -> None:
+    """Nothing is flooded: there is no entry for an address that is not a peer's."""
+    for space, _one in two[0]:
+        entries = json.loads(call("bridge", "-n", space, "-j", "fdb", "show", "dev", "vx0"))
+        assert {entry["mac"] for entry in entries if "dst" in entry} == {peer.mac for _s, peer in two[0]} - {_one.mac}
+        assert not [entry for entry in entries if entry["mac"] == "00:00:00:00:00:00"]
+
+
+# --- Kills
+
+
+def state(job: int) -> list[str]:
+    """Whatever has the job's number, and what its namespaces had on the host."""
+    names = [name for name in os.listdir("/run/netns") if network.owner(name) == job]
+    names += [path for path in (node.folder(job), node.storage(job)) if os.path.exists(path)]
+    links = json.loads(call("ip", "-n", "gmh-a", "-j", "link", "show"))
+    routes = json.loads(call("ip", "-n", "gmh-a", "-j", "route", "show"))
+    return [*names, *(link["ifname"] for link in links if link["ifname"].startswith("gms0b"))] + [
+        route["dst"] for route in routes if route["dst"].startswith("10.192.11.")
+    ]
+
+
+def await_nothing(job: int, when: str) -> None:
+    """The kernel takes a moment to remove what a namespace had."""
+    end = time.monotonic() + PATIENCE
+    while state(job):
+        assert time.monotonic() < end, f"{when}: {state(job)}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(name="installed")
+def _installed(hosts: None, tmp_path: Path) -> Iterator[str]:
+    path = tmp_path / "gpumesh-session"
+    path.write_bytes(package.build(sys.executable, program.__name__, settings("gmh-a")._asdict()))
+    path.chmod(0o755)
+    yield str(path)
+    for job in node.jobs_here():
+        if job == 900300:
+            node.forget(run_command, job)
+
+
+def begin(path: str, verb: str) -> subprocess.Popen[bytes]:
+    given = {
+        "SLURM_JOB_ID": "900300",
+        "SLURM_JOB_UID": str(NOBODY),
+        "SLURM_JOB_NODELIST": "gmh-a",
+        node.VARIABLE: "11;demo;main,sub;1,2",
+    }
+    return subprocess.Popen(["nsenter", "--net=/run/netns/gmh-a", path, verb], env={**os.environ, **given})
+
+
+def test_a_killed_prolog_or_epilog_leaves_nothing_once_it_has_run_again(installed: str) -> None:
+    began = time.monotonic()
+    assert begin(installed, "prolog").wait() == 0
+    whole = time.monotonic() - began
+    assert node.read_plan(900300)["here"] == ["main1", "sub1", "sub2"]
+    assert begin(installed, "epilog").wait() == 0
+    await_nothing(900300, "undisturbed")
+    chance = random.Random(19)
+    for number in range(KILLS):
+        verb = "prolog" if number % 2 else "epilog"
+        if verb == "epilog":
+            assert begin(installed, "prolog").wait() == 0
+        process = begin(installed, verb)
+        time.sleep(chance.uniform(0.03, whole))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        # What it has begun may end after it.
+        assert begin(installed, "epilog").wait() == 0
+        await_nothing(900300, f"{verb}, kill {number}")
+    assert begin(installed, "prolog").wait() == 0
+    assert node.read_plan(900300)["here"] == ["main1", "sub1", "sub2"]

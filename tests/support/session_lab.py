@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hosts of the scenario `session`: sessions that their users start, and what is left of them afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lab_hosts import Lab
+
+MANAGER = "s1"
+HOSTS = {"s1": "10.79.130.11", "s2": "10.79.130.12", "s3": "10.79.130.13"}
+LAB = Lab("molecule-session")
+#: Seconds until nothing is left of a session that has ended.
+GONE = 60.0
+ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
+#: Prints whatever a session leaves on a host, a line each.
+_LEFT = r"""
+ls /run/netns 2>/dev/null | grep '^gms'
+ip -o link | grep -o 'gms[0-9a-f]*'
+ip route | grep '^10\.192\.'
+ls /run/gpumesh/session /var/lib/gpumesh/session 2>/dev/null | grep '^[0-9]'
+findmnt --raw --noheadings --output=TARGET | grep gpumesh/session/
+pgrep -u alice,bob -a | grep -v 'catatonit -P\|podman pause\|systemd\|sd-pam\|gpumesh-session start\|runuser\|su '
+true
+"""
+
+
+def role(name: str, image: str = ONE, **more: Any) -> dict[str, Any]:
+    """A role whose programs are the host's."""
+    return {"name": name, "image": image, "memory": "256M", "mounts": ["/usr:/usr:ro"], **more}
+
+
+#: Roles of two sizes and images.
+DEMO = [role("main", cpus=2, memory="512M"), role("sub", TWO, replicas=3)]
+
+
+def by(user: str, *argv: str, host: str = MANAGER, check: bool = True, timeout: float = 300) -> str:
+    """Run a command as a user who has logged in; its stdout, and the stderr too where it may fail."""
+    line = shlex.join(argv) + ("" if check else " 2>&1")
+    return LAB.run(host, "su", "-", user, "-c", line, check=check, timeout=timeout)
+
+
+def start(user: str, roles: Sequence[Mapping[str, Any]], *options: str, check: bool = True, **more: Any) -> str:
+    """Start a session, by default with the name demo."""
+    document = {"session_name": "demo", "session_roles": roles, **more}
+    path = f"/tmp/{user}-{document['session_name']}.json"
+    LAB.run(MANAGER, "sh", "-c", 'printf %s "$1" > "$2"', "sh", json.dumps(document), path)
+    return by(user, "gpumesh-session", "start", path, *options, check=check)
+
+
+def places(user: str, name: str = "demo") -> dict[str, tuple[str, str]]:
+    """Address and node of each container."""
+    shown = by(user, "gpumesh-session", "show", name).splitlines()[1:]
+    return {container: (address, node) for container, address, node in map(str.split, shown)}
+
+
+def job_of(user: str, name: str = "demo") -> int:
+    found = re.search(r": job (\d+)", by(user, "gpumesh-session", "show", name))
+    assert found
+    return int(found.group(1))
+
+
+def everywhere(user: str, *argv: str, name: str = "demo", check: bool = True) -> dict[str, list[str]]:
+    """What a command prints in each container."""
+    found: dict[str, list[str]] = {}
+    for line in by(user, "gpumesh-session", "run", name, "--", *argv, check=check).splitlines():
+        container, _colon, text = line.partition(": ")
+        found.setdefault(container, []).append(text)
+    return found
+
+
+def inside(user: str, container: str, *argv: str, name: str = "demo", check: bool = True) -> str:
+    return by(user, "gpumesh-session", "enter", name, container, "--", *argv, check=check)
+
+
+def left(host: str) -> list[str]:
+    """Whatever there is of sessions on a host."""
+    return LAB.run(host, "bash", "-c", _LEFT).split("\n")[:-1]
+
+
+def await_nothing(hosts: Sequence[str] = tuple(HOSTS)) -> None:
+    """Wait until no session has left anything."""
+    for host in hosts:
+        end = time.monotonic() + GONE
+        while found := left(host):
+            assert time.monotonic() < end, f"not within {GONE:.0f} s: nothing is left on {host}: {found}"
+            time.sleep(1.0)

@@ -1,0 +1,99 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The actions of sessions: what a host is told of the cluster, and how a session is followed until its containers run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.action import session, session_run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
+
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
+MODULE, RUN = "gpumesh.cluster.session", "gpumesh.cluster.session_run"
+HERE = {"inventory_hostname": "n2", "ansible_facts": {"pkg_mgr": "apt"}, "session_enabled": True}
+DONE = {"changed": False, "missing": []}
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_run, "_SPACING", 0.0)
+
+
+def installed(*results: dict[str, Any], **variables: Any) -> Played:
+    given = {MODULE: results, "ansible.builtin.apt": [{"changed": True}]}
+    return play(session.ActionModule, {"record": RECORD}, given, {**HERE, **variables})
+
+
+def test_a_host_is_told_of_the_members_and_what_is_closed() -> None:
+    ((module, given),) = installed(DONE).ran
+    assert (module, given["machine"], given["state"]) == (MODULE, "n2", "present")
+    assert given["members"] == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+    assert "10.0.0.0/24" in given["closed"]
+    assert "slurm_spank_task_init_privileged" in given["plugin"]
+
+
+def test_packages_that_are_missing_are_installed() -> None:
+    played = installed(
+        {"changed": False, "missing": ["podman", "/usr/include/slurm/spank.h"]}, {**DONE, "changed": True}
+    )
+    assert [module for module, _given in played.ran] == [MODULE, "ansible.builtin.apt", MODULE]
+    assert played.ran[1][1]["name"] == ["podman", "libslurm-dev"]
+
+
+def test_a_pool_that_the_cluster_uses_is_refused() -> None:
+    played = installed(session_subnets=["10.0.0.0/16"])
+    assert "overlaps with 10.0.0.0/24" in played.result["msg"]
+    assert played.ran == []
+
+
+def looked(state: str, reason: str = "", changed: bool = False) -> dict[str, Any]:
+    found = {"job": 7, "line": f"demo: {state}", "session_state": state, "reason": reason, "log": "/mnt/x.log"}
+    return {"changed": changed, **found}
+
+
+def followed(*results: dict[str, Any], check_mode: bool = False, **options: Any) -> Played:
+    given = {"record": RECORD, "name": "demo", "roles": "[{name: main, image: x}]", **options}
+    return play(session_run.ActionModule, given, {RUN: results}, HERE, check_mode)
+
+
+def test_a_session_is_started_and_looked_at_until_its_containers_run() -> None:
+    played = followed(looked("waiting", changed=True), looked("fetching"), looked("starting"), looked("running"))
+    assert (played.result["changed"], played.result["line"]) == (True, "demo: running")
+    first, *later = [given for _module, given in played.ran]
+    assert first["roles"] == [{"name": "main", "image": "x"}]
+    assert later == [{"name": "demo", "state": "followed", "job": 7}] * 3
+
+
+def test_the_error_is_the_reason() -> None:
+    played = followed(looked("waiting", changed=True), looked("failed", "The image x cannot be fetched: no such."))
+    assert played.result["failed"]
+    assert "The image x cannot be fetched: no such. See /mnt/x.log" in played.result["msg"]
+
+
+def test_a_session_whose_command_is_done_at_once_has_not_failed() -> None:
+    assert not followed(looked("waiting", changed=True), looked("ended")).result.get("failed")
+
+
+@pytest.mark.parametrize("options", [{"wait": False}, {"state": "absent"}, {"check_mode": True}])
+def test_nobody_waits_who_does_not_want_to(options: dict[str, Any]) -> None:
+    played = followed(looked("waiting", changed=True), **options)
+    assert played.result["changed"] and len(played.ran) == 1
+
+
+def test_there_are_no_sessions_where_the_layer_is_off() -> None:
+    given = {"record": RECORD, "name": "demo"}
+    played = play(session_run.ActionModule, given, {RUN: []}, {**HERE, "session_enabled": False})
+    assert "session_enabled: true" in played.result["msg"]
+    assert played.ran == []
+
+
+def test_a_host_that_never_had_sessions_is_asked_nothing() -> None:
+    played = installed(session_enabled=False)
+    assert (played.ran, played.result["changed"]) == ([], False)

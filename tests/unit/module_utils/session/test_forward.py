@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ports of main1 at the manager's address: which are refused, and what ssh is told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+
+HERE = Settings("n1", "n1", "eth0", {"n1": "127.0.0.1"}, ["10.192.0.0/10"], [], True, [], [], [], "/var/tmp")
+
+
+def session(ports: Any, **more: Any) -> spec.Spec:
+    return spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}], "ports": ports, **more})
+
+
+@pytest.mark.parametrize("ports", ["8888, 9000:80", "8888 9000:80", [8888, "9000:80"]])
+def test_ports_are_read_as_numbers_or_from_the_answer_of_a_survey(ports: Any) -> None:
+    found = session(ports)
+    assert forward.pairs(found.ports) == [(8888, 8888), (9000, 80)]
+    assert job.decode(job.encode(found)) == found
+
+
+@pytest.mark.parametrize("ports", [[0], ["http"], ["1:2:3"], ["80:"], [70000], ["80:1", "80:2"]])
+def test_ports_that_cannot_be_forwarded(ports: Any) -> None:
+    with pytest.raises(InputError, match="session_ports"):
+        session(ports)
+
+
+def test_a_session_without_a_network_of_its_own_has_the_ports_of_its_node() -> None:
+    with pytest.raises(InputError, match="network of its own"):
+        session([8888], network="host")
+
+
+@pytest.fixture(name="taken")
+def _taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_a_port_that_is_taken_is_refused_and_so_is_another_node(taken: int) -> None:
+    with pytest.raises(InputError, match=f"port {taken} of 127.0.0.1 cannot be used"):
+        forward.refuse(session([f"{taken}:8888"]), HERE)
+    with pytest.raises(InputError, match="Start the session on n1"):
+        forward.refuse(session([8888]), HERE._replace(machine="n2"))
+    forward.refuse(session([]), HERE._replace(machine="n2"))
+    assert forward.started([f"{taken}:8888"], HERE)
+
+
+def test_ssh_verifies_the_session_and_goes_through_a_step_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    argv = forward.tunnel(["srun", "--jobid=7", "a b"], "ssh-ed25519 AAAA", ["9000:8888"], "10.0.0.1")
+    assert argv[-3:] == ["-L", "10.0.0.1:9000:127.0.0.1:8888", "main1"]
+    assert "StrictHostKeyChecking=yes" in argv
+    assert "KnownHostsCommand=/bin/echo gpumesh-session ssh-ed25519 AAAA" in argv
+    (proxy,) = [word for word in argv if word.startswith("ProxyCommand=")]
+    assert "-u SLURM_JOB_ID" in proxy
+    assert proxy.endswith("GPUMESH_SESSION_PLACE=0 srun --jobid=7 'a b'")

@@ -1,0 +1,58 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hosts whose kernel cannot have sessions are refused before anything is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install
+
+
+@pytest.fixture(name="limits", autouse=True)
+def _limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(install, "_LIMITS", (str(tmp_path / "max"), str(tmp_path / "clone")))
+    (tmp_path / "max").write_text("96365\n")
+    return tmp_path
+
+
+class Kernel:
+    """Answers as ip does, and notes which namespaces there are."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self.refusal, self.spaces = refusal, set[str]()
+
+    def __call__(self, argv: list[str], **_options: object) -> Completed:
+        if argv[1:3] == ["netns", "add"]:
+            self.spaces.add(argv[3])
+        elif argv[1:3] == ["netns", "delete"]:
+            self.spaces.discard(argv[3])
+        elif "vxlan" in argv and self.refusal:
+            return Completed(2, "", self.refusal)
+        return Completed(0, "", "")
+
+
+def test_a_host_that_can_have_sessions_is_left_as_it_was() -> None:
+    kernel = Kernel()
+    install.refuse_unfit(kernel, "n3")
+    assert kernel.spaces == set()
+
+
+def test_a_host_without_vxlan() -> None:
+    kernel = Kernel("Error: Unknown device type.\n")
+    with pytest.raises(HostStateError, match="n3: the kernel makes no VXLAN device: Error: Unknown") as refused:
+        install.refuse_unfit(kernel, "n3")
+    assert "set session_enabled: false for n3" in refused.value.remedy
+    assert kernel.spaces == set()
+
+
+@pytest.mark.parametrize("name", ["max", "clone"])
+def test_a_host_without_user_namespaces(limits: Path, name: str) -> None:
+    (limits / name).write_text("0\n")
+    with pytest.raises(HostStateError, match="n3: users cannot make user namespaces"):
+        install.refuse_unfit(Kernel(), "n3")

@@ -1,0 +1,118 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is found of jobs on a node, and what is left there when Slurm knows them no more."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node
+
+
+@pytest.fixture(name="top", autouse=True)
+def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, folder in (("FOLDER", "run"), ("STORAGE", "lib"), ("_NAMESPACES", "netns")):
+        (tmp_path / folder).mkdir()
+        monkeypatch.setattr(node, name, str(tmp_path / folder))
+    return tmp_path
+
+
+def leftovers(top: Path) -> list[str]:
+    return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.parent != top)
+
+
+def test_what_is_left_of_jobs_that_are_over_is_removed(top: Path) -> None:
+    for path in ("run/5/0", "run/6/0", "lib/7/0/root", "lib/6/0", "run/8"):
+        (top / path).mkdir(parents=True)
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        asked.append(argv)
+        return Completed(0, "6|RUNNING\n5|COMPLETED\n7|PENDING\n", "")
+
+    assert node.sweep(run, "n1", current=8) == [5, 7]
+    assert leftovers(top) == ["lib/6", "lib/6/0", "run/6", "run/6/0", "run/8"]
+    assert "--nodelist=n1" in asked[0]
+
+
+def test_nothing_is_removed_while_slurm_does_not_answer(top: Path) -> None:
+    (top / "run" / "5").mkdir()
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        raise CommandError(argv, "did not end within 30 s")
+
+    assert node.sweep(run, "n1") == []
+    assert leftovers(top) == ["run/5"]
+
+
+def test_a_subnet_that_another_session_has_here_is_refused(top: Path) -> None:
+    (top / "run" / "5").mkdir()
+    (top / "run" / "5" / "plan.json").write_text('{"slot": 17, "job": 5}')
+    node._refuse_taken(18, 9)
+    node._refuse_taken(17, 5)
+    with pytest.raises(HostStateError, match="used by job 5"):
+        node._refuse_taken(17, 9)
+
+
+def test_the_tasks_of_a_job_are_told_why_its_prolog_has_failed(top: Path) -> None:
+    with pytest.raises(HostStateError, match="session_enabled"):
+        node.read_plan(5)
+    (top / "run" / "5").mkdir()
+    (top / "run" / "5" / "error").write_text("n1: no VXLAN.\n")
+    with pytest.raises(HostStateError, match="n1: no VXLAN"):
+        node.read_plan(5)
+
+
+def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> list[float]:
+    """How long it has waited until it has ended. After three looks it is interrupted."""
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) > 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(node.time, "sleep", sleep)
+    with contextlib.suppress(KeyboardInterrupt):
+        node.watch(lambda *_argv, **_options: Completed(0, queue, ""), "n1")
+    return waited
+
+
+def test_what_a_killed_epilog_leaves_is_removed_without_another_session(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (top / "run" / "5" / "0").mkdir(parents=True)
+    waited = watched(top, monkeypatch, "5|COMPLETED\n")
+    assert leftovers(top) == ["run/.lock", "run/.watch"]
+    assert len(waited) == 1 and waited[0] < 60
+
+
+def test_a_job_that_goes_on_is_watched_and_left_alone(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (top / "run" / "5").mkdir()
+    assert len(watched(top, monkeypatch, "5|RUNNING\n")) == 4
+    assert "run/5" in leftovers(top)
+    # Where its steps are, nobody is asked.
+    monkeypatch.setattr(node, "_stepping", lambda: {5})
+    assert len(watched(top, monkeypatch, "5|COMPLETED\n")) == 4
+    assert "run/5" in leftovers(top)
+
+
+def test_the_steps_of_a_node_are_found_by_their_names() -> None:
+    argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    with subprocess.Popen(["bash", "-c", 'exec -a "slurmstepd: [4294901.extern]" "$@"', "x", *argv]) as process:
+        try:
+            end = time.monotonic() + 20
+            while 4294901 not in node._stepping():
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        finally:
+            process.kill()

@@ -1,0 +1,76 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A session is read as it is written, and what could not work is refused with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, spec
+
+MAIN = {"name": "main", "image": "debian"}
+WHOLE = {
+    "session_name": "demo",
+    "session_roles": [
+        {**MAIN, "command": "python3 'a b.py'", "cpus": 2, "memory": "4G", "env": {"A": 1}},
+        {"name": "sub", "replicas": 3, "image": "debian", "memory": 512, "gpus": 1, "mounts": ["/mnt/shared:/data:ro"]},
+    ],
+    "session_time": "8:00:00",
+}
+
+
+def test_what_is_written_is_what_is_asked_for() -> None:
+    found = spec.parse(WHOLE)
+    main, sub = found.roles
+    assert (main.command, main.cpus, main.memory, main.env) == (("python3", "a b.py"), 2, 4096, (("A", "1"),))
+    assert (sub.replicas, sub.gpus, sub.mounts, found.time) == (3, 1, ("/mnt/shared:/data:ro",), 480)
+    assert spec.parse(spec.as_values(found)) == found == job.decode(job.encode(found))
+
+
+@pytest.mark.parametrize(
+    ("written", "minutes"),
+    [("", 0), (None, 0), (90, 90), ("90", 90), (28800, 480), ("0:00:30", 1), ("2-01:00:00", 49 * 60)],
+)
+def test_time(written: Any, minutes: int) -> None:
+    assert spec.minutes(written) == minutes
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"session_colour": "red"}, "no option session_colour"),
+        ({"session_name": "Demo"}, "not a name of a session"),
+        ({"session_network": "bridge"}, "Choose private or host"),
+        ({"session_time": "soon"}, "session_time is 'soon'"),
+        ({"session_roles": []}, "no role"),
+        ({"session_roles": [{**MAIN, "colour": "red"}]}, "unknown field 'colour'"),
+        ({"session_roles": [MAIN, MAIN]}, "two roles 'main'"),
+        ({"session_roles": [{**MAIN, "name": "sub"}]}, "no role 'main'"),
+        ({"session_roles": [{**MAIN, "replicas": 0}]}, "replicas is '0'"),
+        ({"session_roles": [{**MAIN, "replicas": 251}]}, "at most 250"),
+        ({"session_roles": [{**MAIN, "replicas": 3, "per_node": 2}]}, "multiple of per_node"),
+        ({"session_roles": [MAIN, {**MAIN, "name": "sub1"}]}, "not a name of a role"),
+        ({"session_roles": [{**MAIN, "image": "--privileged"}]}, "Name an image"),
+        ({"session_roles": [{**MAIN, "memory": "much"}]}, "memory as 4G"),
+        ({"session_roles": [MAIN, {**MAIN, "name": "sub", "memory": "1G"}]}, "main has no memory, and others have"),
+        ({"session_roles": [{**MAIN, "mounts": ["/a/../etc:/b"]}]}, "cannot be read"),
+        ({"session_roles": [{**MAIN, "env": {"A-B": 1}}]}, "not a valid name of an environment variable"),
+        ({"session_roles": [{**MAIN, "command": "'open"}]}, "Close its quotation marks"),
+    ],
+)
+def test_what_is_wrong_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        spec.parse({**WHOLE, **changes})
+
+
+def test_folders_are_mounted_only_below_what_is_allowed() -> None:
+    wanted = spec.parse(WHOLE)
+    spec.refuse_mounts(wanted, ["/mnt/shared"])
+    with pytest.raises(InputError, match=r"/mnt/shared is not allowed. Folders below /mnt/share are"):
+        spec.refuse_mounts(wanted, ["/mnt/share"])
+    with pytest.raises(InputError, match="session_mounts_allowed"):
+        spec.refuse_mounts(wanted, [])

@@ -1,0 +1,87 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""ssh between containers, with the real programs: what a client is told, and a login to a daemon that an ordinary user
+runs."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, plan, spec, ssh
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.container import Place
+
+TOKEN = plan.parse_token("5;demo;main,sub;1,0+0,1")
+MAIN, SUB = plan.places(TOKEN, ["n1", "n2"], {"n1": "10.0.0.1", "n2": "10.0.0.2"}, ["10.192.0.0/10"])
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+
+pytestmark = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="there is no OpenSSH here")
+
+
+def test_a_client_verifies_the_key_of_the_session_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(ssh.client([MAIN, SUB], "alice"))
+    for name in ("sub1", SUB.address):
+        asked = run(["ssh", "-G", "-F", str(tmp_path / "config"), name]).stdout.splitlines()
+        for line in (
+            "port 2200",
+            "user alice",
+            "hostkeyalias gpumesh-session",
+            "stricthostkeychecking true",
+            "identityfile /etc/gpumesh-ssh/key",
+            "userknownhostsfile /etc/gpumesh-ssh/known_hosts",
+        ):
+            assert line in asked
+    assert "port 22" in run(["ssh", "-G", "-F", str(tmp_path / "config"), "elsewhere"]).stdout.splitlines()
+
+
+def test_only_a_session_with_its_own_network_has_ssh() -> None:
+    role = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}]}).roles[0]
+    place = Place("/run/p", "/var/p", "/var/i")
+    assert "--volume=/run/p/ssh:/etc/gpumesh-ssh:ro" in container.run_arguments(role, MAIN, place, "x", {}, [])
+    host = MAIN._replace(vni=0)
+    assert "gpumesh-ssh" not in " ".join(container.run_arguments(role, host, place, "x", {}, []))
+
+
+@pytest.mark.skipif(SSHD is None, reason="there is no sshd here")
+def test_a_login_with_the_key_of_the_session_runs_the_command_and_no_other_key_does(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    user, own = getpass.getuser(), SUB._replace(address="127.0.0.1")
+    private = ssh.make_key(run, str(tmp_path / ssh.KEY))
+    public = ssh.public_half(run, str(tmp_path / ssh.KEY))
+    (tmp_path / ssh.CLIENT).mkdir()
+    command = "/bin/echo entered sub1:"
+    for name, text in ssh.files(own, [MAIN, own], str(tmp_path), command, user, private, public).items():
+        (tmp_path / name).write_text(text.replace(f":{ssh.PORT}", f":{port}").replace(ssh.INSIDE, f"{tmp_path}/ssh"))
+        (tmp_path / name).chmod(0o600)
+    login = ["ssh", "-F", str(tmp_path / "ssh" / "config"), "-p", str(port), "-o", "BatchMode=yes"]
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    with subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(tmp_path / ssh.SERVER)]) as daemon:
+        try:
+            end = time.monotonic() + 10
+            while (done := run([*login, "127.0.0.1", "x"], check=False)).rc == 255:
+                assert time.monotonic() < end, done.stderr
+                time.sleep(0.1)
+            assert done.stdout == "entered sub1:\n"
+            other = tmp_path / "other"
+            ssh.make_key(run, str(other))
+            # The first value of an option counts.
+            key, config = tmp_path / "ssh" / "key", (tmp_path / "ssh" / "config").read_text()
+            (tmp_path / "ssh" / "config").write_text(config.replace(str(key), str(other)))
+            assert "Permission denied (publickey)" in run([*login, "127.0.0.1", "x"], check=False).stderr
+            # A daemon with another key is none of this session.
+            (tmp_path / "ssh" / "known_hosts").write_text(ssh.known_hosts(ssh.public_half(run, str(other))))
+            assert "Host key verification failed" in run([*login, "127.0.0.1", "x"], check=False).stderr
+        finally:
+            daemon.terminate()

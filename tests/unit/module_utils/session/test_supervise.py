@@ -1,0 +1,119 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The batch script of a session, with an srun that is a script: how far the session is, and why it has failed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, sessions, spec, supervise
+
+SPEC = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}, {"name": "sub", "image": "x"}]})
+TOKEN = "5;demo;main,sub;1,0+0,1"
+#: What each step does; the verb is the last word but one.
+_SRUN = """#!/bin/sh
+while [ $# -gt 2 ]; do shift; done
+case $1 in
+  prepare) {prepare} ;;
+  container) {container} ;;
+  await) {watch} ;;
+esac
+"""
+
+
+@pytest.fixture(name="top", autouse=True)
+def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(node, "FOLDER", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "7" / "1").mkdir(parents=True)
+    session = plan.places(plan.parse_token(TOKEN), ["n1", "n2"], {}, ["10.192.0.0/10"])
+    (tmp_path / "7" / "plan.json").write_text(
+        json.dumps({"containers": [one._asdict() for one in session], "here": ["sub1"]})
+    )
+    return tmp_path
+
+
+def batch(top: Path, prepare: str = "true", container: str = "true", watch: str = "true") -> tuple[int, list[str]]:
+    """The exit status, and the stages that the job has told."""
+    (top / "srun").write_text(_SRUN.format(prepare=prepare, container=container, watch=watch))
+    (top / "srun").chmod(0o755)
+    told: list[str] = []
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        if argv[0] == "ssh-keygen":
+            Path(argv[-1]).write_text("a key\n")
+            return Completed(0, "", "")
+        told.append(argv[-1].partition(f"{TOKEN} ")[2])
+        return Completed(0, "", "")
+
+    variables = {**os.environ, "SLURM_JOB_ID": "7", job.VARIABLE: TOKEN}
+    return supervise.Batch(run, "/bin/gpumesh-session", job.encode(SPEC), variables).work(), told
+
+
+def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
+    assert batch(top, container="sleep 1", watch="sleep 0.3") == (0, ["fetching", "starting", "running"])
+    # While no node has said so, it does not.
+    status, told = batch(top, container="sleep 0.4; exit 3", watch="exec sleep 60")
+    assert (status, told[:2], "running" in told) == (3, ["fetching", "starting"], False)
+
+
+def test_each_container_is_a_step_that_knows_its_place(top: Path) -> None:
+    assert batch(top, container=f"echo $GPUMESH_SESSION_PLACE >> {top}/places; sleep 0.5", watch="exit 0")[0] == 0
+    assert sorted((top / "places").read_text().split()) == ["0", "1"]
+
+
+def test_each_node_reads_the_key(top: Path) -> None:
+    assert batch(top, prepare=f"tee {top}/given; exit 0")[0] == 0
+    assert (top / "given").read_text() == "a key\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ({"prepare": "echo 'gpumesh-session: no such image' >&2; exit 1"}, "no such image"),
+        ({"container": "echo 'gpumesh-session: main1 ended' >&2; exit 127", "watch": "exec sleep 60"}, "main1 ended"),
+        ({"container": "exec sleep 60", "watch": "echo noise >&2; echo 'gpumesh-session: late' >&2; exit 1"}, "late"),
+        ({"prepare": "exit 9"}, "a step of the job exited 9."),
+    ],
+)
+def test_the_job_says_why_the_session_has_failed(
+    top: Path, steps: dict[str, str], why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, told = batch(top, **steps)
+    assert status
+    assert told[-1] == f"failed {why}"
+    # The log has everything all the same.
+    assert why in capfd.readouterr().err or "step" in why
+
+
+def test_what_ends_a_session_that_runs_is_told_too(top: Path) -> None:
+    container = f"touch {top}/up; sleep 1; echo 'gpumesh-session: sub1 ended with status 137' >&2; exit 137"
+    status, told = batch(top, container=container, watch=f"while ! test -e {top}/up; do sleep 0.1; done")
+    assert (status, told[2:]) == (137, ["running", "failed sub1 ended with status 137"])
+
+
+def test_the_reason_of_the_prolog_is_that_of_the_session(top: Path) -> None:
+    (top / "7" / "error").write_text("n1: The subnet of the session is used by job 5. Start the session again.\n")
+    assert batch(top) == (1, ["failed n1: The subnet of the session is used by job 5. Start the session again."])
+
+
+def queued(state: str, comment: str) -> job.Session:
+    (found,) = job.parse_queue(f"7|alice|{state}|n1|None|gpumesh-session {TOKEN} {comment}\n")
+    return found
+
+
+def test_whoever_waits_is_told_why() -> None:
+    assert sessions.failure(queued("RUNNING", "running")) == ""
+    assert sessions.failure(queued("COMPLETED", "running")) == ""
+    assert sessions.failure(queued("COMPLETING", "failed no such image.")) == "no such image."
+    assert sessions.failure(queued("CANCELLED", "running")) == "its job is cancelled."
+    assert "ended" in sessions.failure(None)
+    # A session that is started again is not running yet.
+    assert queued("PENDING", "running").stage == "waiting"
+    assert sessions.line(queued("FAILED", "failed x"), "demo") == "demo: job 7 · failed"
