@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import program as session
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile, program
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
@@ -129,6 +130,10 @@ def test_another_command_names_what_there_is(document: Path, line: str) -> None:
         given = program.manager().parse_args(ours) if named else program.parser().parse_args(ours)
         assert named or (given.name and command)
         assert named or not given.profile or profile.parse(given.profile)
+    elif words[0] == "gpumesh-session":
+        ours, dashes, command = line.partition(" -- ")
+        session.parser().parse_args(shlex.split(ours, comments=True)[1:])
+        assert bool(dashes) == bool(command.strip())
     elif words[0] == "gpumesh-trace":
         assert 1 <= len(trace.parser().parse_args(words[1:]).runs) <= 2
     else:
