@@ -4,7 +4,8 @@
 """The checks of a node as a program that Slurm runs: as HealthCheckProgram on each node, and as Prolog before a job.
 
 A node that fails is drained with a reason of ours. It is resumed when the checks pass again and the reason is still
-ours; what an admin or Slurm itself has drained is left alone. What the node is meant to be comes from the copy of the
+ours. So is one that Slurm has drained since a job did not end in time, once nothing of a job is left on it: a network that
+was away is enough for that. What an admin has drained is left alone. What the node is meant to be comes from the copy of the
 cluster record on it, so a new volume or another address needs no new program.
 
 Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
@@ -34,6 +35,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import 
 
 #: Begins each reason of this program. Not that of slurm_node: what is unwell is resumed by nothing but a recheck.
 MARK = "gpumesh health: "
+#: Processes named in a line for people.
+_MOST_LEFT = 5
 #: Slurm shows reasons in one line of a table.
 _LONGEST_REASON = 400
 _TIMEOUT = 15.0
@@ -43,6 +46,12 @@ _SETTLE = 8.0
 NOTE = "gpumesh-unfit:"
 _NAME = re.compile(r"^NodeName=(\S+)")
 _COMMENT = re.compile(r"\sComment=(.*)$")
+
+#: Slurm's own reason of a drain: the processes of a step were there for UnkillableStepTimeout after they had been killed.
+KILL_FAILED = "Kill task failed"
+#: In /proc/PID/cgroup of a job's processes, with both versions of control groups.
+_JOB_GROUP = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)
+_STEP_DAEMON = "slurmstepd"
 
 #: What makes a node unfit for every job. The clock, swap, names and the ways to other members are not among them: they
 #: are judged by the check playbook, and one dead peer must not drain the others.
@@ -137,12 +146,31 @@ def shared_faults(
     ]
 
 
-def decide(results: Sequence[Result], node: Node, shared: Sequence[str] = ()) -> Action:
-    """What to do with the node. A check that could not be made neither drains nor resumes, and no ``shared`` one drains."""
+def left_of_jobs(tree: Tree) -> List[str]:
+    """What a job has left on this node, or may have: its processes, by control group, those that Slurm starts for it, and
+    whatever no signal can end. Each as "NAME (PID)"."""
+    found = []
+    for pid in tree.names("proc"):
+        # In brackets, a name may have any character.
+        before, _bracket, after = (tree.read("proc", pid, "stat") or "").rpartition(")") if pid.isdigit() else ("",) * 3
+        name = before.partition("(")[2]
+        uninterruptible = after.split()[:1] == ["D"]
+        group = tree.read("proc", pid, "cgroup") or ""
+        if name and (name == _STEP_DAEMON or uninterruptible or _JOB_GROUP.search(group)):
+            found.append(f"{name} ({pid})")
+    return found
+
+
+def decide(results: Sequence[Result], node: Node, shared: Sequence[str] = (), left: Sequence[str] = ()) -> Action:
+    """What to do with the node. A check that could not be made neither drains nor resumes, and no ``shared`` one drains.
+
+    ``left``: processes of jobs that are still there, of a node that Slurm has drained for them.
+    """
     failing = [result for result in results if result["status"] == "fail" and result["id"] not in shared]
     unsure = [result["id"] for result in results if result["status"] == "error"]
-    ours = node["reason"].startswith(MARK)
     drained = "drain" in node["flags"]
+    unended = drained and node["reason"] == KILL_FAILED
+    ours = node["reason"].startswith(MARK)
     out = drained or node["state"] == "down" or "fail" in node["flags"]
     if failing:
         if out and not ours:
@@ -151,10 +179,12 @@ def decide(results: Sequence[Result], node: Node, shared: Sequence[str] = ()) ->
         return Action("none", reason) if drained and node["reason"] == reason else Action("drain", reason)
     if shared and not (drained and ours):
         return Action("none", f"kept in service, since other nodes have it too: {', '.join(shared)}")
-    if not (drained and ours):
+    if not (drained and (ours or unended)):
         return Action("none", "fit" if not out else f"healthy, and left alone: {node['reason'] or 'no reason'}")
     if unsure:
         return Action("none", f"stays drained, since these could not be checked: {', '.join(unsure)}")
+    if unended and left:
+        return Action("none", f"stays drained, since these are still there: {', '.join(left[:_MOST_LEFT])}")
     return Action("resume", f"other nodes have it too: {', '.join(shared)}" if shared else "fit again")
 
 
@@ -173,7 +203,7 @@ def _note(runner: Runner, name: str, note: str) -> None:
     runner(["scontrol", "update", f"nodename={name}", f"comment={note}"], timeout=_TIMEOUT)
 
 
-def settle(runner: Runner, settings: Settings, results: Sequence[Result]) -> Action:
+def settle(runner: Runner, settings: Settings, results: Sequence[Result], tree: Tree) -> Action:
     """Let the others know what this node has, learn what they have, and tell the controller what that comes to."""
     name = settings.machine
     failing = [result["id"] for result in results if result["status"] == "fail"]
@@ -190,7 +220,8 @@ def settle(runner: Runner, settings: Settings, results: Sequence[Result]) -> Act
         everybody = _shown(runner)
         count = len(parse_nodes_text(everybody))
         shared = shared_faults(failing, name, parse_comments(everybody), count, settings.max_drained_percent)
-    action = decide(results, _node(shown, name), shared)
+    node = _node(shown, name)
+    action = decide(results, node, shared, left_of_jobs(tree) if node["reason"] == KILL_FAILED else ())
     carry_out(runner, name, action)
     if note and ours and action.kind == "resume":
         # Slurm takes the comment away with the reason.
@@ -239,7 +270,8 @@ def main(
             # The member has left, or its copy was never written: nothing to judge it by.
             _say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
             return 0
-        context = Context(expected_of(record, settings), tree or Tree(), runner)
+        tree = tree or Tree()
+        context = Context(expected_of(record, settings), tree, runner)
         results = examine(settings, context, chosen(record, settings))
         for result in results:
             if result["status"] in ("fail", "error") or "--show" in arguments:
@@ -248,7 +280,7 @@ def main(
         prolog = variables.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
         # A prolog that passes has nothing to tell: it must not cost the controller a question a job and node.
         if "--show" not in arguments and (unfit or not prolog):
-            action = settle(runner, settings, results)
+            action = settle(runner, settings, results, tree)
             unfit = action.unfit
             _say(f"{settings.machine}: {action.kind}: {action.words}")
     except GpumeshError as failure:

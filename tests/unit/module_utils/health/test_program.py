@@ -18,6 +18,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.run import CHECKS
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build, sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node
 from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules import entry, run
@@ -63,10 +64,41 @@ def node(reason: str = "", state: str = "idle", *flags: str) -> Node:
         # Our reason on a node that somebody has resumed by hand.
         ([result("pass")], node(OURS, "idle"), "none"),
         ([result("fail")], node(OURS, "idle"), "drain"),
+        # Slurm's, for a job that did not end in time, of which nothing is left.
+        ([result("pass")], node(program.KILL_FAILED, "idle", "drain"), "resume"),
+        ([result("fail")], node(program.KILL_FAILED, "idle", "drain"), "none"),
+        ([result("error")], node(program.KILL_FAILED, "idle", "drain"), "none"),
+        ([result("pass")], node(program.KILL_FAILED, "idle"), "none"),
+        ([result("pass")], node(f"{program.KILL_FAILED}, see ticket 5", "idle", "drain"), "none"),
     ],
 )
 def test_decide(results: list[Any], shown: Node, kind: str) -> None:
     assert program.decide(results, shown).kind == kind
+
+
+def test_a_node_with_processes_that_no_signal_ends_stays_drained() -> None:
+    action = program.decide([result("pass")], node(program.KILL_FAILED, "idle", "drain"), left=["python3 (71)"])
+    assert (action.kind, "python3 (71)" in action.words) == ("none", True)
+
+
+@pytest.mark.parametrize(
+    ("stat", "group", "counts"),
+    [
+        ("71 (python3) S 1 71", "0::/system.slice/n1_slurmstepd.scope/job_8/step_0/user/task_0", True),
+        ("71 (python3) S 1 71", "4:memory:/slurm/uid_1000/job_8\n0::/", True),
+        ("71 (slurmstepd) S 1 71", "0::/", True),
+        ("71 (a) S (b) D 1 71", "0::/", True),
+        ("71 (python3) S 1 71", "0::/user.slice/user-1000.slice/job_x", False),
+        ("71 (slurmd) S 1 71", "0::/system.slice/slurmd.service", False),
+    ],
+)
+def test_what_is_left_of_jobs(tmp_path: Path, stat: str, group: str, counts: bool) -> None:
+    for name in ("71", "self", "72"):
+        (tmp_path / "proc" / name).mkdir(parents=True)
+    # 72 has just ended.
+    (tmp_path / "proc/71/stat").write_text(f"{stat} 71 0\n", encoding="utf-8")
+    (tmp_path / "proc/71/cgroup").write_text(f"{group}\n", encoding="utf-8")
+    assert bool(program.left_of_jobs(Tree(str(tmp_path)))) == counts
 
 
 @pytest.mark.parametrize(
@@ -98,7 +130,7 @@ def test_a_shared_fault_drains_nobody_and_brings_back_who_was_drained_for_it() -
     assert (action.kind, DISK in action.words) == ("drain", False)
 
 
-def test_a_node_that_comes_back_says_again_what_it_has() -> None:
+def test_a_node_that_comes_back_says_again_what_it_has(tmp_path: Path) -> None:
     """Slurm takes the comment of a node that is resumed away."""
     told: list[str] = []
     line = f"NodeName={{}} State={{}} Reason={OURS} [root@2026-11-22T14:45:56] Comment={program.NOTE}{DISK}\n"
@@ -111,7 +143,7 @@ def test_a_node_that_comes_back_says_again_what_it_has() -> None:
         return Completed(0, shown if argv[-1] == "n1" else shown + line.format("n2", "IDLE"), "")
 
     settings = program.Settings("lab", "n1", "", [DISK], 95)
-    action = program.settle(runner, settings, [result("fail")])
+    action = program.settle(runner, settings, [result("fail")], Tree(str(tmp_path)))
     assert (action.kind, action.unfit) == ("resume", False)
     assert told == ["nodename=n1 state=resume", f"nodename=n1 comment={program.NOTE}{DISK}"]
 
@@ -233,6 +265,24 @@ def test_what_an_admin_has_drained_stays_so(host: Host) -> None:
 def test_what_we_have_drained_is_resumed_when_it_is_well(host: Host) -> None:
     host.show("IDLE+DRAIN", OURS)
     assert host.start()[2] == ["update nodename=n1 state=resume"]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_what_slurm_has_drained_for_a_job_is_resumed_when_nothing_is_left_of_it(tmp_path: Path, left: bool) -> None:
+    told: list[str] = []
+    shown = f"NodeName=n1 State=IDLE+DRAIN Reason={program.KILL_FAILED} [root@2026-11-22T14:45:56]\n"
+
+    def runner(argv: Any, **_options: Any) -> Completed:
+        if "update" in argv:
+            told.append(" ".join(argv[2:]))
+        return Completed(0, shown, "")
+
+    process = tmp_path / "proc/71"
+    process.mkdir(parents=True)
+    (process / "stat").write_text(f"71 ({'slurmstepd' if left else 'slurmd'}) S 1 71\n", encoding="utf-8")
+    settings = program.Settings("lab", "n1", "", [DISK], 95)
+    program.settle(runner, settings, [result("pass")], Tree(str(tmp_path)))
+    assert told == ([] if left else ["nodename=n1 state=resume"])
 
 
 def test_show_tells_slurm_nothing(host: Host) -> None:
