@@ -417,6 +417,21 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
     lab.wait("all nodes are idle", lambda: all_idle(lab))
 
 
+def test_a_node_that_slurm_drained_for_a_job_comes_back_when_nothing_is_left_of_it(lab: Lab) -> None:
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+    words = ("sbatch", "--parsable", "--nodelist=k2", "--chdir=/", "--output=/dev/null", "--wrap=sleep 600")
+    job = lab.run("k1", *words).strip()
+    try:
+        lab.wait("its job runs", lambda: nodes(lab)["k2"][0] in ("mixed", "allocated"))
+        lab.run("k1", "scontrol", "update", "nodename=k2", "state=drain", "reason=Kill task failed")
+        shown = lab.run("k2", PROGRAM)
+        assert "none: stays drained" in shown and "slurmstepd" in shown
+        assert state(lab, "k2") == "draining Kill task failed"
+    finally:
+        lab.run("k1", "scancel", job)
+    lab.wait("all nodes are idle", lambda: all_idle(lab))
+
+
 def test_what_all_nodes_have_drains_none_and_one_that_had_it_first_comes_back(lab: Lab, tmp_path: Path) -> None:
     lab.wait("all nodes are idle", lambda: all_idle(lab))
     with faulty_mount(lab, "k1"):

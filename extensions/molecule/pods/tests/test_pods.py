@@ -260,6 +260,22 @@ def test_site_brings_back_a_pod_without_our_start_command(lab: Lab) -> None:
     assert lab.run("p2", "ssh", "-o", "BatchMode=yes", "p1", "hostname").strip() == "p1"
 
 
+def test_slurmd_gets_the_new_library(lab: Lab) -> None:
+    def library() -> str:
+        maps = "grep -o '/usr/local/lib/gpumesh/[^ ]*' /proc/$(pgrep -ox slurmd)/maps | sort -u"
+        return lab.run("p1", "sh", "-c", maps)
+
+    former = library()
+    limited = ("--limit", "m1,p1", "--skip-tags", "reachability")
+    for given in (("-e", "mesh_proxy_port=1056"), ()):
+        run = lab.play("gpumesh.cluster.site", *limited, *given)
+        assert run.code == 0, run.output[-6000:]
+        assert f"{library().strip()}\n" == lab.run("p1", "cat", "/etc/ld.so.preload")
+        assert (library() == former) == (not given)
+        lab.wait("all nodes are idle", lambda: all_idle(lab))
+        assert lab.run("p1", "srun", "--nodes=4", "--chdir=/", "true") == ""
+
+
 def test_the_option_is_not_switched_off_beneath_a_node(lab: Lab) -> None:
     run = lab.play("gpumesh.cluster.site", "-e", "mesh_userspace_nodes=false")
     assert run.code != 0
