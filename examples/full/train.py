@@ -21,6 +21,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import ending
 import torch
 import torch.distributed as dist
 from checkpoint import Writer, newest
@@ -248,6 +249,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Train on all ranks."""
+    ending.prepare()
     given = arguments()
     given.checkpoints.mkdir(parents=True, exist_ok=True)
     device = torch.device("cpu")
@@ -277,6 +279,7 @@ def main() -> None:
     del training
     gc.collect()
     dist.destroy_process_group()
+    ending.complete()
 
 
 if __name__ == "__main__":

@@ -262,3 +262,31 @@ def test_a_line_that_the_volume_took_half_of_is_completed_later(tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     log.close()
     assert (tmp_path / "loss.jsonl").read_bytes() == b"first\nsecond\nthird\n"
+
+
+@pytest.mark.parametrize(("last", "code", "said"), [("ending.complete()", 0, "written\n"), ("pass", -6, "written\n")])
+def test_a_process_that_is_complete_ends_before_python_takes_itself_apart(last: str, code: int, said: str) -> None:
+    text = f"""
+import atexit, os, resource
+import ending
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+class Tensor:
+    def __del__(self):
+        os.abort()
+
+tensor = Tensor()
+ending.prepare()
+atexit.register(print, "written", flush=True)
+{last}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=FULL, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (code, said)
+
+
+def test_a_process_that_is_not_complete_ends_with_its_error() -> None:
+    text = "import ending, sys; ending.prepare(); sys.exit(3)"
+    assert subprocess.run([sys.executable, "-c", text], cwd=FULL, check=False, timeout=60).returncode == 3
