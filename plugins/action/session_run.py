@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-import time
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import sessions
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 
 _MODULE = "gpumesh.cluster.session_run"
-#: Seconds between two looks. No connection is held while images are fetched.
+#: Seconds between two looks.
 _SPACING = 2.0
 _OWN = {
     "record": RECORD,
@@ -37,19 +39,22 @@ class ActionModule(HostAction):
                 "Set session_enabled: true for all members, and run the playbook site.",
             )
         given.update(state=own["state"], settings=session.settings(record, record["manager"], options))
-        result = self.module(_MODULE, {**given, "roles": session.roles(own["roles"])})
-        changed, shown = result["changed"], ""
+        roles = session.roles(own["roles"])
+        # One text, which the module keeps out of every log.
+        given.update({"roles": json.dumps(roles, default=str)} if roles else {})
+        result = self.module(_MODULE, given)
+        changed, log = result["changed"], result["log"]
         follows = own["wait"] and own["state"] == "present" and not self.check_mode
-        while follows and result["session_state"] in ("waiting", "fetching", "starting"):
-            if result["line"] != shown:
-                shown = result["line"]
-                self.print_text(shown)
-            time.sleep(_SPACING)
+        if follows:
             look = {"name": given["name"], "state": "followed", "job": result["job"]}
-            result = {**self.module(_MODULE, look), "log": result["log"]}
+            result = self.follow(result, _begins, lambda: {**self.module(_MODULE, look), "log": log}, _SPACING)
         if follows and result["session_state"] == "failed":
             raise HostStateError(
                 f"The session '{given['name']}' has failed: {result['reason']}",
-                f"See {result['log']} on its first node." if result["log"] else "",
+                sessions.where_to_look(log, result["host"]),
             )
         return {**result, "changed": changed}
+
+
+def _begins(result: Mapping[str, Any]) -> bool:
+    return result["session_state"] in ("waiting", "fetching", "starting")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session, slurm
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm_run import run_slurm
 
@@ -32,7 +33,7 @@ class ActionModule(HostAction):
         record = self.record()
         options = self.options("slurm", *slurm.OPTIONS)
         sessions = self.options("session", "enabled")["enabled"]
-        options["plugins"] = [session.PLUGIN] if sessions else []
+        options["plugins"] = [PLUGIN] if sessions else []
         if state == "present":
             # Not before the controller tells the nodes to do without.
             keep = record["manager"] not in self.variables["ansible_play_batch"]

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, stats
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import artifacts, volumes
 
 _MODULE = "gpumesh.cluster.train_run"
-#: Seconds between two looks. A run may take days: no connection is held for so long.
+#: Seconds between two looks.
 _SPACING = 5.0
 _OWN = {"record": RECORD, "wait": {"type": "bool", "default": True}}
 
@@ -25,13 +24,10 @@ class ActionModule(HostAction):
         own, given = self.own_options(_OWN)
         given["volumes"] = volumes(self.record(), self.machine)
         result = self.module(_MODULE, given)
-        changed, shown = result["changed"], ""
-        while own["wait"] and not result["ended"] and not self.check_mode:
-            if result["line"] != shown:
-                shown = result["line"]
-                self.print_text(shown)
-            time.sleep(_SPACING)
-            result = self.module(_MODULE, {**given, "state": "followed"})
+        changed = result["changed"]
+        if own["wait"] and not self.check_mode:
+            look = {**given, "state": "followed"}
+            result = self.follow(result, lambda one: not one["ended"], lambda: self.module(_MODULE, look), _SPACING)
         result = {**result, **stats(artifacts(given["name"], result))}
         failed = result["run"]["state"] in ("failed", "cancelled")
         if failed and not self.check_mode:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a command as an account without rights, where this runs as root."""
+"""Accounts of this host: whose this process is, and one without rights to run a command as."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ import os
 import pwd
 from typing import List
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 
 #: On every machine, everywhere with the same number, and without anything of its own.
 NOBODY = "nobody"
+
+
+def own_name() -> str:
+    """The name of the user of this process, whatever its environment says. Raises HostStateError."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise HostStateError(f"User {os.geteuid()} has no account on this host.", "Create it on all hosts.") from None
 
 
 def command_prefix(name: str) -> List[str]:

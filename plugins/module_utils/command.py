@@ -54,9 +54,7 @@ def run(
 
     Raises CommandError when the program is missing, runs out of time, or (with ``check``) exits non-zero.
     """
-    program = find(argv[0])
-    if program is None:
-        raise CommandError(argv, "cannot be run: the program is not installed", remedy=f"Install {argv[0]}.")
+    program = _path_of(argv)
     variables = {**os.environ, "LC_ALL": "C", "LANGUAGE": "C", **(environment or {})}
     try:
         with Process(
@@ -80,3 +78,25 @@ def run(
     if check and process.returncode != 0:
         raise CommandError(argv, f"exited {process.returncode}", rc=process.returncode, stderr=stderr)
     return Completed(process.returncode, stdout, stderr)
+
+
+def start_detached(argv: Sequence[str]) -> None:
+    """Start a program that goes on after this one, with neither input nor output, and in the root folder.
+
+    Raises CommandError when it cannot be run. Nobody learns how it ends.
+    """
+    null = subprocess.DEVNULL
+    words = [_path_of(argv), *argv[1:]]
+    try:
+        process = Process(words, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
+    except OSError as failure:
+        raise CommandError(argv, f"cannot be run: {failure.strerror}") from failure
+    # Python would otherwise complain that nobody has waited for it.
+    process.returncode = 0
+
+
+def _path_of(argv: Sequence[str]) -> str:
+    program = find(argv[0])
+    if program is None:
+        raise CommandError(argv, "cannot be run: the program is not installed", remedy=f"Install {argv[0]}.")
+    return program

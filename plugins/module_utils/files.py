@@ -112,6 +112,13 @@ def write_in(
         os.close(synced)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it, to whatever takes only a part at once."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
 def remove_file(path: str) -> bool:
     """Delete ``path``; True when there was one."""
     return remove_in(None, path)

@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 
 class Mounted(NamedTuple):
-    """One line of /proc/self/mountinfo. ``options`` are those of its file system."""
+    """One line of /proc/self/mountinfo. ``options`` are those of its file system, ``own`` those of the mount itself, as
+    nosuid. ``device``: as ``major:minor``; that of a network's file system is the same wherever it is seen."""
 
     point: str
     filesystem: str
     source: str
     read_only: bool
     options: List[str]
+    own: List[str]
+    device: str
 
 
 def parse_mountinfo(text: str) -> List[Mounted]:
@@ -26,27 +29,27 @@ def parse_mountinfo(text: str) -> List[Mounted]:
         left, separator, right = line.partition(" - ")
         fields, more = left.split(), right.split()
         if separator and len(fields) >= 6 and len(more) >= 2:
-            options = more[2].split(",") if len(more) > 2 else []
-            read_only = "ro" in [*fields[5].split(","), *options]
-            found.append(Mounted(unescaped(fields[4]), more[0], unescaped(more[1]), read_only, options))
+            options, own = more[2].split(",") if len(more) > 2 else [], fields[5].split(",")
+            point, source = unescaped(fields[4]), unescaped(more[1])
+            found.append(Mounted(point, more[0], source, "ro" in [*own, *options], options, own, fields[2]))
     return found
+
+
+def holding(mounted: Sequence[Mounted], path: str) -> Optional[Mounted]:
+    """The mount that ``path`` is on; None where the list has not even a root."""
+    found = [mount for mount in mounted if mount.point in ("/", path) or path.startswith(mount.point + "/")]
+    # Of several on one point the last is the one that is seen.
+    return max(enumerate(found), key=lambda entry: (len(entry[1].point), entry[0]))[1] if found else None
 
 
 def options_by_point(text: str) -> Dict[str, List[str]]:
-    """The options of each mount itself, as nosuid, and not those of its file system. An automount alone is none."""
-    found = {}
-    for line in text.splitlines():
-        left, separator, right = line.partition(" - ")
-        fields, more = left.split(), right.split()
-        if separator and len(fields) >= 6 and more and more[0] != "autofs":
-            found[unescaped(fields[4])] = fields[5].split(",")
-    return found
+    """The options of each mount itself. An automount alone is none."""
+    return {mount.point: mount.own for mount in parse_mountinfo(text) if mount.filesystem != "autofs"}
 
 
 def devices_by_point(text: str) -> Dict[str, str]:
-    """The device of each mount, as ``major:minor``: that of a network's file system is the same wherever it is seen."""
-    lines = (line.split() for line in text.splitlines())
-    return {unescaped(fields[4]): fields[2] for fields in lines if len(fields) >= 6}
+    """The device of each mount."""
+    return {mount.point: mount.device for mount in parse_mountinfo(text)}
 
 
 def unescaped(text: str) -> str:

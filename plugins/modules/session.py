@@ -130,7 +130,7 @@ def work(module: AnsibleModule) -> Outcome:
         return Outcome(look_only, values, "", "".join(f"{name}\n" for name in lacking) if look_only else "")
     if given["state"] == "present" and not look_only:
         install.refuse_unfit(run, given["machine"])
-        values["swept"] = node.sweep(run, given["machine"])
+        values["swept"] = node.clean(run, given["machine"])
     done = bring_about(list(install.parts(run, given).values()), values, look_only)
     return done._replace(changed=done.changed or bool(values["swept"]))
 

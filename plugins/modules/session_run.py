@@ -39,6 +39,7 @@ options:
       - A list of roles. Each has a C(name), an C(image), and by choice C(replicas), C(command), C(cpus), C(memory), C(gpus),
         C(per_node), C(mounts) and C(env). One is called C(main).
       - Text is read as YAML.
+      - They are not logged, since their environment may have secrets.
     type: raw
     default: []
   time:
@@ -98,6 +99,11 @@ line:
   type: str
   returned: success
   sample: "demo: job 41, main:1, sub:3 · running on n1, n2, n3"
+host:
+  description: The node with the log. Empty as long as the session has no nodes.
+  type: str
+  returned: success
+  sample: n1
 log:
   description: The file with what the containers print. Empty if the session was not started by this task.
   type: str
@@ -114,6 +120,7 @@ reason:
   sample: "The image docker.io/library/debain:13 cannot be fetched: manifest unknown. Correct its name."
 """
 
+import json
 from typing import Optional
 
 from ansible.module_utils.basic import AnsibleModule
@@ -136,9 +143,9 @@ def work(module: AnsibleModule) -> Outcome:
         return _outcome(found is not None, None, given["name"])
     if found is not None:
         return _outcome(False, found, given["name"], found.job)
-    wanted = spec.parse(
-        {name: given[name] for name in ("name", "roles", "time", "network", "partition", "retry", "ports")}
-    )
+    asked = {name: given[name] for name in ("name", "time", "network", "partition", "retry", "ports")}
+    roles = given["roles"]
+    wanted = spec.parse({**asked, "roles": json.loads(roles) if isinstance(roles, str) else roles})
     settings = Settings(**given["settings"])
     if module.check_mode:
         sessions.refuse(run, program.PATH, wanted, settings)
@@ -151,7 +158,8 @@ def _outcome(changed: bool, found: Optional[job.Session], name: str, number: int
     """``number``: of the job that is meant, 0 for none."""
     line, why = sessions.line(found, name), sessions.failure(found) if number else ""
     stage = "failed" if why else "ended" if found is None or found.over else found.stage
-    values = {"job": number, "line": line, "session_state": stage, "reason": why, "log": log}
+    host = found.host if found else ""
+    values = {"job": number, "line": line, "session_state": stage, "reason": why, "log": log, "host": host}
     return Outcome(changed, values, "", f"{line}\n" if changed else "")
 
 
@@ -163,7 +171,7 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["present", "absent", "followed"], "default": "present"},
             "job": {"type": "int", "default": 0},
-            "roles": {"type": "raw", "default": []},
+            "roles": {"type": "raw", "default": [], "no_log": True},
             "time": {"type": "raw", "default": ""},
             "network": {"type": "str", "choices": ["private", "host"], "default": "private"},
             "partition": {"type": "str", "default": ""},

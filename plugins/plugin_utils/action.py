@@ -8,6 +8,7 @@ The one place where our errors meet Ansible's actions, as module.py is for modul
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -205,6 +206,26 @@ class HostAction(ActionBase):
         if result.get("failed") or result.get("unreachable"):
             raise ModuleFailedError(result)
         return dict(result)
+
+    def follow(
+        self,
+        result: dict[str, Any],
+        goes_on: Callable[[Mapping[str, Any]], bool],
+        look: Callable[[], dict[str, Any]],
+        spacing: float,
+    ) -> dict[str, Any]:
+        """Print the ``line`` of a result and of those that come after it, as long as it goes on; the last of them.
+
+        ``spacing``: seconds between two looks. No connection is held in between.
+        """
+        shown = ""
+        while goes_on(result):
+            if result["line"] != shown:
+                shown = result["line"]
+                self.print_text(shown)
+            time.sleep(spacing)
+            result = look()
+        return result
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or a folder on the host. Raises ModuleFailedError."""

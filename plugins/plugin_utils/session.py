@@ -15,13 +15,11 @@ import yaml
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
 
 #: Those of the role, without its name.
-__all__ = ["OPTIONS", "PLUGIN", "desired", "packages", "roles", "settings"]
 OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
-_PLUGIN = Path(__file__).resolve().parents[2] / "roles" / "session" / "files" / "gpumesh_session.c"
+_SOURCE = Path(__file__).resolve().parents[2] / "roles" / "session" / "files" / "gpumesh_session.c"
 #: By what a host lacks, Debian's packages. Others were not checked.
 _PACKAGES = {
     "podman": "podman",
@@ -44,7 +42,7 @@ def desired(record: model.Record, machine: str, options: Mapping[str, Any]) -> d
     """The parameters of the module session on one machine. ``options``: those of OPTIONS. Raises InputError."""
     if not options["enabled"]:
         return {"state": "absent"}
-    return {**settings(record, machine, options), "state": "present", "plugin": _PLUGIN.read_text(encoding="utf-8")}
+    return {**settings(record, machine, options), "state": "present", "plugin": _SOURCE.read_text(encoding="utf-8")}
 
 
 def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +51,8 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
     members = {name: view["address"] for name, view in derive.member_views(record).items()}
     mesh = record["mesh"]
     closed = [str(record["subnet"] or ""), str(mesh.get("subnet") or "") if mesh["backend"] != "none" else ""]
-    closed += [one["address"] for one in record["members"]]
+    for one in record["members"]:
+        closed += [one["address"], _address(one["endpoint"] or "")]
     pools = list(options["subnets"])
     network.parse_allowed(options["allow"])
     for pool in plan.parse_pools(pools):
@@ -75,6 +74,15 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
         "mounts_allowed": list(options["mounts_allowed"]),
         "storage": options["storage_dir"],
     }
+
+
+def _address(endpoint: str) -> str:
+    """That of an endpoint, if it has one of IPv4."""
+    host = endpoint.rpartition(":")[0]
+    try:
+        return str(ipaddress.IPv4Address(host))
+    except ValueError:
+        return ""
 
 
 def packages(missing: Sequence[str]) -> list[str]:

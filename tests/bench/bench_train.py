@@ -35,8 +35,10 @@ BAR = 1.02
 SLEEP, WORK = "0.02", "0.02"
 #: Sets for plain srun what gpumesh-train sets by itself. The port is free in a lab.
 BARE = (
-    "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_PORT=24999 MASTER_ADDR=$1 PYTHONPATH=/mnt/shared/bench "
-    'GPUMESH_CHECKPOINT_DIR=$2; shift 2; exec python3 "$@"'
+    "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_PORT=24999 PYTHONPATH=/mnt/shared/bench "
+    # Slurm orders nodes as they have registered, so only rank 0 itself knows where it is.
+    'GPUMESH_CHECKPOINT_DIR=$1; [ "$RANK" != 0 ] || hostname > "$1/rank-0"; until [ -s "$1/rank-0" ]; do sleep 0.1; done; '
+    'export MASTER_ADDR=$(cat "$1/rank-0"); shift; exec python3 "$@"'
 )
 
 
@@ -63,7 +65,7 @@ def bare(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
     lab.run(MANAGER, "mkdir", "-p", folder)
     argv = ["srun", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--exclusive"]
     began = time.monotonic()
-    words = [*argv, "sh", "-c", BARE, "-", nodes[0], folder, *program(steps)]
+    words = [*argv, "sh", "-c", BARE, "-", folder, *program(steps)]
     said = lab.run(MANAGER, *words, timeout=PATIENCE + steps)
     return Took(read(said), time.monotonic() - began)
 

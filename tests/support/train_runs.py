@@ -200,11 +200,10 @@ class TrainLab(Lab):
     def fill(self) -> Path:
         """Leave no room on the shared volume; the file that takes it."""
         path = self.shared / "filler"
-        with path.open("wb") as stream, contextlib.suppress(OSError):
-            while True:
-                stream.write(bytes(1 << 16))
-                stream.flush()
-        with path.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
-            while True:
-                stream.write(b"x")
+        # Unbuffered: what a buffer still held would fail once more when the file is closed.
+        with path.open("wb", buffering=0) as stream:
+            for size in (1 << 16, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        stream.write(bytes(size))
         return path

@@ -17,6 +17,7 @@ import sys
 from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.compiler import FOLDER, compile_library
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
     read_text,
@@ -28,8 +29,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 #: Begins the name of the library.
 NAME = "libgpumesh-pod-"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-z,relro,-z,now")
-#: Seconds for the compiler on a busy host.
-_COMPILES_FOR = 120.0
 #: What a program has to see: this host listens at its mesh address, connects to it, and both ends have its address. The
 #: list of interfaces is read as libc gives it to programs.
 _PROBE = """
@@ -62,7 +61,7 @@ print("ok")
 class Places(NamedTuple):
     """The paths on the host."""
 
-    libraries: str = "/usr/local/lib/gpumesh"
+    libraries: str = FOLDER
     preload: str = "/etc/ld.so.preload"
 
 
@@ -181,20 +180,8 @@ def _put_back(places: Places, text: str) -> None:
 
 
 def _build(run: Runner, library: Library, path: str) -> None:
-    """Compile it under another name, and name it when it is whole."""
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    part = f"{path}.part"
-    command = ["gcc", *_FLAGS, *library.definitions, "-x", "c", "-", "-x", "none", "-o", part, "-ldl"]
-    try:
-        run(command, stdin=library.source, timeout=_COMPILES_FOR)
-    except CommandError as failure:
-        remove_file(part)
-        raise HostStateError(
-            f"The library of the pod cannot be compiled: {failure.message}", "Install gcc and libc6-dev."
-        ) from failure
-    # The umask of whoever runs this may keep it from other users, whose programs could then not load it.
-    os.chmod(part, 0o644)
-    os.rename(part, path)
+    flags = [*_FLAGS, *library.definitions]
+    compile_library(run, "The library of the pod", library.source, path, flags, "gcc and libc6-dev")
 
 
 def _test(run: Runner, library: Library, path: Optional[str]) -> None:

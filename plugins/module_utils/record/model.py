@@ -253,8 +253,7 @@ def _member_mesh(fields: _Fields) -> MemberMesh:
         "address": fields.checked("address", values.address),
         "public_key": fields.optional("public_key", values.line),
     }
-    if "userspace" in fields.names():
-        fields.flag("userspace")
+    if fields.flag("userspace"):
         mesh["userspace"] = True
     fields.nothing_else()
     return mesh
@@ -486,10 +485,12 @@ class _Fields:
             raise InvalidRecordError(self._path(key), f"expected a boolean, not {_type_name(value)}")
         return value
 
-    def flag(self, key: str) -> None:
-        """A key that is true where it is there."""
-        if self.any(key) is not True:
+    def flag(self, key: str) -> bool:
+        """Whether there is a key that is true where it is there."""
+        there = key in self._document
+        if there and not self.boolean(key):
             raise InvalidRecordError(self._path(key), "expected true, or no such key")
+        return there
 
     def texts(self, key: str, check: Callable[[str], str]) -> List[str]:
         value = self.any(key)

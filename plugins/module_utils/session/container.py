@@ -6,22 +6,27 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
+import hashlib
 import os
+import re
 import subprocess
 import sys
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_all, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import environment, node, ssh
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role, Spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.job import decode
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME as PROGRAM
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role
 
 #: Of the one container that each of our podman's stores has.
 NAME = "session"
-_PID, _ENDED = "pid", "ended"
+_PID, _ENDED, _SPEC = "pid", "ended", "spec"
 _LOCAL = ("oci-archive:", "docker-archive:", "oci:", "dir:")
 _QUIET = {"PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
 #: Seconds until a container can be entered whose session runs, and for one image.
@@ -29,7 +34,13 @@ _PATIENCE = 60.0
 #: Seconds for the containers of a node to start.
 _START = 300.0
 _LONGEST_TAIL = 4096
+#: Variables by which podman, or a program that it starts, finds its files and its programs.
+_HEEDED = re.compile(
+    r"PATH|HOME|TMPDIR|NOTIFY_SOCKET|DBUS_SESSION_BUS_ADDRESS|LD_(AUDIT|LIBRARY_PATH|PRELOAD)|STORAGE_(DRIVER|OPTS)"
+    r"|XDG_(RUNTIME_DIR|[A-Z]+_HOME)|CONTAINERS?_(CONF|CONF_OVERRIDE|CONNECTION|HELPER_BINARY_DIR|HOST|[A-Z]+_CONF)"
+)
 _PULL = 7200.0
+_SUBUID = "/etc/subuid"
 _CDI = ("/etc/cdi", "/var/run/cdi")
 
 
@@ -51,7 +62,7 @@ class ContainerError(HostStateError):
 
 def place_of(job: int, local: int, storage: str) -> Place:
     """Where a container is. ``storage``: the setting, with {user}."""
-    base = storage.replace("{user}", getpass.getuser())
+    base = os.path.normpath(storage.replace("{user}", own_name()))
     return Place(f"{node.folder(job)}/{local}", f"{node.storage(job)}/{local}", f"{base}/images")
 
 
@@ -81,13 +92,14 @@ def reference(image: str) -> str:
 def run_arguments(
     role: Role, own: Container, place: Place, image: str, variables: Mapping[str, str], gpus: Sequence[str]
 ) -> List[str]:
-    """What comes after podman to run the container. ``image``: its identifier. Variables come from the environment."""
+    """What comes after podman to run the container. ``image``: its identifier. Most variables come from the environment."""
     mounts = [f"{place.run}/hosts:/etc/hosts:ro", f"{place.run}/hostfile:/etc/gpumesh-hostfile:ro"]
     mounts += [
         f"{place.run}/resolv.conf:/etc/resolv.conf:ro",
         *(ssh.mounts(place.run) if own.vni else ()),
         *role.mounts,
     ]
+    in_order = sorted(variables.items())
     words = [
         "run",
         "--rm",
@@ -101,7 +113,8 @@ def run_arguments(
     words += ["--no-hosts", "--pull=never", "--log-driver=none", "--security-opt=label=disable"]
     words += [f"--volume={one}" for one in mounts]
     words += [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus]
-    words += [f"--env={name}" for name in sorted(variables)]
+    # Values are in the environment of podman and in no list of processes, but for those that podman itself would heed.
+    words += [f"--env={name}={text}" if _HEEDED.fullmatch(name) else f"--env={name}" for name, text in in_order]
     if role.command:
         return [*words, image, *role.command]
     return [*words, "--init", "--entrypoint=sleep", image, "infinity"]
@@ -118,20 +131,24 @@ def own_gpus(variables: Mapping[str, str], count: int) -> List[str]:
 # --- On a node
 
 
-def prepare(run: Runner, spec: Spec, job: int, storage: str, key: str) -> int:
-    """Refuse what could not run here, and fetch the images; the exit status. ``key``: the session's own. Raises
-    GpumeshError."""
-    plan = node.read_plan(job)
+def prepare(run: Runner, word: str, job: int, storage: str, key: str) -> int:
+    """Refuse what could not run here, and fetch the images; the exit status. ``word``: the session, which is kept for its
+    containers. ``key``: its own. Raises GpumeshError."""
+    spec, plan = decode(word), node.read_plan(job)
     here = [one for one in _containers(plan) if one.name in plan["here"]]
-    for one in here if key else ():
-        write_atomic(f"{place_of(job, one.local, storage).run}/{ssh.KEY}", key, 0o600)
+    for one in here:
+        folder = place_of(job, one.local, storage).run
+        write_atomic(f"{folder}/{_SPEC}", word, 0o600)
+        if key:
+            write_atomic(f"{folder}/{ssh.KEY}", key, 0o600)
     roles = [spec.role(one.role) for one in here]
     _refuse_unfit(roles)
     place = place_of(job, here[0].local, storage)
     images, variables = place.images, {**_QUIET, "XDG_RUNTIME_DIR": f"{place.run}/fetch"}
     # podman makes it only where the folder of the state is the same.
     os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
-    os.makedirs(os.path.dirname(images), mode=0o700, exist_ok=True)
+    # Whoever could write there could run anything as this user.
+    os.close(owned(os.path.dirname(images), "session_storage_dir", 0o022))
     for image in sorted({role.image for role in roles}):
         if not _identifier(run, images_command(images), image, variables)[0]:
             _say(f"fetching {image}")
@@ -148,8 +165,7 @@ def prepare(run: Runner, spec: Spec, job: int, storage: str, key: str) -> int:
 
 def _alias(image: str) -> str:
     """A name for an image of any kind, so that it is found again."""
-    letters = "".join(letter if letter.isalnum() else "-" for letter in image.lower()).strip("-")
-    return f"localhost/gumesh-session/{letters}:latest".replace("--", "-").replace("gumesh", "gpumesh")
+    return f"localhost/{PROGRAM}/{hashlib.sha256(image.encode('utf-8')).hexdigest()[:32]}:latest"
 
 
 def _identifier(run: Runner, podman: Sequence[str], image: str, variables: Mapping[str, str]) -> Tuple[str, str]:
@@ -162,13 +178,15 @@ def _identifier(run: Runner, podman: Sequence[str], image: str, variables: Mappi
 
 
 def _refuse_unfit(roles: Sequence[Role]) -> None:
-    here, user = os.uname().nodename, getpass.getuser()
+    here, user = os.uname().nodename, own_name()
     if find("podman") is None:
         raise HostStateError(f"{here} has no podman.", "Run the role session on this node.")
     limit = read_text("/proc/sys/user/max_user_namespaces") or ""
     if limit.strip() == "0":
         raise HostStateError(f"{here} has no user namespaces.", "Set the kernel's user.max_user_namespaces.")
-    if not any(line.startswith(f"{user}:") for line in (read_text("/etc/subuid") or "").splitlines()):
+    # Either is right; subuid(5).
+    lines = (read_text(_SUBUID) or "").splitlines()
+    if not any(line.startswith((f"{user}:", f"{os.geteuid()}:")) for line in lines):
         raise HostStateError(
             f"{here}: {user} has no subordinate user ids.",
             f"Have root run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
@@ -184,12 +202,12 @@ def _refuse_unfit(roles: Sequence[Role]) -> None:
                 raise HostStateError(f"{here} has no {mount.split(':')[0]}.", "Mount what is there on all nodes.")
 
 
-def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -> int:
+def run_container(run: Runner, job: int, local: int, storage: str) -> int:
     """Run the container of this task until it ends; its exit status. Raises GpumeshError."""
-    plan = node.read_plan(job)
-    session = _containers(plan)
+    plan, place = node.read_plan(job), place_of(job, local, storage)
+    session, spec = _containers(plan), decode(read_text(f"{place.run}/{_SPEC}") or "")
     own = next(one for one in session if one.name in plan["here"] and one.local == local)
-    role, place = spec.role(own.role), place_of(job, local, storage)
+    role = spec.role(own.role)
     gpus = {one.name: one.gpus for one in spec.roles}
     model, settings = environment.load(), environment.read_settings()
     variables = environment.variables(model, plan["job"], session, own, gpus, settings, "/etc/gpumesh-hostfile")
@@ -211,10 +229,10 @@ def run_container(run: Runner, spec: Spec, job: int, local: int, storage: str) -
         if own.vni:
             daemon = stack.enter_context(Process(_login(run, place, own, session, job, user), stdin=subprocess.DEVNULL))
             stack.callback(daemon.terminate)
-        # The session's variables are the container's, and PATH may be among them.
+        handed_on = {name: text for name, text in variables.items() if not _HEEDED.fullmatch(name)}
         process = Process(
             [find(podman) or podman, *words],
-            env={**os.environ, **variables, **podman_environment(place)},
+            env={**os.environ, **handed_on, **podman_environment(place)},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -237,7 +255,7 @@ def _login(run: Runner, place: Place, own: Container, session: Sequence[Containe
     private, public = read_text(key), ssh.public_half(run, key)
     os.makedirs(f"{place.run}/{ssh.CLIENT}", mode=0o755, exist_ok=True)
     command_of = f"{os.path.abspath(sys.argv[0])} login {job} {own.local}"
-    texts = ssh.files(own, session, place.run, command_of, getpass.getuser(), private or "", public)
+    texts = ssh.files(own, session, place.run, command_of, own_name(), private or "", public)
     for name, text in texts.items():
         # ssh refuses a key of the user's own that others can read. Another user inside could not read it else.
         own_key = name.endswith(f"/{ssh.KEY}") and user.partition(":")[0] in ("", "0", "root")
@@ -253,9 +271,7 @@ def _pass_on(source: int) -> str:
         if not chunk:
             break
         tail = (tail + chunk)[-_LONGEST_TAIL:]
-        rest = chunk
-        while rest:
-            rest = rest[os.write(2, rest) :]
+        write_all(2, chunk)
     return _last_line(tail.decode("utf-8", "replace"))
 
 

@@ -9,17 +9,16 @@ opened between the hosts and the session. The key of the session stays in the me
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
-import subprocess
 import time
 from typing import List, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, start_detached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, Spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job
 
 #: Seconds between two looks at a session that does not run yet, or again.
 _SPACING = 3.0
@@ -55,23 +54,18 @@ def refuse(spec: Spec, settings: Settings) -> None:
 
 
 def begin(program: str, number: int, ports: Sequence[str]) -> None:
-    """Start the forward in the background. The agent ends with the program that it runs."""
-    null = subprocess.DEVNULL
-    process = Process(
-        ["ssh-agent", program, "forward", str(number), *ports],
-        stdin=null,
-        stdout=null,
-        stderr=null,
-        start_new_session=True,
-    )
-    # It goes on after this program, which must not wait for it.
-    process.returncode = 0
+    """Start the forward in the background. The agent ends with the program that it runs. Raises CommandError."""
+    start_detached(["ssh-agent", program, "forward", str(number), *ports])
 
 
 def keep(run: Runner, program: str, number: int, ports: Sequence[str], settings: Settings) -> int:
     """Forward the ports while there is the job, also when it is started again on other nodes; the exit status."""
     while True:
-        found = job.follow(run, number)
+        try:
+            found = job.follow(run, number)
+        except CommandError:
+            # The forward is of use as long as the session goes on, whatever becomes of the controller meanwhile.
+            continue
         if found is None or found.over:
             return 0
         if found.stage == job.RUNNING:
@@ -90,7 +84,7 @@ def keep(run: Runner, program: str, number: int, ports: Sequence[str], settings:
 
 def _learn(run: Runner, argv: Sequence[str]) -> str:
     """Have the agent know the session's key, and nothing else; the public half. Raises CommandError."""
-    private = run([*argv], environment=job.clean_environment(0)).stdout
+    private = run(_beside_first(argv)).stdout
     run(["ssh-add", "-q", "-D"])
     run(["ssh-add", "-q", "-"], stdin=private)
     return " ".join(run(["ssh-add", "-L"]).stdout.split()[:2])
@@ -102,9 +96,14 @@ def step(program: str, number: int, first: Container, verb: str) -> List[str]:
     return [*job.beside(number, first), "--unbuffered", program, verb, str(number), str(first.local)]
 
 
+def _beside_first(argv: Sequence[str]) -> List[str]:
+    """A step in the namespace of the first container, whatever job this program has been started in."""
+    return ["env", *unset_job(), f"{job.PLACE}=0", *argv]
+
+
 def tunnel(proxy: Sequence[str], public: str, ports: Sequence[str], address: str) -> List[str]:
     """ssh that forwards the ports. ``public``: the key that the daemon must have."""
-    command = " ".join(shlex.quote(word) for word in ["env", *_unset(), f"{job.PLACE}=0", *proxy])
+    command = " ".join(shlex.quote(word) for word in _beside_first(proxy))
     shown = f"[{address}]" if ":" in address else address
     options = [
         "BatchMode=yes",
@@ -122,11 +121,6 @@ def tunnel(proxy: Sequence[str], public: str, ports: Sequence[str], address: str
     for outer, inner in pairs(ports):
         words += ["-L", f"{shown}:{outer}:127.0.0.1:{inner}"]
     return [*words, "main1"]
-
-
-def _unset() -> List[str]:
-    names = [name for name in os.environ if name.startswith(("SLURM_", "SPANK_", "SBATCH_"))]
-    return [word for name in names for word in ("-u", name)]
 
 
 def shown(spec: Spec, settings: Settings) -> List[str]:

@@ -13,10 +13,11 @@ from typing import Any, Dict, List, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.compiler import FOLDER, compile_library
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
-    read_bytes,
     read_text,
+    remove_empty,
     remove_file,
     write_atomic,
 )
@@ -25,8 +26,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, Settings
 
-LIBRARY = "/usr/local/lib/gpumesh"
-_SOURCE = f"{LIBRARY}/gpumesh_session.c"
+_SOURCE = f"{FOLDER}/gpumesh_session.c"
+_FLAGS = ("-O2", "-Wall", "-fPIC", "-shared")
 _HEADERS = "/usr/include/slurm"
 _PROGRAMS = ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit", "nft", "ip", "sysctl", "gcc", "sshd")
 _FILES = (f"{_HEADERS}/spank.h", "/usr/include/stdio.h")
@@ -82,7 +83,7 @@ def parts(run: Runner, params: Mapping[str, Any]) -> Dict[str, Part]:
             program.PATH: package.part(program.PATH, None),
             node.TABLE_FILE: _rules(run, ""),
             PLUGIN: package.part(PLUGIN, None),
-            _SOURCE: package.part(_SOURCE, None),
+            _SOURCE: _no_source(),
         }
     settings = settings_of(params)
     return {
@@ -107,13 +108,8 @@ def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
 
 def _jobs_gone(run: Runner) -> Part:
     """Sessions that are left on a host that goes."""
-
-    def apply() -> None:
-        for job in node.jobs_here():
-            node.forget(run, job)
-
     left = node.jobs_here()
-    return Part(bool(left), "".join(f"the session of job {job}\n" for job in left), "", apply)
+    return Part(bool(left), "".join(f"the session of job {job}\n" for job in left), "", lambda: node.clear(run))
 
 
 def _rules(run: Runner, text: str) -> Part:
@@ -145,9 +141,22 @@ def _plugin(run: Runner, source: str) -> Part:
 
     def apply() -> None:
         if changed:
-            _compile(run, text)
+            compile_library(run, "The plugin for Slurm", text, PLUGIN, _FLAGS, "gcc and libslurm-dev")
+            # Last: it says what the plugin was made of.
+            write_atomic(_SOURCE, text, 0o644)
 
     return Part(changed, before, text, apply)
+
+
+def _no_source() -> Part:
+    part = package.part(_SOURCE, None)
+
+    def apply() -> None:
+        part.apply()
+        # The library of a pod may be there too.
+        remove_empty(FOLDER)
+
+    return part._replace(apply=apply)
 
 
 def _version() -> str:
@@ -156,22 +165,3 @@ def _version() -> str:
         return "?"
     number = int(found.group(1), 16)
     return f"{number >> 16}.{number >> 8 & 255:02d}.{number & 255}"
-
-
-def _compile(run: Runner, text: str) -> None:
-    os.makedirs(LIBRARY, exist_ok=True)
-    draft, made = f"{LIBRARY}/.gpumesh_session.c", f"{LIBRARY}/.gpumesh_session.so"
-    write_atomic(draft, text, 0o644)
-    try:
-        done = run(["gcc", "-O2", "-Wall", "-fPIC", "-shared", "-o", made, draft], check=False, timeout=120.0)
-        if done.rc:
-            raise HostStateError(
-                f"The plugin for Slurm cannot be compiled: {done.stderr.strip()[-600:]}",
-                "Install gcc and libslurm-dev.",
-            )
-        write_atomic(PLUGIN, read_bytes(made) or b"", 0o755)
-        # Last: it says what the plugin was made of.
-        os.replace(draft, _SOURCE)
-    finally:
-        remove_file(draft)
-        remove_file(made)

@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import shlex
+import time
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
@@ -16,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
+    ENDED,
     NAME,
     Container,
     Role,
@@ -24,6 +26,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
     Token,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job, without_job
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
 #: The comment of each job of a session begins with it, then come the token and how far it is.
 MARK = NAME
@@ -34,30 +38,23 @@ HOST = "host"
 #: Minutes of the job beyond those of the session, in which images are fetched.
 _ALLOWANCE = 30
 _LONGEST = 96 << 10
-_FORMAT = "%A|%u|%T|%N|%r|%k"
+_SQUEUE = ("squeue", "--noheader", "--format=%A|%u|%T|%N|%B|%r|%k")
+#: What Slurm says of a job that it does not know any more.
+_FORGOTTEN = "Invalid job id"
+#: Seconds for Slurm's controller to answer, and between two questions.
+_PATIENCE = 60.0
+_SPACING = 2.0
 _ATTEMPTS = 8
 _UNFIT = ("down", "drain", "fail", "unknown", "inval")
 _LONGEST_REASON = 600
 WAITING, FETCHING, STARTING, RUNNING, FAILED = "waiting", "fetching", "starting", "running", "failed"
-#: How Slurm calls jobs that are over.
-_OVER = (
-    "completed",
-    "cancelled",
-    "failed",
-    "timeout",
-    "node_fail",
-    "preempted",
-    "out_of_memory",
-    "boot_fail",
-    "deadline",
-)
 
 
 class Session(NamedTuple):
     """A session in the queue. ``nodes``: empty while it waits.
 
     ``state``: Slurm's, in lower case. ``reason``: why it waits. ``stage``: waiting, fetching, starting, running or
-    failed. ``said``: why it has failed, if it could say so.
+    failed. ``said``: why it has failed, if it could say so. ``host``: the node with its log, where it has nodes.
     """
 
     job: int
@@ -68,11 +65,12 @@ class Session(NamedTuple):
     token: Token
     nodes: List[str]
     said: str = ""
+    host: str = ""
 
     @property
     def over(self) -> bool:
         """Whether its job has ended."""
-        return self.state.startswith(_OVER)
+        return self.state.startswith(ENDED)
 
 
 class Fit(NamedTuple):
@@ -112,8 +110,8 @@ def options(spec: Spec, token: Token, size: plan.Size, log: str) -> List[str]:
 
 
 def script(program: str, spec: Spec) -> str:
-    """The batch script."""
-    return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {encode(spec)}\n"
+    """The batch script. The session may have secrets in its environment, and everybody can list the arguments of programs."""
+    return f"#!/bin/sh\nexec {shlex.quote(program)} supervise <<'END'\n{encode(spec)}\nEND\n"
 
 
 def _step(number: int, nodes: int) -> List[str]:
@@ -147,19 +145,17 @@ def beside(number: int, one: Container, terminal: bool = False) -> List[str]:
 def clean_environment(place: object) -> Dict[str, str]:
     """The environment without what a job has set, which srun would take for wishes, for a step in this place: the number
     of a container, or HOST."""
-    gone = ("SLURM_", "SPANK_", "SBATCH_", "SRUN_")
-    kept = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(gone)}
-    return {**kept, PLACE: str(place)}
+    return {**without_job(), PLACE: str(place)}
 
 
 def parse_queue(text: str) -> List[Session]:
-    """From ``squeue --format=%A|%u|%T|%N|%r|%k``: the sessions with their nodes."""
+    """From ``squeue --format=%A|%u|%T|%N|%B|%r|%k``: the sessions with their nodes."""
     sessions = []
-    for line in text.splitlines():
-        fields = line.strip().split("|", 5)
-        if len(fields) != 6 or not fields[0].isdecimal() or not fields[5].startswith(f"{MARK} "):
+    for line in text.split("\n"):
+        fields = line.strip().split("|", 6)
+        if len(fields) != 7 or not fields[0].isdecimal() or not fields[6].startswith(f"{MARK} "):
             continue
-        number, user, state, nodes, reason, comment = fields
+        number, user, state, nodes, first, reason, comment = fields
         words = comment.split()
         try:
             token = plan.parse_token(words[1])
@@ -168,21 +164,35 @@ def parse_queue(text: str) -> List[Session]:
             # Somebody else's comment, which looks like ours.
             continue
         state, stage = state.lower(), words[2] if len(words) > 2 else WAITING
-        told = stage if state == "running" or stage == FAILED else WAITING
-        sessions.append(Session(int(number), user, state, reason, told, token, names, " ".join(words[3:])))
+        # One that is started again waits, however far it was.
+        told = stage if state == "running" or (stage == FAILED and state != "pending") else WAITING
+        said, host = " ".join(words[3:]), "" if first == "n/a" else first
+        sessions.append(Session(int(number), user, state, reason, told, token, names, printable(said), host))
     return sorted(sessions)
 
 
-def queue(run: Runner, *arguments: str, check: bool = True) -> List[Session]:
+def queue(run: Runner, *arguments: str) -> List[Session]:
     """The sessions that wait or run. Raises CommandError."""
-    return parse_queue(run(["squeue", "--noheader", f"--format={_FORMAT}", *arguments], check=check).stdout)
+    return parse_queue(run([*_SQUEUE, *arguments]).stdout)
 
 
 def follow(run: Runner, number: int) -> Optional[Session]:
-    """The session of this job, which may have ended a while ago; None for one that Slurm does not know any more."""
-    # An error is that of a job that Slurm has forgotten.
-    found = queue(run, "--states=all", f"--jobs={number}", check=False)
-    return found[0] if found else None
+    """The session of this job, which may have ended a while ago; None for one that Slurm does not know any more.
+
+    Slurm may start again meanwhile. Raises CommandError where it has not answered for a while.
+    """
+    argv, end = [*_SQUEUE, "--states=all", f"--jobs={number}"], time.monotonic() + _PATIENCE
+    while True:
+        try:
+            found = parse_queue(run(argv).stdout)
+        except CommandError as failure:
+            if _FORGOTTEN in failure.message:
+                return None
+            if time.monotonic() > end:
+                raise
+            time.sleep(_SPACING)
+        else:
+            return found[0] if found else None
 
 
 def own(run: Runner, name: str) -> Optional[Session]:
@@ -254,9 +264,7 @@ def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings
 
 
 def _sbatch(run: Runner, words: Sequence[str], text: str, token: str) -> int:
-    gone = [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SPANK_"))]
-    unset = [word for name in gone for word in ("-u", name)]
-    done = run(["env", *unset, "sbatch", *words], stdin=text, check=False, environment={VARIABLE: token})
+    done = run(["env", *unset_job(), "sbatch", *words], stdin=text, check=False, environment={VARIABLE: token})
     if done.rc:
         said = [line.partition("error: ")[2] or line.partition(": ")[2] for line in done.stderr.splitlines()]
         reason = ", ".join(line.rstrip(".") for line in said if line) or f"sbatch exited {done.rc}"
@@ -267,7 +275,7 @@ def _sbatch(run: Runner, words: Sequence[str], text: str, token: str) -> int:
 def cancel(run: Runner, job: int) -> None:
     """Raises CommandError, but not for a job that is over."""
     done = run(["scancel", str(job)], check=False)
-    if done.rc and "Invalid job id" not in done.stderr:
+    if done.rc and _FORGOTTEN not in done.stderr:
         raise CommandError(["scancel", str(job)], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
 
 

@@ -27,6 +27,8 @@ INTERFACE = "eth0"
 _GATEWAY = "169.254.1.1"
 _OUT = "out0"
 _INNER, _OUTER = 6, 10
+#: What takes a namespace from the network, for ``ip -batch``.
+REMOVAL = f"link delete vx0\nlink delete {_OUT}\n"
 _ALLOWED = re.compile(r"(?P<address>[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?):(?P<port>[0-9]{1,5})")
 SYSCTLS = (
     "net.ipv4.ip_unprivileged_port_start=0",
@@ -108,10 +110,18 @@ def parse_allowed(texts: Sequence[str]) -> List[Tuple[str, int]]:
     pairs = []
     for text in texts:
         found = _ALLOWED.fullmatch(text)
-        if found is None or not 0 < int(found.group("port")) < 65536:
+        if found is None or not _is_network(found.group("address")) or not 0 < int(found.group("port")) < 65536:
             raise InputError(f"session_allow: '{text}' cannot be read.", "Give an address and a port: 10.0.0.5:5000.")
         pairs.append((found.group("address"), int(found.group("port"))))
     return pairs
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.IPv4Interface(text)
+    except ValueError:
+        return False
+    return True
 
 
 def table(settings: Settings) -> str:

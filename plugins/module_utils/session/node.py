@@ -18,12 +18,11 @@ import pwd
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find, start_detached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
     CommandError,
     GpumeshError,
@@ -34,6 +33,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
+    ENDED,
     NO_SLOT,
     Container,
     Settings,
@@ -86,7 +86,6 @@ def read_plan(job: int) -> Dict[str, Any]:
 def prolog(run: Runner, settings: Settings, variables: Mapping[str, str]) -> None:
     """Make what the job needs on this node. An error is written down for its tasks, which then do not start."""
     job, uid = int(variables["SLURM_JOB_ID"]), int(variables["SLURM_JOB_UID"])
-    os.makedirs(FOLDER, mode=0o755, exist_ok=True)
     with _locked():
         sweep(run, settings.machine, job)
         forget(run, job)
@@ -204,7 +203,6 @@ def _interface_mtu(run: Runner, interface: str) -> int:
 
 def epilog(run: Runner, variables: Mapping[str, str]) -> None:
     """Remove what the job had on this node."""
-    os.makedirs(FOLDER, mode=0o755, exist_ok=True)
     with _locked():
         forget(run, int(variables["SLURM_JOB_ID"]))
 
@@ -215,6 +213,8 @@ def forget(run: Runner, job: int) -> None:
         for pid in inside(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        # Somebody elsewhere may hold the namespace open, and it goes on until they close it.
+        run(["ip", "-force", "-netns", name, "-batch", "-"], stdin=network.REMOVAL, check=False)
         run(["ip", "netns", "delete", name], check=False)
     for path in (storage(job), folder(job)):
         _remove_tree(path)
@@ -261,7 +261,10 @@ def jobs_here() -> List[int]:
 
 
 def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
-    """Remove what is left of jobs that are not on this node any more; those. Where Slurm does not answer, nothing."""
+    """Remove what is left of jobs that are not on this node any more; those. Where Slurm does not answer, nothing.
+
+    For whoever has the lock.
+    """
     left = [job for job in jobs_here() if job != current]
     if not left:
         return []
@@ -270,23 +273,33 @@ def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
         done = run(argv)
     except CommandError:
         return []
-    over = (
-        "COMPLETED",
-        "CANCELLED",
-        "FAILED",
-        "TIMEOUT",
-        "NODE_FAIL",
-        "PREEMPTED",
-        "OUT_OF_MEMORY",
-        "PENDING",
-        "BOOT_FAIL",
-    )
+    # One that is started again is on other nodes, or none yet.
+    over = (*ENDED, "pending")
     lines = (line.strip().partition("|") for line in done.stdout.splitlines())
-    alive = {int(job) for job, _bar, state in lines if job.isdecimal() and not state.startswith(over)}
+    alive = {int(job) for job, _bar, state in lines if job.isdecimal() and not state.lower().startswith(over)}
     gone = [job for job in left if job not in alive]
     for job in gone:
-        forget(run, job)
+        # What cannot be removed now is found again, and must not hold up others.
+        with contextlib.suppress(CommandError):
+            forget(run, job)
     return gone
+
+
+def clean(run: Runner, machine: str) -> List[int]:
+    """The same while no job begins or ends: one that is started again may come to this node meanwhile."""
+    if not jobs_here():
+        return []
+    with _locked():
+        return sweep(run, machine)
+
+
+def clear(run: Runner) -> None:
+    """Remove what all jobs have on this node, which may still run."""
+    if not jobs_here():
+        return
+    with _locked():
+        for job in jobs_here():
+            forget(run, job)
 
 
 # --- While there is anything
@@ -299,18 +312,15 @@ def guard(run: Runner) -> None:
         options = ["--quiet", "--collect", "--no-block", "--property=Restart=on-failure"]
         run(["systemd-run", *options, program, "watch"], check=False)
         return
-    null = subprocess.DEVNULL
-    process = Process([program, "watch"], stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
-    # It goes on after this program, which must not wait for it.
-    process.returncode = 0
+    start_detached([program, "watch"])
 
 
 def watch(run: Runner, machine: str) -> None:
     """Remove what jobs leave that are over, until nothing is left. One process on each node does it."""
     os.makedirs(FOLDER, mode=0o755, exist_ok=True)
-    with open(f"{FOLDER}/.watch", "w", encoding="ascii") as stream:
+    with _lock_file(".watch") as lock:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         while True:
@@ -320,7 +330,7 @@ def watch(run: Runner, machine: str) -> None:
                 if set(jobs_here()) - _stepping():
                     sweep(run, machine)
                 if not jobs_here():
-                    fcntl.flock(stream, fcntl.LOCK_UN)
+                    fcntl.flock(lock, fcntl.LOCK_UN)
                     return
 
 
@@ -331,14 +341,33 @@ def _stepping() -> Set[int]:
         if pid.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as stream:
                 step = _STEP.match(stream.read(64))
-                if step is not None:
+                # Any program can have such a name.
+                if step is not None and _user_of(pid) == os.geteuid():
                     found.add(int(step.group(1)))
     return found
+
+
+def _user_of(pid: str) -> int:
+    """Who runs a process. The owner of its files says less: root's are also those of one that must not be traced."""
+    with open(f"/proc/{pid}/status", "rb") as stream:
+        return next((int(line.split()[2]) for line in stream if line.startswith(b"Uid:")), -1)
 
 
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
     """One prolog or epilog at a time on this node. The lock ends with the process that holds it."""
-    with open(f"{FOLDER}/.lock", "w", encoding="ascii") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    os.makedirs(FOLDER, mode=0o755, exist_ok=True)
+    with _lock_file(".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _lock_file(name: str) -> Iterator[int]:
+    """A file that only root can open, since whoever can open it can lock it."""
+    lock = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(lock, 0o600)
+        yield lock
+    finally:
+        os.close(lock)

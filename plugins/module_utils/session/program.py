@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Pro
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import (
     container,
     forward,
@@ -41,14 +42,7 @@ _FOLLOW = 1.0
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """The exit status: 0 if all is well, 1 for what has failed, 2 for what is refused, else a command's own."""
-    try:
-        return _main(Settings(**values), list(arguments))
-    except GpumeshError as failure:
-        sys.stderr.write(f"{NAME}: {failure}\n")
-        return 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
+    return exit_status(NAME, lambda: _main(Settings(**values), list(arguments)))
 
 
 def _main(settings: Settings, arguments: List[str]) -> int:
@@ -112,18 +106,18 @@ def _watch(settings: Settings, _words: Sequence[str]) -> int:
     return 0
 
 
-def _supervise(_settings: Settings, words: Sequence[str]) -> int:
-    return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), words[1], os.environ).work()
+def _supervise(_settings: Settings, _words: Sequence[str]) -> int:
+    return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), sys.stdin.read(), os.environ).work()
 
 
-def _prepare(settings: Settings, words: Sequence[str]) -> int:
-    spec, key = job.decode(words[1]), sys.stdin.read()
-    return _task(lambda: container.prepare(run_command, spec, _job(), settings.storage, key))
+def _prepare(settings: Settings, _words: Sequence[str]) -> int:
+    word, _line, key = sys.stdin.read().partition("\n")
+    return _task(lambda: container.prepare(run_command, word, _job(), settings.storage, key))
 
 
-def _container(settings: Settings, words: Sequence[str]) -> int:
-    spec, local = job.decode(words[1]), int(os.environ[job.PLACE])
-    return _task(lambda: container.run_container(run_command, spec, _job(), local, settings.storage))
+def _container(settings: Settings, _words: Sequence[str]) -> int:
+    local = int(os.environ[job.PLACE])
+    return _task(lambda: container.run_container(run_command, _job(), local, settings.storage))
 
 
 def _await(settings: Settings, _words: Sequence[str]) -> int:
@@ -205,9 +199,8 @@ def _follow(spec: Spec, started: sessions.Started, settings: Settings) -> int:
         found = job.follow(run_command, started.job)
         why = sessions.failure(found)
         if why:
-            raise HostStateError(
-                f"The session '{spec.name}' has failed: {why}", f"See {started.log} on its first node."
-            )
+            remedy = sessions.where_to_look(started.log, found.host if found else "")
+            raise HostStateError(f"The session '{spec.name}' has failed: {why}", remedy)
         line = sessions.line(found, spec.name)
         if line != shown:
             shown = line
@@ -278,15 +271,27 @@ def _run(settings: Settings, given: argparse.Namespace, command: Sequence[str]) 
             errors="replace",
         )
         running.append((one.name, process))
-    readers = [threading.Thread(target=_copy, args=pair) for pair in running]
+    unread: List[str] = []
+    readers = [threading.Thread(target=_copy, args=(*pair, unread)) for pair in running]
     for reader in readers:
         reader.start()
     for reader in readers:
         reader.join()
-    return max(process.wait() for _name, process in running)
+    # What a signal has ended has a negative status.
+    status = max(abs(process.wait()) for _name, process in running)
+    if unread:
+        raise BrokenPipeError
+    return status
 
 
-def _copy(name: str, process: Process) -> None:
-    for text in process.stdout or ():
-        sys.stdout.write(f"{name}: {text.rstrip()}\n")
-    sys.stdout.flush()
+def _copy(name: str, process: Process, unread: List[str]) -> None:
+    """Print what a command prints. Where nobody reads on, as with head, it is ended, and its name added to ``unread``."""
+    source: Any = process.stdout
+    with source:
+        try:
+            for text in source:
+                sys.stdout.write(f"{name}: {text.rstrip()}\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            unread.append(name)
+            process.terminate()

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 from typing import NamedTuple, Optional
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job
@@ -40,10 +40,12 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit
                     "Give the whole path of one that all nodes see.",
                 )
     if job.own(run, spec.name) is not None:
-        raise InputError(
-            f"There is a session '{spec.name}' already.", f"Choose another name, or: gpumesh-session stop {spec.name}"
-        )
+        raise _taken(spec.name)
     return job.fit(run, program, spec)
+
+
+def _taken(name: str) -> InputError:
+    return InputError(f"There is a session '{name}' already.", f"Choose another name, or: gpumesh-session stop {name}")
 
 
 def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
@@ -51,6 +53,11 @@ def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
     fit = refuse(run, program, spec, settings)
     log = f"{_logs(settings)}/gpumesh-session-{spec.name}-%j.log"
     number = job.submit(run, program, spec, fit, settings, log)
+    first = job.own(run, spec.name)
+    if first is not None and first.job < number:
+        # Two were started at the same time.
+        job.cancel(run, number)
+        raise _taken(spec.name)
     if spec.ports:
         forward.begin(program, number, spec.ports)
     return Started(number, log.replace("%j", str(number)))
@@ -59,10 +66,10 @@ def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
 def _logs(settings: Settings) -> str:
     """On the first shared volume on which the user has a folder, else on the first node, beside the user's images."""
     for volume in settings.volumes:
-        folder = f"{volume}/{getpass.getuser()}"
+        folder = f"{volume}/{own_name()}"
         if os.access(folder, os.W_OK):
             return folder
-    return os.path.dirname(settings.storage)
+    return os.path.dirname(os.path.normpath(settings.storage.replace("{user}", own_name())))
 
 
 def failure(session: Optional[job.Session]) -> str:
@@ -76,6 +83,11 @@ def failure(session: Optional[job.Session]) -> str:
     return ""
 
 
+def where_to_look(log: str, host: str) -> str:
+    """What to do about a session that has failed. One that had no nodes has no ``host``, and no log."""
+    return f"See {log} on {host}." if log and host else ""
+
+
 def line(session: Optional[job.Session], name: str) -> str:
     """A session in one line."""
     if session is None:
@@ -85,7 +97,9 @@ def line(session: Optional[job.Session], name: str) -> str:
     roles = ", ".join(f"{role}:{count}" for role, count in session.token.replicas())
     if session.stage == job.FAILED:
         return f"{name}: job {session.job}, {roles} · failed: {session.said}"
+    if session.state in ("pending", "running") and session.stage == job.WAITING:
+        waits = session.state == "pending" and session.reason not in ("", "None")
+        return f"{name}: job {session.job}, {roles} · {job.WAITING}{f' ({session.reason})' if waits else ''}"
     if session.state != "running":
-        why = f" ({session.reason})" if session.reason not in ("", "None") else ""
-        return f"{name}: job {session.job}, {roles} · {session.state}{why}"
+        return f"{name}: job {session.job}, {roles} · {session.state}"
     return f"{name}: job {session.job}, {roles} · {session.stage} on {', '.join(session.nodes)}"

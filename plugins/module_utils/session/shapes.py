@@ -7,13 +7,29 @@ from __future__ import annotations
 
 from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.compiler import FOLDER
+
 #: The program, which begins its messages with it.
 NAME = "gpumesh-session"
 #: Of Slurm.
-PLUGIN = "/usr/local/lib/gpumesh/gpumesh_session.so"
+PLUGIN = f"{FOLDER}/gpumesh_session.so"
 PRIVATE, HOST = "private", "host"
 #: The slot of a session that has no network of its own.
 NO_SLOT = -1
+
+
+#: How Slurm calls jobs that have ended, in lower case.
+ENDED = (
+    "completed",
+    "cancelled",
+    "failed",
+    "timeout",
+    "node_fail",
+    "preempted",
+    "out_of_memory",
+    "boot_fail",
+    "deadline",
+)
 
 
 class Role(NamedTuple):

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.plan import MOST_CONTAINERS
@@ -87,7 +88,8 @@ def mebibytes(where: str, value: Any) -> int:
     found = _MEMORY.fullmatch(str(value).strip())
     if found is None:
         raise InputError(f"{where} is '{value}'.", "Give memory as 4G or 512M.")
-    return int(int(found.group(1)) * _MIB[found.group(2).upper()])
+    # Not down to 0, which is no limit.
+    return math.ceil(int(found.group(1)) * _MIB[found.group(2).upper()])
 
 
 def _roles(value: Any) -> Tuple[Role, ...]:
@@ -141,7 +143,7 @@ def mount(where: str, text: str) -> str:
     """A mount, checked: HOST:CONTAINER with :ro where it is read-only."""
     parts = text.split(":")
     well = len(parts) == 2 or (len(parts) == 3 and parts[2] in ("ro", "rw"))
-    if not well or any(not path.startswith("/") or ".." in path.split("/") for path in parts[:2]):
+    if not well or "\0" in text or any(not path.startswith("/") or ".." in path.split("/") for path in parts[:2]):
         raise InputError(
             f"{where}: the mount '{text}' cannot be read.", "Give /of/the/host:/of/the/container, or with :ro."
         )
@@ -212,7 +214,10 @@ def _command(where: str, value: Any) -> Tuple[str, ...]:
     if value in (None, ""):
         return ()
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(str(word) for word in value)
+        words = tuple(str(word) for word in value)
+        _refuse_zeros(where, "the command", words)
+        return words
+    _refuse_zeros(where, "the command", [str(value)])
     try:
         return tuple(shlex.split(str(value)))
     except ValueError as failure:
@@ -235,7 +240,16 @@ def _environment(where: str, value: Any) -> Tuple[Tuple[str, str], ...]:
     for name in value:
         if not _VARIABLE.fullmatch(str(name)):
             raise InputError(f"{where}: '{name}' is not a valid name of an environment variable.")
-    return tuple((str(name), str(text)) for name, text in value.items())
+    # YAML has nothing for what is empty.
+    texts = {str(name): "" if text is None else str(text) for name, text in value.items()}
+    _refuse_zeros(where, "env", texts.values())
+    return tuple(texts.items())
+
+
+def _refuse_zeros(where: str, field: str, texts: Iterable[str]) -> None:
+    """No program can be given such a text."""
+    if any("\0" in text for text in texts):
+        raise InputError(f"{where}: {field} has a character with the code 0.", "Remove it.")
 
 
 def _word(option: str, value: Any) -> str:

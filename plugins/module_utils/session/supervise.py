@@ -19,6 +19,7 @@ from typing import IO, Any, List, Mapping, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     NAME,
@@ -56,9 +57,7 @@ class Errors:
             chunk = os.read(source, _CHUNK)
             if not chunk:
                 return
-            rest = chunk
-            while rest:
-                rest = rest[os.write(self._target, rest) :]
+            write_all(self._target, chunk)
             *lines, self._rest = (self._rest + chunk).split(b"\n")
             # A bar of progress has no end of line.
             self._rest = self._rest[:_LONGEST_LINE]
@@ -81,11 +80,11 @@ class Step(NamedTuple):
 
 
 class Batch:
-    """The job of a session on its first node. ``program``: the path of gpumesh-session."""
+    """The job of a session on its first node. ``program``: the path of gpumesh-session. ``word``: the session."""
 
     def __init__(self, run: Runner, program: str, word: str, variables: Mapping[str, str]) -> None:
-        self.run, self.program, self.word = run, program, word
-        self.spec: Spec = job.decode(word)
+        self.run, self.program, self.word = run, program, word.strip()
+        self.spec: Spec = job.decode(self.word)
         self.number = int(variables["SLURM_JOB_ID"])
         self.token: Token = plan.parse_token(variables[job.VARIABLE])
         self.session: List[Container] = []
@@ -105,7 +104,7 @@ class Batch:
         self._note(job.FETCHING)
         fetching = self.everywhere("prepare", subprocess.PIPE)
         # Neither in a list of processes nor in an environment, which Slurm keeps.
-        fetching.tell(key)
+        fetching.tell(f"{self.word}\n{key}")
         status = _wait([fetching])
         if status:
             return self._failed(status, _said([fetching]))
@@ -134,7 +133,7 @@ class Batch:
         ]
 
     def _step(self, argv: Sequence[str], verb: str, place: object, source: int = subprocess.DEVNULL) -> Step:
-        words, variables = [*argv, self.program, verb, self.word], job.clean_environment(place)
+        words, variables = [*argv, self.program, verb], job.clean_environment(place)
         process = Process(words, env=variables, stdin=source, stderr=subprocess.PIPE)
         errors: Any = process.stderr
         return Step(process, Errors(errors, 2))

@@ -10,7 +10,7 @@ import os
 from typing import Any, Dict, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, holding, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError, bounded
 
 #: A file system that is well answers in milliseconds.
@@ -21,11 +21,10 @@ AUTOMOUNT = "autofs"
 
 def mount_of(mounted: Sequence[Mounted], path: str) -> Mounted:
     """The mount that ``path`` is on. Raises VolumeError where the list has not even a root."""
-    holding = [mount for mount in mounted if mount.point in ("/", path) or path.startswith(mount.point + "/")]
-    if not holding:
+    mount = holding(mounted, path)
+    if mount is None:
         raise VolumeError("nothing is mounted")
-    # Of several on one point the last is the one that is seen.
-    return max(enumerate(holding), key=lambda entry: (len(entry[1].point), entry[0]))[1]
+    return mount
 
 
 def locate(path: str) -> Dict[str, Any]:

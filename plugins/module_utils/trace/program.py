@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import page, timeline, words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
@@ -34,14 +35,14 @@ _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """The exit status: 0, or 2 for what is refused."""
-    try:
-        if arguments and arguments[0] == _RECORD:
-            command = list(arguments[1:])
-            return record(str(values["library"]), os.environ, command[1:] if command[:1] == ["--"] else command)
-        return report(Settings(values), parser().parse_args(list(arguments)))
-    except GpumeshError as failure:
-        sys.stderr.write(f"{_NAME}: {failure}\n")
-        return 2
+    return exit_status(_NAME, lambda: _main(values, list(arguments)))
+
+
+def _main(values: Mapping[str, Any], arguments: List[str]) -> int:
+    if arguments and arguments[0] == _RECORD:
+        command = arguments[1:]
+        return record(str(values["library"]), os.environ, command[1:] if command[:1] == ["--"] else command)
+    return report(Settings(values), parser().parse_args(arguments))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import holding, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile, scheduler
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
@@ -26,24 +27,15 @@ _PATIENCE = 10.0
 _LACKS = 13
 
 
-def file_system(path: str, mounts: str) -> Sequence[str]:
-    """The mount point and the type of the file system of a path, by the text of /proc/self/mountinfo."""
-    best = ("/", "")
-    for line in mounts.splitlines():
-        before, dash, after = line.partition(" - ")
-        if dash:
-            point = before.split()[4].replace("\\040", " ")
-            inside = path == point or path.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best[0]):
-                best = (point, after.split()[0])
-    return best
-
-
 def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
-    """Whether all nodes see the path: it is on a volume of the cluster, or on a file system of a network."""
+    """Whether all nodes see the path: it is on a volume of the cluster, or on a file system of a network.
+
+    ``mounts``: the text of /proc/self/mountinfo.
+    """
     if any(path == volume or path.startswith(volume.rstrip("/") + "/") for volume in volumes):
         return True
-    kind = file_system(path, mounts)[1]
+    mount = holding(parse_mountinfo(mounts), path)
+    kind = mount.filesystem if mount else ""
     return kind in _SHARED or kind.startswith(_SHARED_PREFIX)
 
 

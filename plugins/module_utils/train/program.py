@@ -15,6 +15,8 @@ from typing import Any, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import inherited
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health as node_health
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
@@ -68,15 +70,7 @@ class Settings:
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """The exit status: 0 for a run that has finished or goes on, 1 for one that has failed, 2 for what is refused."""
-    try:
-        return _main(Settings(values), list(arguments))
-    except GpumeshError as failure:
-        sys.stderr.write(f"{_NAME}: {failure}\n")
-        return 2
-    except BrokenPipeError:
-        # Nobody reads on, as with head. Python would complain once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
+    return exit_status(_NAME, lambda: _main(Settings(values), list(arguments)))
 
 
 def _main(settings: Settings, arguments: List[str]) -> int:
@@ -319,7 +313,7 @@ def _succeed(program: str, task: agents.Task) -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, number)
-    for name in scheduler.inherited(os.environ):
+    for name in inherited(os.environ):
         if name not in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"):
             del os.environ[name]
     return _supervise(program, task.folder, task.token, task.attempt)

@@ -9,26 +9,20 @@ import contextlib
 import os
 import re
 import secrets
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Submission
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
-#: What Slurm has set for one job, or one step, must not decide on another.
-_INHERITED = re.compile(r"(?:SLURM|SBATCH|SRUN|SLURMD)_(?!CONF)")
 _TIME_LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
 #: States of nodes in which an attempt goes on, but no other one begins.
 _LEAVING = ("drain", "fail")
 #: Those in which nothing runs.
 _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "block", "maint", "perfctrs")
-
-
-def inherited(variables: Mapping[str, str]) -> List[str]:
-    """The names of the variables that belong to a job or a step."""
-    return sorted(name for name in variables if _INHERITED.match(name))
 
 
 def submit(
@@ -52,8 +46,7 @@ def submit(
 def _clean(program: str) -> List[str]:
     """The command without what an outer job and ``run`` have set: the user's own environment goes on to the job."""
     language = {name: os.environ.get(name) for name in ("LC_ALL", "LANGUAGE")}
-    gone = inherited(os.environ) + [name for name, value in language.items() if value is None]
-    unset = [word for name in gone for word in ("-u", name)]
+    unset = unset_job() + [word for name, value in language.items() if value is None for word in ("-u", name)]
     return ["env", *unset, *(f"{name}={value}" for name, value in language.items() if value is not None), program]
 
 

@@ -28,7 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_in, write_atomic, write_in
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
+    read_text,
+    remove_in,
+    write_all,
+    write_atomic,
+    write_in,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 #: Where nodes have their copies, by default; {user} is the user of the run.
@@ -143,47 +150,6 @@ def read(folder: str) -> Manifest:
 # --- On a node
 
 
-def owned(path: str) -> int:
-    """Open a directory in which nobody else can put anything, which is made where it is not there. Raises HostStateError."""
-    refuse_open(os.path.dirname(path))
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        descriptor = os.open(path, _DIRECTORY)
-    except OSError as failure:
-        raise HostStateError(
-            f"The directory {path} cannot be used: {failure.strerror}.", "Give another one with --stage-dir."
-        ) from failure
-    about = os.fstat(descriptor)
-    if about.st_uid != os.geteuid() or about.st_mode & 0o077:
-        os.close(descriptor)
-        raise HostStateError(
-            f"{path} is open to other users: it belongs to user {about.st_uid} and has mode {about.st_mode & 0o7777:04o}.",
-            "Remove it, or give another one with --stage-dir.",
-        )
-    return descriptor
-
-
-def refuse_open(path: str) -> None:
-    """Raises HostStateError where another user could put another directory in the place of one below this one."""
-    place = os.path.realpath(path)
-    while True:
-        try:
-            about = os.stat(place)
-        except OSError as failure:
-            raise HostStateError(
-                f"{place} cannot be used: {failure.strerror}.", "Give another directory with --stage-dir."
-            ) from failure
-        shared = about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX
-        if about.st_uid not in (0, os.geteuid()) or shared:
-            raise HostStateError(
-                f"Other users may rename what is in {place}.", f"Run 'chmod +t {place}', or give another --stage-dir."
-            )
-        if place == "/":
-            return
-        place = os.path.dirname(place)
-
-
 class _StoppedError(Exception):
     """The attempt has ended meanwhile."""
 
@@ -225,7 +191,7 @@ class Staging:
 
     def _work(self) -> None:
         try:
-            base = owned(self._directory)
+            base = owned(self._directory, "--stage-dir")
             try:
                 self._bring(base)
             finally:
@@ -373,9 +339,7 @@ class Staging:
                         break
                     self._count(len(part))
                     total.update(part)
-                    written = 0
-                    while written < len(part):
-                        written += os.write(copy, part[written:])
+                    write_all(copy, part)
         finally:
             os.close(source)
         return total.hexdigest()

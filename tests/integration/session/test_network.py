@@ -273,3 +273,17 @@ def test_a_killed_prolog_or_epilog_leaves_nothing_once_it_has_run_again(installe
         await_nothing(900300, f"{verb}, kill {number}")
     assert begin(installed, "prolog").wait() == 0
     assert node.read_plan(900300)["here"] == ["main1", "sub1", "sub2"]
+
+
+def test_a_namespace_that_a_user_holds_open_keeps_nothing_of_the_network(installed: str) -> None:
+    """A process of it may have handed it to one elsewhere."""
+    assert begin(installed, "prolog").wait() == 0
+    held = [os.open(f"/run/netns/gms900300.{local}", os.O_RDONLY) for local in range(3)]
+    try:
+        assert begin(installed, "epilog").wait() == 0
+        await_nothing(900300, "held open")
+        assert begin(installed, "prolog").wait() == 0
+        assert node.read_plan(900300)["here"] == ["main1", "sub1", "sub2"]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)

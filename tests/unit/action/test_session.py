@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -39,6 +40,16 @@ def test_a_host_is_told_of_the_members_and_what_is_closed() -> None:
     assert "slurm_spank_task_init_privileged" in given["plugin"]
 
 
+def test_the_public_address_of_a_member_is_closed_too() -> None:
+    names = ["203.0.113.10:51820", "gpu.example.org:51820"]
+    members = [{**member, "endpoint": endpoint} for member, endpoint in zip(MEMBERS, names, strict=True)]
+    made = plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, members, STAMP)
+    ((_module, given),) = play(
+        session.ActionModule, {"record": plan.commit(made, STAMP)}, {MODULE: [DONE]}, {**HERE}
+    ).ran
+    assert given["closed"] == ["10.0.0.0/24", "10.0.0.1", "203.0.113.10", "10.0.0.2"]
+
+
 def test_packages_that_are_missing_are_installed() -> None:
     played = installed(
         {"changed": False, "missing": ["podman", "/usr/include/slurm/spank.h"]}, {**DONE, "changed": True}
@@ -54,7 +65,14 @@ def test_a_pool_that_the_cluster_uses_is_refused() -> None:
 
 
 def looked(state: str, reason: str = "", changed: bool = False) -> dict[str, Any]:
-    found = {"job": 7, "line": f"demo: {state}", "session_state": state, "reason": reason, "log": "/mnt/x.log"}
+    found = {
+        "job": 7,
+        "line": f"demo: {state}",
+        "session_state": state,
+        "reason": reason,
+        "log": "/mnt/x.log",
+        "host": "n2",
+    }
     return {"changed": changed, **found}
 
 
@@ -67,14 +85,14 @@ def test_a_session_is_started_and_looked_at_until_its_containers_run() -> None:
     played = followed(looked("waiting", changed=True), looked("fetching"), looked("starting"), looked("running"))
     assert (played.result["changed"], played.result["line"]) == (True, "demo: running")
     first, *later = [given for _module, given in played.ran]
-    assert first["roles"] == [{"name": "main", "image": "x"}]
+    assert json.loads(first["roles"]) == [{"name": "main", "image": "x"}]
     assert later == [{"name": "demo", "state": "followed", "job": 7}] * 3
 
 
 def test_the_error_is_the_reason() -> None:
     played = followed(looked("waiting", changed=True), looked("failed", "The image x cannot be fetched: no such."))
     assert played.result["failed"]
-    assert "The image x cannot be fetched: no such. See /mnt/x.log" in played.result["msg"]
+    assert "The image x cannot be fetched: no such. See /mnt/x.log on n2." in played.result["msg"]
 
 
 def test_a_session_whose_command_is_done_at_once_has_not_failed() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job, spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
@@ -64,3 +65,21 @@ def test_ssh_verifies_the_session_and_goes_through_a_step_of_its_job(monkeypatch
     (proxy,) = [word for word in argv if word.startswith("ProxyCommand=")]
     assert "-u SLURM_JOB_ID" in proxy
     assert proxy.endswith("GPUMESH_SESSION_PLACE=0 srun --jobid=7 'a b'")
+
+
+def test_the_key_is_read_in_the_place_of_the_first_container_and_nobody_lists_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "3")
+    ran: list[tuple[list[str], str]] = []
+
+    def run(argv: list[str], stdin: str = "", **_options: object) -> Completed:
+        ran.append((argv, stdin))
+        return Completed(0, "ssh-ed25519 AAAA gpumesh-session\n" if "-L" in argv else "private\n", "")
+
+    assert forward._learn(run, ["srun", "--jobid=7", "key"]) == "ssh-ed25519 AAAA"
+    (asked, _nothing), *_rest = ran
+    assert asked[0] == "env" and asked[asked.index("SLURM_NTASKS") - 1] == "-u"
+    assert asked[-4:] == ["GPUMESH_SESSION_PLACE=0", "srun", "--jobid=7", "key"]
+    assert (["ssh-add", "-q", "-"], "private\n") in ran
+    assert not [argv for argv, _stdin in ran if "private" in " ".join(argv)]

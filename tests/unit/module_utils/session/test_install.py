@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts whose kernel cannot have sessions are refused before anything is installed."""
+"""What is installed on a host: hosts whose kernel cannot have sessions are refused before, and nothing is left afterwards."""
 
 from __future__ import annotations
 
@@ -56,3 +56,31 @@ def test_a_host_without_user_namespaces(limits: Path, name: str) -> None:
     (limits / name).write_text("0\n")
     with pytest.raises(HostStateError, match="n3: users cannot make user namespaces"):
         install.refuse_unfit(Kernel(), "n3")
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_nothing_is_left_when_sessions_are_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    paths = {name: library / name for name in ("plugin.so", "plugin.c")}
+    for path in paths.values():
+        path.write_text("x")
+    for module, name, value in (
+        (install, "FOLDER", library),
+        (install, "PLUGIN", paths["plugin.so"]),
+        (install, "_SOURCE", paths["plugin.c"]),
+        (install.program, "PATH", tmp_path / "gpumesh-session"),
+        (install.node, "TABLE_FILE", tmp_path / "session.nft"),
+        (install.node, "FOLDER", tmp_path / "run"),
+        (install.node, "STORAGE", tmp_path / "storage"),
+        (install.node, "_NAMESPACES", tmp_path / "netns"),
+    ):
+        monkeypatch.setattr(module, name, str(value))
+    if others:
+        (library / "libgpumesh-pod-0.so").write_text("x")
+    for part in install.parts(Kernel("no table"), {"state": "absent"}).values():
+        part.apply()
+    assert [path.name for path in library.glob("*")] == (["libgpumesh-pod-0.so"] if others else [])
+    assert library.exists() == others

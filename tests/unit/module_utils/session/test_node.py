@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ def test_what_is_left_of_jobs_that_are_over_is_removed(top: Path) -> None:
 
     def run(argv: list[str], **_options: object) -> Completed:
         asked.append(argv)
-        return Completed(0, "6|RUNNING\n5|COMPLETED\n7|PENDING\n", "")
+        return Completed(0, "6|RUNNING\n5|DEADLINE\n7|PENDING\n", "")
 
     assert node.sweep(run, "n1", current=8) == [5, 7]
     assert leftovers(top) == ["lib/6", "lib/6/0", "run/6", "run/6/0", "run/8"]
@@ -116,3 +117,57 @@ def test_the_steps_of_a_node_are_found_by_their_names() -> None:
                 time.sleep(0.1)
         finally:
             process.kill()
+
+
+def test_a_program_of_a_user_is_not_taken_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["bash", "-c", 'exec -a "slurmstepd: [4294902.extern]" sleep 60']
+    with subprocess.Popen(argv) as process:
+        try:
+            end = time.monotonic() + 20
+            while 4294902 not in node._stepping():
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            monkeypatch.setattr(node.os, "geteuid", lambda: 4242)
+            assert 4294902 not in node._stepping()
+        finally:
+            process.kill()
+
+
+def test_users_cannot_hold_up_the_prologs_of_others(top: Path) -> None:
+    """Whoever can open a file, also for reading, can lock it."""
+    (top / "run" / ".lock").touch(0o644)
+    node.epilog(lambda *_argv, **_options: Completed(0, "", ""), {"SLURM_JOB_ID": "5"})
+    assert (top / "run" / ".lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_playbook_waits_for_a_prolog_that_is_under_way(top: Path) -> None:
+    (top / "run" / "5").mkdir()
+    seen: list[bool] = []
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        with (top / "run" / ".lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                seen.append(True)
+        return Completed(0, "5|PENDING\n", "")
+
+    assert node.clean(run, "n1") == [5]
+    assert node.clean(run, "n1") == []
+    assert seen == [True]
+    (top / "lib" / "6").mkdir()
+    node.clear(run)
+    assert node.jobs_here() == []
+
+
+def test_what_cannot_be_removed_holds_up_nothing_else(top: Path) -> None:
+    for path in ("netns/gms5.0", "run/6/0"):
+        (top / path).mkdir(parents=True)
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        if argv[0] == "ip":
+            raise CommandError(argv, "did not end within 30 s")
+        return Completed(0, "", "")
+
+    assert node.sweep(run, "n1") == [5, 6]
+    assert leftovers(top) == ["netns/gms5.0"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, plan, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, plan, sessions, spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Spec, Token
 
 POOLS = ["10.192.0.0/10", "192.168.8.0/22"]
@@ -179,13 +179,19 @@ def test_a_token_is_read_as_it_was_written_and_nothing_else_is() -> None:
 
 def test_the_queue() -> None:
     text = (
-        "8|bob|PENDING||Resources|gpumesh-session 9;web;main,sub;1,1 running\n"
-        "7|alice|RUNNING|n[1-2]|None|gpumesh-session 5;demo;main,sub;1,0+0,1 running\n"
-        "10|eve|RUNNING|n3|None|gpumesh-session nonsense\n11|eve|RUNNING|n3|None|mine\n"
+        "8|bob|PENDING||n/a|Resources|gpumesh-session 9;web;main,sub;1,1 running\n"
+        "7|alice|RUNNING|n[1-2]|n2|None|gpumesh-session 5;demo;main,sub;1,0+0,1 running\n"
+        "10|eve|RUNNING|n3|n3|None|gpumesh-session nonsense\n11|eve|RUNNING|n3|n3|None|mine\n"
     )
     demo, web = job.parse_queue(text)
     assert (demo.job, demo.stage, demo.nodes, demo.token.slot) == (7, "running", ["n1", "n2"], 5)
     assert (web.job, web.stage, web.nodes, web.reason) == (8, "waiting", [], "Resources")
+    assert (demo.host, web.host) == ("n2", "")
+
+
+def test_what_others_write_into_the_comment_of_a_job_does_not_reach_the_terminal() -> None:
+    (found,) = job.parse_queue("7|eve|RUNNING|n1|n1|None|gpumesh-session 5;demo;main;1 failed \x1b]0;x\x07 bad\n")
+    assert "\x1b" not in sessions.line(found, "demo")
 
 
 def test_the_nodes_that_there_are() -> None:

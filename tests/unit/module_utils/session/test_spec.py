@@ -60,11 +60,21 @@ def test_time(written: Any, minutes: int) -> None:
         ({"session_roles": [{**MAIN, "mounts": ["/a/../etc:/b"]}]}, "cannot be read"),
         ({"session_roles": [{**MAIN, "env": {"A-B": 1}}]}, "not a valid name of an environment variable"),
         ({"session_roles": [{**MAIN, "command": "'open"}]}, "Close its quotation marks"),
+        ({"session_roles": [{**MAIN, "command": ["a\0b"]}]}, "the command has a character with the code 0"),
+        ({"session_roles": [{**MAIN, "command": "a\0b"}]}, "the command has a character with the code 0"),
+        ({"session_roles": [{**MAIN, "env": {"A": "\0"}}]}, "env has a character with the code 0"),
+        ({"session_roles": [{**MAIN, "mounts": ["/a\0:/b"]}]}, "cannot be read"),
     ],
 )
 def test_what_is_wrong_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         spec.parse({**WHOLE, **changes})
+
+
+def test_little_memory_is_not_the_default_and_an_empty_value_is_empty() -> None:
+    assert spec.mebibytes("x", "512K") == 1
+    assert spec.mebibytes("x", "2048K") == 2
+    assert spec.parse({**WHOLE, "session_roles": [{**MAIN, "env": {"A": None}}]}).roles[0].env == (("A", ""),)
 
 
 def test_folders_are_mounted_only_below_what_is_allowed() -> None:

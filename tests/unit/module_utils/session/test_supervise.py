@@ -16,9 +16,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 
 SPEC = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}, {"name": "sub", "image": "x"}]})
 TOKEN = "5;demo;main,sub;1,0+0,1"
-#: What each step does; the verb is the last word but one.
+#: What each step does; the verb is the last word.
 _SRUN = """#!/bin/sh
-while [ $# -gt 2 ]; do shift; done
+echo "$*" >> {top}/seen
+while [ $# -gt 1 ]; do shift; done
 case $1 in
   prepare) {prepare} ;;
   container) {container} ;;
@@ -41,7 +42,7 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def batch(top: Path, prepare: str = "true", container: str = "true", watch: str = "true") -> tuple[int, list[str]]:
     """The exit status, and the stages that the job has told."""
-    (top / "srun").write_text(_SRUN.format(prepare=prepare, container=container, watch=watch))
+    (top / "srun").write_text(_SRUN.format(top=top, prepare=prepare, container=container, watch=watch))
     (top / "srun").chmod(0o755)
     told: list[str] = []
 
@@ -68,9 +69,18 @@ def test_each_container_is_a_step_that_knows_its_place(top: Path) -> None:
     assert sorted((top / "places").read_text().split()) == ["0", "1"]
 
 
-def test_each_node_reads_the_key(top: Path) -> None:
+def test_each_node_reads_the_session_and_its_key(top: Path) -> None:
     assert batch(top, prepare=f"tee {top}/given; exit 0")[0] == 0
-    assert (top / "given").read_text() == "a key\n"
+    assert (top / "given").read_text() == f"{job.encode(SPEC)}\na key\n"
+
+
+def test_a_session_with_its_secrets_is_in_no_list_of_processes(top: Path) -> None:
+    assert batch(top, prepare="true", container="sleep 0.5", watch="true")[0] == 0
+    seen = (top / "seen").read_text()
+    assert "container" in seen and job.encode(SPEC) not in seen
+    command, *rest = job.script("/bin/gpumesh-session", SPEC).splitlines()[1:]
+    assert command == "exec /bin/gpumesh-session supervise <<'END'"
+    assert rest == [job.encode(SPEC), "END"]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +113,8 @@ def test_the_reason_of_the_prolog_is_that_of_the_session(top: Path) -> None:
     assert batch(top) == (1, ["failed n1: The subnet of the session is used by job 5. Start the session again."])
 
 
-def queued(state: str, comment: str) -> job.Session:
-    (found,) = job.parse_queue(f"7|alice|{state}|n1|None|gpumesh-session {TOKEN} {comment}\n")
+def queued(state: str, comment: str, nodes: str = "n1", reason: str = "None") -> job.Session:
+    (found,) = job.parse_queue(f"7|alice|{state}|{nodes}|{nodes or 'n/a'}|{reason}|gpumesh-session {TOKEN} {comment}\n")
     return found
 
 
@@ -116,4 +126,20 @@ def test_whoever_waits_is_told_why() -> None:
     assert "ended" in sessions.failure(None)
     # A session that is started again is not running yet.
     assert queued("PENDING", "running").stage == "waiting"
+    assert (queued("PENDING", "failed x").stage, sessions.failure(queued("PENDING", "failed x"))) == ("waiting", "")
     assert sessions.line(queued("FAILED", "failed x"), "demo") == "demo: job 7 · failed"
+
+
+def test_a_session_that_waits_is_one_line_until_its_nodes_begin() -> None:
+    waits = "demo: job 7, main:1, sub:1 · waiting"
+    assert sessions.line(queued("PENDING", "waiting", ""), "demo") == waits
+    assert sessions.line(queued("RUNNING", "waiting"), "demo") == waits
+    assert sessions.line(queued("PENDING", "waiting", "", "Resources"), "demo") == f"{waits} (Resources)"
+    assert sessions.line(queued("RUNNING", "fetching"), "demo").endswith("· fetching on n1")
+    assert sessions.line(queued("SUSPENDED", "running"), "demo").endswith("· suspended")
+
+
+def test_the_node_with_the_log_is_named() -> None:
+    assert sessions.where_to_look("/x.log", queued("FAILED", "failed x", "n2").host) == "See /x.log on n2."
+    assert sessions.where_to_look("/x.log", queued("CANCELLED", "waiting", "").host) == ""
+    assert sessions.where_to_look("", "n2") == ""

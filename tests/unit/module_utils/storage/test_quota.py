@@ -260,7 +260,9 @@ def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     host = Host()
     monkeypatch.setattr(quota.fcntl, "ioctl", host.ioctl)
     monkeypatch.setattr(quota, "find", lambda program: f"/usr/sbin/{program}")
-    monkeypatch.setattr(quota, "mount_of", lambda _mounts, _path: Mounted("/", "ext4", "/dev/vdb", False, host.options))
+    monkeypatch.setattr(
+        quota, "mount_of", lambda _mounts, _path: Mounted("/", "ext4", "/dev/vdb", False, host.options, [], "254:16")
+    )
     for name in ("PROJID", "PROJECTS"):
         monkeypatch.setattr(quota, name, str(tmp_path / name.lower()))
     return host

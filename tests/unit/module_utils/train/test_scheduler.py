@@ -84,11 +84,6 @@ def test_a_controller_that_does_not_answer_is_not_a_job_that_is_over() -> None:
         scheduler.job_state(lambda *_args, **_options: gone, 7)
 
 
-def test_what_belongs_to_another_job_is_not_handed_on() -> None:
-    names = ["PATH", "SLURM_JOB_ID", "SBATCH_PARTITION", "SLURM_CONF", "SLURMD_NODENAME", "SLURM_CONF_SERVER", "HOME"]
-    assert scheduler.inherited(dict.fromkeys(names, "x")) == ["SBATCH_PARTITION", "SLURMD_NODENAME", "SLURM_JOB_ID"]
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -1,0 +1,52 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The job of a session, as Slurm tells of it, or does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
+
+_RUNS = "7|alice|RUNNING|n1|n1|None|gpumesh-session 5;demo;main;1 running\n"
+_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+class Slurm:
+    """Gives one answer after the other, the last one again and again; those with an error are text alone."""
+
+    def __init__(self, *answers: Completed) -> None:
+        self.answers = list(answers)
+
+    def __call__(self, argv: list[str], check: bool = True, **_options: object) -> Completed:
+        done = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if done.rc and check:
+            raise CommandError(argv, f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
+        return done
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_SPACING", 0.0)
+    monkeypatch.setattr(job, "_PATIENCE", 0.1)
+
+
+def test_a_controller_that_starts_again_has_not_ended_the_session() -> None:
+    found = job.follow(Slurm(Completed(1, "", _DOWN), Completed(0, _RUNS, "")), 7)
+    assert found is not None and found.stage == "running"
+    with pytest.raises(CommandError, match="Unable to contact"):
+        job.follow(Slurm(Completed(1, "", _DOWN)), 7)
+
+
+def test_a_job_that_slurm_has_forgotten() -> None:
+    assert job.follow(Slurm(Completed(1, "", "slurm_load_jobs error: Invalid job id specified")), 7) is None
+    assert job.follow(Slurm(Completed(0, "", "")), 7) is None
+
+
+def test_a_comment_is_one_line() -> None:
+    """Only a line's end is one: whoever submits a job may write other separators into its comment."""
+    text = "9|eve|RUNNING|n1|n1|None|gpumesh-session 5;x;main;1 failed a\x0b8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1\n"
+    assert [one.job for one in job.parse_queue(text)] == [9]

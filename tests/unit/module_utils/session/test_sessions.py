@@ -1,0 +1,54 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Two sessions of one name that are started at the same time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, sessions, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
+
+HERE = Settings("n1", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/var/tmp/{user}")
+DEMO = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "docker.io/library/x:1"}]})
+
+
+def queued(number: int) -> job.Session:
+    (found,) = job.parse_queue(f"{number}|alice|PENDING||n/a|None|gpumesh-session {number};demo;main;1 waiting\n")
+    return found
+
+
+@pytest.fixture(name="cancelled")
+def _cancelled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sessions, "own_name", lambda: "alice")
+    monkeypatch.setattr(job, "fit", lambda *_given: job.Fit((), job.plan.Size()))
+    monkeypatch.setattr(job, "submit", lambda *_given: 8)
+    return []
+
+
+def start(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]], first: int) -> sessions.Started:
+    looks = iter([None, queued(first)])
+    monkeypatch.setattr(job, "own", lambda _run, _name: next(looks))
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        cancelled.append(argv)
+        return Completed(0, "", "")
+
+    return sessions.start(run, "/bin/gpumesh-session", DEMO, HERE)
+
+
+def test_the_later_one_steps_back(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]]) -> None:
+    with pytest.raises(InputError, match="There is a session 'demo' already"):
+        start(monkeypatch, cancelled, 7)
+    assert cancelled == [["scancel", "8"]]
+
+
+def test_the_earlier_one_goes_on(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]]) -> None:
+    assert start(monkeypatch, cancelled, 8).job == 8
+    assert cancelled == []

@@ -1,0 +1,40 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How programs end: with a status of their own, with a reason, or because nobody reads what they print."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+
+_PRINTS = f"""
+import sys
+from {program.__name__} import exit_status
+sys.exit(exit_status("x", lambda: [sys.stdout.write("line\\n") for _number in range(int(sys.argv[1]))] and 0))
+"""
+
+
+def refused() -> int:
+    raise InputError("There is no file.", "Give one.")
+
+
+def test_the_reason_of_what_is_refused_begins_with_the_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.exit_status("gpumesh-x", refused) == 2
+    assert capsys.readouterr() == ("", "gpumesh-x: There is no file. Give one.\n")
+    assert program.exit_status("gpumesh-x", lambda: 7) == 7
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_nobody_reads_on(lines: int) -> None:
+    """A few lines are not written before the end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _PRINTS, str(lines)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.close()
+        assert (process.wait(30), process.stderr.read()) == (1, b"")
