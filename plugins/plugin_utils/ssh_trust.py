@@ -21,6 +21,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.host imp
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import named_members
 
 STANDARD_PORT = 22
+# Seconds until ssh gives up on a connection that stays silent: one that was lost after it was taken would hang for ever,
+# and the proxy of a tailscaled that has only just started loses some.
+_CONNECT_SECONDS = 30
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
 
@@ -83,6 +86,7 @@ def client_config(record: model.Record, users: Sequence[str], port: int = STANDA
         f"Host {' '.join(hosts)}",
         f"    GlobalKnownHostsFile {base}/known_hosts /etc/ssh/ssh_known_hosts",
         "    StrictHostKeyChecking yes",
+        f"    ConnectTimeout {_CONNECT_SECONDS}",
     ]
     if port != STANDARD_PORT:
         lines.append(f"    Port {port}")

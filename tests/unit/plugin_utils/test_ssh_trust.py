@@ -83,6 +83,11 @@ def test_ssh_uses_our_key_and_checks_strictly_towards_members(tmp_path: Path, ho
     assert "identityfile ~/.ssh/id_rsa" in identities
 
 
+def test_ssh_to_members_does_not_wait_for_ever_on_a_silent_connection(tmp_path: Path) -> None:
+    assert "connecttimeout 30" in ssh_settings(tmp_path, "n1", [me()])
+    assert "connecttimeout none" in ssh_settings(tmp_path, "n3", [me()])
+
+
 def test_ssh_leaves_other_hosts_and_other_users_alone(tmp_path: Path) -> None:
     assert not [line for line in ssh_settings(tmp_path, "n3", [me()]) if "gpumesh" in line]
     assert not [line for line in ssh_settings(tmp_path, "n1", ["alice"]) if line.startswith("certificatefile")]
