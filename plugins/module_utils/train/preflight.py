@@ -19,7 +19,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 _MOUNTS = "/proc/self/mountinfo"
 #: File systems that other nodes see too.
 _SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "9p", "virtiofs", "wekafs")
-_SHARED_PREFIX = "fuse."
+#: Those of user space mostly are, such as MooseFS, which providers mount into containers, and sshfs.
+_USERSPACE, _USERSPACE_PREFIX = "fuse", "fuse."
+_LOCAL_USERSPACE = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.bindfs")
 #: Nodes that are asked at the same time, and seconds for one of them.
 _AT_ONCE = 32
 _PATIENCE = 10.0
@@ -36,7 +38,8 @@ def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
         return True
     mount = holding(parse_mountinfo(mounts), path)
     kind = mount.filesystem if mount else ""
-    return kind in _SHARED or kind.startswith(_SHARED_PREFIX)
+    userspace = kind == _USERSPACE or kind.startswith(_USERSPACE_PREFIX)
+    return kind in _SHARED or (userspace and kind not in _LOCAL_USERSPACE)
 
 
 def refuse_local(path: str, volumes: Sequence[str], option: str = "--run-dir") -> None:

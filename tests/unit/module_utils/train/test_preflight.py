@@ -20,6 +20,8 @@ MOUNTS = r"""
 31 22 0:36 / /data\040one rw - lustre mgs:/data rw
 32 22 0:37 / /s3 rw - fuse.geesefs geesefs rw
 33 30 254:2 / /home/local rw - xfs /dev/vdb rw
+34 22 0:38 / /workspace rw - fuse mfs#provider:9421 rw
+35 22 0:39 / /srv/container rw - fuse.fuse-overlayfs fuse-overlayfs rw
 """
 REQUEST = Request(name="nano", command=("python9", "x"), folder="/x/nano", nodes=2, directory="/mnt/a b")
 
@@ -33,6 +35,8 @@ REQUEST = Request(name="nano", command=("python9", "x"), folder="/x/nano", nodes
         ("/home/local/runs", False),
         ("/data one/runs", True),
         ("/s3/runs", True),
+        ("/workspace/runs", True),
+        ("/srv/container/runs", False),
         ("/root/runs", False),
         ("/mnt/shared/runs", True),
         ("/mnt/shared", True),
