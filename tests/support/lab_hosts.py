@@ -47,6 +47,16 @@ class Run(NamedTuple):
         return {match[1]: int(match[3]) for match in RECAP.finditer(self.output)}
 
     @property
+    def changes(self) -> list[str]:
+        """Each change, by its task and host."""
+        tasks = re.split(r"^TASK \[(.*?)\] \**$", self.output, flags=re.MULTILINE)
+        return [
+            f"{task}: {line}"
+            for task, text in zip(tasks[1::2], tasks[2::2])
+            for line in re.findall(r"^changed: \[(.*)$", text, re.MULTILINE)
+        ]
+
+    @property
     def shown(self) -> list[dict[str, Any]]:
         """What the playbook show prints for programs (show_output=json): the clusters, in one line of its own."""
         (clusters,) = (json.loads(line) for line in self.output.splitlines() if line.startswith("[{"))

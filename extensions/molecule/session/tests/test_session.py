@@ -162,7 +162,7 @@ Demo = dict[str, tuple[str, str]]
 def test_a_second_run_of_the_layer_changes_nothing() -> None:
     done = LAB.play("gpumesh.cluster.slurm")
     assert done.code == 0, done.output
-    assert set(done.changed.values()) == {0}, done.output
+    assert set(done.changed.values()) == {0}, done.changes
 
 
 @pytest.mark.parametrize("host", HOSTS)

@@ -44,7 +44,7 @@ def hit(lab: TrainLab, *arguments: str) -> None:
 def test_a_second_run_of_the_layer_changes_nothing(lab: TrainLab) -> None:
     done = lab.play("gpumesh.cluster.slurm", "--limit", f"{MANAGER},t4")
     assert done.code == 0, done.output
-    assert set(done.changed.values()) == {0}, done.output
+    assert set(done.changed.values()) == {0}, done.changes
 
 
 def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
