@@ -15,12 +15,23 @@ from action_runs import play
 from ansible_collections.gpumesh.cluster.plugins.action.role_options import ActionModule
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
 
-ROOT = Path(__file__).resolve().parents[3]
-LAYERS = [
-    task["ansible.builtin.import_role"]["name"].rpartition(".")[2]
-    for play_of in yaml.safe_load((ROOT / "playbooks" / "layers" / "all.yml").read_text(encoding="utf-8"))
-    for task in play_of["tasks"]
-]
+PLAYBOOKS = Path(__file__).resolve().parents[3] / "playbooks"
+
+
+def roles_of(path: Path) -> list[str]:
+    """The roles that a playbook runs, also through those that it imports."""
+    found = []
+    for each in yaml.safe_load(path.read_text(encoding="utf-8")):
+        if "ansible.builtin.import_playbook" in each:
+            found += roles_of(path.parent / each["ansible.builtin.import_playbook"])
+        for task in each.get("tasks", []):
+            role = task.get("ansible.builtin.import_role") or task.get("ansible.builtin.include_role") or {}
+            if role and "tasks_from" not in role:
+                found.append(role["name"].rpartition(".")[2])
+    return found
+
+
+LAYERS = roles_of(PLAYBOOKS / "layers" / "all.yml")
 
 
 def checked(variables: dict[str, Any], roles: list[str]) -> dict[str, Any]:
@@ -48,7 +59,10 @@ def test_what_refers_to_a_role_that_comes_later_is_left_to_it(tmp_path: Path) ->
     assert run.code == 0, run.output
 
 
-@pytest.mark.parametrize("name", ["site", "join"])
+@pytest.mark.parametrize("name", ["site", "join", "slurm"])
 def test_a_playbook_checks_the_options_of_each_layer_that_it_runs(name: str) -> None:
-    first = yaml.safe_load((ROOT / "playbooks" / f"{name}.yml").read_text(encoding="utf-8"))[0]["tasks"][0]
-    assert set(LAYERS) <= set(first["gpumesh.cluster.role_options"]["roles"])
+    path = PLAYBOOKS / f"{name}.yml"
+    first = yaml.safe_load(path.read_text(encoding="utf-8"))[0]["tasks"][0]
+    layers = set(roles_of(path))
+    assert len(layers) > 5
+    assert layers - {"check"} <= set(first["gpumesh.cluster.role_options"]["roles"])
