@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of the scenario `session`, or of a lab of its shape: sessions that their users start, and what is left of them afterwards."""
+"""The hosts of the scenario `session`, or of a lab of its shape: sessions that users start there, and what is left of them."""
 
 from __future__ import annotations
 
