@@ -31,7 +31,7 @@ def roles_of(path: Path) -> list[str]:
     return found
 
 
-LAYERS = roles_of(PLAYBOOKS / "layers" / "all.yml")
+LAYERS = [role for path in sorted((PLAYBOOKS / "layers").glob("*.yml")) for role in roles_of(path)]
 
 
 def checked(variables: dict[str, Any], roles: list[str]) -> dict[str, Any]:
