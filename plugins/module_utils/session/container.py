@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tasks of a session on its nodes: fetch the images, run a container, enter one. As the job's user, by podman."""
+"""The tasks of a session on its nodes: fetch the images, run a container, enter one. As the job's user, with podman."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a container finds in its environment: the model of jobs, with the containers of the session for its nodes."""
+"""The environment of a container: that of jobs, with the containers of the session as nodes."""
 
 from __future__ import annotations
 

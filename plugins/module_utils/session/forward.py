@@ -1,10 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ports of main1 at the manager's cluster address: one ssh on the manager, as the session's user, as long as there is the job.
+"""Ports of main1 on the manager's cluster address: one ssh on the manager, as the session's user, while the job exists.
 
-Its connection is the standard input and output of a step of the job, which is an sshd in the namespace of main1: nothing is
-opened between the hosts and the session. The key of the session stays in the memory of an agent that ends with this.
+Its connection is the standard input and output of a step of the job, which is an sshd in the namespace of main1:
+nothing is opened between the hosts and the session. The key of the session stays in the memory of an agent that ends
+with this.
 """
 
 from __future__ import annotations

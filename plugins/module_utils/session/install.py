@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`gpumesh-session`, the plugin of Slurm and the rules of nftables, as they are on this host."""
+"""`gpumesh-session`, the Slurm plugin and the nftables rules, as installed on this host."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The network of a session on one node: the commands for each container's namespace, and the hosts' table of rules. Pure.
+"""The network of a session on one node: the commands for each container's namespace, and the hosts' nftables table.
 
-A container has a namespace of its own. Its eth0 is a bridge over a VXLAN device with the container's own identifier; each
-peer is a static entry with the node, the identifier and the address of the peer, so that nothing is learnt or flooded and
-the containers of a node need nothing in common. The bridge has no other port: it is there because the kernel hands a packet
-for a neighbour on the same node over with the sender's route still attached, which a bridge drops.
+Each container has its own namespace. Its eth0 is a bridge over a VXLAN device with the container's own identifier; each
+peer is a static entry with the node, the identifier and the address of the peer, so that nothing is learned or flooded
+and the containers of a node share nothing. The bridge has no other port: it is there because the kernel passes a packet
+for a neighbour on the same node with the sender's route still attached, which a bridge drops.
 """
 
 from __future__ import annotations

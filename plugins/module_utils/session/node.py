@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A session's job on this node: what root makes before it begins, and what is left of it afterwards.
+"""A session's job on this node: what root creates before it starts, and what is removed afterwards.
 
-Everything has the number of the job in its name, so that whatever a killed prolog or epilog leaves is found again: by a
-process that watches while there is anything on the node, by the next session's prolog, or by a run of the playbook. All steps
-can be repeated.
+Everything has the job ID in its name, so that whatever a killed prolog or epilog leaves behind is found again: by a
+process that watches while anything is left on the node, by the next session's prolog, or by a run of the playbook. All
+steps can be repeated.
 """
 
 from __future__ import annotations

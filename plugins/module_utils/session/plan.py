@@ -1,12 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a session to its places: nodes, addresses and network identifiers. Pure.
+"""From a session to the placement of its containers: nodes, addresses and network identifiers. Pure.
 
-A session is one job whose nodes are alike for Slurm, each as large as the fullest needs; its roles may differ, and share
-nodes. All nodes derive the same from the token of the job and its nodes, without a word between them. A session has a /24 of the
-pool, its slot, and each container an address in it and a VXLAN identifier: slot and rank. A node refuses a slot that
-another session has there, and packets go to the nodes of the session alone: two sessions of one slot could never meet.
+A session is one job whose nodes are alike for Slurm, each as large as the fullest needs; its roles may differ, and
+share nodes. All nodes derive the same placement from the token of the job and its nodes, without communicating. A
+session has a /24 of the pool, its slot, and each container an address in it and a VXLAN identifier: slot and rank. A
+node refuses a slot that another session uses there, and packets go only to the nodes of the session: two sessions of
+one slot can never meet.
 """
 
 from __future__ import annotations

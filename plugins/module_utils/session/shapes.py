@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a session is: roles and their containers, and what its job tells the nodes of them."""
+"""The data of a session: roles and their containers, and what its job passes to its nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A session as it is written down, to what is asked for. Everything that can be refused is refused here. Pure."""
+"""Parse and validate the description of a session. All invalid requests are refused here. Pure."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ssh between the containers of a session: what its daemons and clients are told. Pure, but for the key.
+"""ssh between the containers of a session: the configuration of its daemons and clients. Pure, except for the key.
 
-In the namespace of each container, the user runs the host's own sshd, which knows one key and enters the container: an image
-needs no sshd. The key is the session's own, for logins and for the daemons alike: whoever is in one container of a session
+In the namespace of each container, the user runs the host's own sshd, which knows one key and enters the container: an
+image needs no sshd. The session has one key, for logins and for the daemons alike: anyone in one container of a session
 may enter the others.
 """
 

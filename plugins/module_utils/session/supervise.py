@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The batch script of a session: it has the images fetched and the containers run, and says how far it is.
+"""The batch script of a session: it has the images fetched and the containers run, and reports the progress.
 
-Whatever fails has said why in one line of its standard error, which goes to the log like all others, and into the comment
-of the job, where whoever waits for the session reads it.
+A task that fails writes the reason as one line to its standard error, which goes to the log like all others, and into
+the comment of the job, where it can be read by whoever waits for the session.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the time of a step goes, which rank the others wait for, and which link is slow. Pure.
+"""Where the time of a step is spent, which rank the others wait for, and which link is slow. Pure.
 
-A rank that begins a collective waits until the last one has begun it. From then on data moves: that is communication.
+A rank that enters a collective waits until the last rank enters it. From then on data moves: that is communication.
 """
 
 from __future__ import annotations

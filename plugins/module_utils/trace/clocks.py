@@ -1,13 +1,14 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring the times of all ranks to the clock of rank 0.
+"""Convert the times of all ranks to the clock of rank 0.
 
-While it was recorded, each rank has asked rank 0 for its time, before and after the profiled steps. That is wrong by half of the
-time that the question took at most. Where a rank has not, the ends of collectives tell: all ranks leave an all-reduce at about
-the same time. Those that took the least time tell it best, and by how much they differ from each other is how wrong it may be.
+While the profile was recorded, each rank asked rank 0 for its time, before and after the profiled steps. The error of
+an answer is at most half of its round-trip time. For a rank that did not ask, the ends of collectives are used: all
+ranks leave an all-reduce at about the same time. The fastest ones are the most precise, and their variation is the
+error.
 
-Both are checked by what cannot be: a collective that ends on a rank before another one has begun it.
+Both are checked for the impossible: a collective that ends on a rank before another rank has begun it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a rank says of its trace, in rank-N.json, which gpumesh_profile has written."""
+"""The description of a rank's trace, rank-N.json, as written by gpumesh_profile."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make of the events of a trace what is kept of it.
+"""Reduce the events of a trace to what is needed.
 
-On a GPU, kernels and copies are what counts, those of NCCL and RCCL as communication. On a CPU it is the operators of
-PyTorch, and the work of Gloo, which the trace has as annotations. Time in which there is neither is the program's own: Python,
-the reading of data, starting kernels.
+On a GPU, kernels and copies are counted, those of NCCL and RCCL as communication. On a CPU, these are the operators of
+PyTorch, and the work of Gloo, which the trace has as annotations. The remaining time is the program's own: Python,
+reading data, starting kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pictures of a run: the mean step of each rank as a bar, and one step of all ranks on a time line. Pure."""
+"""Pictures of a run: the mean step of each rank as a bar, and one step of all ranks on a timeline. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the traces of a run, and read those of all ranks at the same time."""
+"""Find the traces of a run, and read those of all ranks in parallel."""
 
 from __future__ import annotations
 

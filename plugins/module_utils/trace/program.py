@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`gpumesh-trace`: what is in the profile of a run, and the start of a program that is to have one."""
+"""`gpumesh-trace`: report on the profile of a run, and start a program with a profile."""
 
 from __future__ import annotations
 

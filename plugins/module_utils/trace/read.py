@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a trace in Chrome's format a piece at a time: it may be larger than the memory for its values."""
+"""Read a trace in Chrome's format in pieces: its values may need more memory than there is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Arithmetic with spans of time. A list of them is in order, and no two of them touch."""
+"""Arithmetic with spans of time. A list of spans is sorted, and no two of them touch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All ranks on one time line, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+"""All ranks on one timeline, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 
-A rank is a process there. Its first track says what it does: computing, communicating, waiting for which rank; below are its
-threads and its GPU, as in its own trace, with times by the clock of rank 0.
+A rank is a process there. Its first track shows what it does: computing, communicating, or waiting for which rank;
+below are its threads and its GPU, as in its own trace, with times by the clock of rank 0.
 """
 
 from __future__ import annotations

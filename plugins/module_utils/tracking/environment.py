@@ -1,8 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MLflow in a Python environment of its own: the packages that are pinned with their hashes, from where pip of the host gets
-its packages. An environment that is complete says so in a file; one that is not is made anew."""
+"""MLflow in its own Python environment: pinned packages from the package index of the host's pip.
+
+A complete environment is marked by a file; an incomplete one is created again.
+"""
 
 from __future__ import annotations
 

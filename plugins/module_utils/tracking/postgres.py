@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""PostgreSQL of Debian on this host: the database of the tracking server, made, migrated, saved and loaded.
+"""Debian's PostgreSQL on this host: the database of the tracking server is created, migrated, saved and loaded.
 
-What needs the rights of PostgreSQL's own account is asked by ``psql``, as that account. A dump comes from another machine:
-it is loaded with the rights of the server's account, whom PostgreSQL lets into this one database only.
+Statements that need the rights of PostgreSQL's own account are run by ``psql`` as that account. A dump comes from
+another machine: it is loaded with the rights of the server's account, which has access to this one database only.
 """
 
 from __future__ import annotations

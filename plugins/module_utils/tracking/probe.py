@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run written to the tracking server and read back, by MLflow's own interface for programs."""
+"""Write a run to the tracking server and read it back, through MLflow's API."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tracking server on its host: what it is, what it has to be, and the way from one to the other.
+"""The tracking server on its host: its current state, its desired state, and the way from one to the other.
 
-Interrupted anywhere and run again, the end is the same: an environment counts when it is complete, a database that has come
-from another member is there as a file until it has been loaded, and the schema is compared before each start.
+It can be interrupted anywhere and run again with the same result: an environment counts when it is complete, a database
+from another member is kept as a file until it has been loaded, and the schema is compared before each start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the tracking server of a cluster is on its host: names, paths and the texts of its files. Pure."""
+"""The settings of a cluster's tracking server on its host: names, paths and the contents of its files. Pure."""
 
 from __future__ import annotations
 

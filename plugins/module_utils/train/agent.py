@@ -1,11 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ranks of one node: start them, keep what they write, tell the supervisor what happens, and end them.
+"""The ranks of one node: start them, keep their output, report to the supervisor, and end them.
 
-It is the one task of its node in a job step. What it tells goes to its standard output, and what the supervisor orders comes
-by its standard input, a word a line; srun carries both. A supervisor that falls silent has died, or its node is cut off.
-Then the ranks end, and one of the agents becomes the supervisor, in the same job: Slurm leaves a job its other nodes.
+The agent is the only task of its node in a job step. It reports on standard output and receives the supervisor's orders
+on standard input, one word per line; srun carries both. If the supervisor falls silent, it has died, or its node is cut
+off. The ranks then end, and one of the agents becomes the supervisor, in the same job: Slurm keeps a job's remaining
+nodes.
 """
 
 from __future__ import annotations

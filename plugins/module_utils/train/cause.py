@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank is to blame when many have ended: its error, not those that follow from it.
+"""Find the rank that is to blame when several have ended: its error, not those that follow from it.
 
-When one rank of a collective dies, the others fail a moment later, since their peer has gone. The clocks of the nodes may
-differ by more than that, so time alone does not tell. What a rank wrote last does: an error that names a peer is a
-consequence.
+When one rank of a collective dies, the others fail a moment later because their peer is gone. The clocks of the nodes
+may differ by more than that, so time alone is not sufficient. The last output of a rank is: an error that names a peer
+is a consequence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows when an attempt has ended: start again in this allocation, in another job, or not at all."""
+"""Decide what follows an attempt: a restart in this allocation, another job, or the end of the run."""
 
 from __future__ import annotations
 

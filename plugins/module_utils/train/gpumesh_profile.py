@@ -1,14 +1,15 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""PyTorch's profiler around some steps of each rank, for `gpumesh_run.progress()`. Needs nothing but Python and PyTorch.
+"""Run PyTorch's profiler around some steps of each rank, for `gpumesh_run.progress()`. Needs only Python and PyTorch.
 
-Nothing is recorded of the first steps, which allocate and connect. Then the ranks compare their clocks with that of rank 0,
-each measures its way to the next rank, and the profiler warms up. After the last step the clocks are compared once more; the
-trace is compressed and copied in the background. Whatever fails here is said, and leaves the program alone.
+The first steps are not recorded, since they allocate memory and open connections. Then the ranks compare their clocks
+with that of rank 0, each measures the path to the next rank, and the profiler warms up. After the last step, the clocks
+are compared once more; the trace is compressed and copied in the background. Failures are logged, and do not affect the
+program.
 
-Clocks are compared as NTP does: rank 0 is asked for its time, again and again. The answer that came fastest counts; it is
-wrong by half of the time that it took at most.
+Clocks are compared as by NTP: rank 0 is asked for its time repeatedly. The fastest answer is used; its error is at most
+half of its round-trip time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a node that a failure came from may be used again, as far as a user can tell.
+"""Whether a node on which a failure occurred may be used again, as far as a user can tell.
 
-The node's health program runs as root every few minutes, and drains the node for what it finds. Here the same checks are
-made at once, as the user, in a step on the node: those of GPUs, links and shared volumes. What a user may not read is not
-judged, and nothing is written: a volume that is full is no fault of the node.
+The node's health program runs as root every few minutes, and drains the node if it finds a fault. Here the same checks
+are made at once, as the user, in a step on the node: those of GPUs, links and shared volumes. What a user may not read
+is not evaluated, and nothing is written: a full volume is not a fault of the node.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What agents tell the supervisor, as lines of text: srun carries them, together with much else that is printed.
+"""Messages of the agents to the supervisor, as lines of text: srun carries them together with other output.
 
-srun may cut lines of more than 1,024 bytes, and put those of other nodes in between. So a message is cut here.
+srun may split lines of more than 1,024 bytes, and insert those of other nodes in between. So messages are split here.
 """
 
 from __future__ import annotations

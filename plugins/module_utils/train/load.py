@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an agent measures beside its ranks: whether they get processors, and how far away the other nodes are.
+"""What an agent measures besides its ranks: whether they get processors, and the round-trip times to the other nodes.
 
-The kernel counts for each thread how long it was ready to run and had to wait for a processor, whether others had them or a
-limit held them back. That of a rank is the share of its thread that waited longest.
+The kernel counts for each thread how long it was ready to run and waited for a processor, because others had them or
+because of a limit. The value of a rank is the share of its thread that waited longest.
 
-The way to another node is timed by a TCP handshake with its agent. The kernel there answers by itself, so that a busy node
-does not look like a slow network. Agents of the same attempt listen on the same port.
+The path to another node is timed with a TCP handshake with its agent. The kernel there answers on its own, so a busy
+node does not look like a slow network. Agents of the same attempt listen on the same port.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank holds up the others while all of them run, and what that costs.
+"""Find the rank that slows down the others while all of them run, and what that costs.
 
-Ranks that exchange gradients make their steps at the same pace, that of the slowest. So what tells is not how long a step
-takes, but
+Ranks that exchange gradients advance at the same rate, that of the slowest. So the duration of a step is not
+sufficient, but these are:
 
-    what the program says      how long a rank has waited for the others: who is awaited waits least
-    what the kernel says       how long a rank was ready to run without getting a processor (a CPU limit, other programs)
-    how far away a node is     the time of a TCP handshake with the others has risen, and so has that of a step
-    steps of their own         where ranks do not wait for each other, one makes fewer of them
+    the program's report       how long a rank has waited for the others: the rank that they wait for waits least
+    the kernel's report        how long a rank was ready to run without getting a processor (a CPU limit, other programs)
+    the distance of a node     the time of a TCP handshake with the others has risen, and so has that of a step
+    different rates            if ranks do not wait for each other, a slow one makes fewer steps
 
-Nobody is named for one disturbed moment: it takes several looks in a row, and most of the others must be unlike the one
-that is named. Nothing here waits or runs anything.
+A single disturbed moment is not sufficient: it takes several measurements in a row, and the named rank must differ from
+most of the others. Nothing here waits or runs anything.
 """
 
 from __future__ import annotations

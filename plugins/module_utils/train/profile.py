@@ -1,16 +1,16 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What --profile and GPUMESH_PROFILE ask for, and how a rank gets it.
+"""The profiles that --profile and GPUMESH_PROFILE request, and how a rank gets one.
 
-`torch:5`: PyTorch's profiler records 5 steps of each rank. The program has one line for that, gpumesh_run.progress() after
-each step. `nsys:10`: Nsight Systems records 10 seconds of each rank, and the program knows nothing of it.
+`torch:5`: PyTorch's profiler records 5 steps of each rank. The program needs one line for this, gpumesh_run.progress()
+after each step. `nsys:10`: Nsight Systems records 10 seconds of each rank, without a change to the program.
 
-The profile of an attempt is in a directory of its own, on the shared volume:
+The profile of an attempt is in its own directory, on the shared volume:
 
-    rank-0.trace.json.gz    what the rank did, in the format of Chrome's traces
+    rank-0.trace.json.gz    what the rank did, in Chrome's trace format
     rank-0.json             which steps these are, the clock of the rank and its link; written last
-    rank-0.nsys-rep         what Nsight Systems has recorded; rank-0.qdstrm where it has not all of its libraries
+    rank-0.nsys-rep         what Nsight Systems recorded; rank-0.qdstrm if it lacks some of its libraries
 """
 
 from __future__ import annotations

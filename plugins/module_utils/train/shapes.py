@@ -1,10 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a training run is: what was asked for, and what has happened so far.
+"""The data of a training run: the request, and what has happened so far.
 
-A *run* has a name and a folder. It consists of *attempts*, one after the other: in each, the same ranks start together on
-some nodes, and go on from the last complete checkpoint. An attempt ends as a whole, for one *cause*, which has a *culprit*.
+A *run* has a name and a directory. It consists of *attempts*, one after the other: in each, the same ranks start
+together on some nodes, and continue from the last complete checkpoint. An attempt ends as a whole, for one *cause*,
+which has a *culprit*.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The code of a run: a copy of a directory, made before the run is submitted, which all of its attempts use.
 
-What the copy has: files with their permissions and times, directories and links. A link within the directory becomes one
-within the copy; one that leads out of it leads to the same place as before. Pipes, sockets and devices are left out, and so
-is what version control and Python keep for themselves.
+The copy contains files with their permissions and times, directories and links. A link within the directory becomes a
+link within the copy; a link to somewhere outside keeps its target. Pipes, sockets and devices are excluded, and so are
+the files of version control and Python's caches.
 """
 
 from __future__ import annotations

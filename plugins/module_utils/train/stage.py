@@ -1,15 +1,15 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Data sets on a local disk of each node, for file servers that are too slow for what the ranks read again and again.
+"""Data sets on a local disk of each node, for file servers that are too slow for data that the ranks read repeatedly.
 
-When a run is submitted, the manifest of the data is written: its files with their sizes and times. By that, each node makes
-a copy of its own before its ranks start, and compares the checksum of all of it with that of the other nodes.
+When a run is submitted, the manifest of the data is written: its files with their sizes and times. From it, each node
+makes its own copy before its ranks start, and compares the checksum of the whole copy with that of the other nodes.
 
-DIRECTORY/                 of the user alone
+DIRECTORY/                 accessible only by the user
     <key of a manifest>/   locked: shared by those that use it, exclusively while it is written
         data/              what the ranks read
-        whole.json         its checksum; there once all of the data is
+        whole.json         its checksum; written once all of the data is there
 """
 
 from __future__ import annotations

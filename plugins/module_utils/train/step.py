@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The job step of an attempt, and what a supervisor asks of nodes and of the controller while it runs."""
+"""The job step of an attempt, and the supervisor's queries to nodes and to the controller while it runs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The process that a run's job is for: start attempts in its allocation, one after the other, until the run has ended.
+"""The main process of a run's job: it starts attempts in its allocation, one after the other, until the run has ended.
 
-It is one process on one node, which may die like any other. All that another one needs to go on is in the run's folder.
+It is one process on one node, which may die like any other. Everything that its successor needs is in the run's
+directory.
 """
 
 from __future__ import annotations

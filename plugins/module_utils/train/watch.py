@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agents of an attempt have said, and what follows from it. Nothing here waits or runs anything."""
+"""Evaluate the messages of an attempt's agents. Nothing here waits or runs anything."""
 
 from __future__ import annotations
 
