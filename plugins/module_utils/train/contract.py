@@ -14,8 +14,8 @@ Each rank has these variables:
     GPUMESH_PROGRESS_FILE    the file to which the rank writes its progress, on a local disk
     GPUMESH_PROFILE          what is recorded of this attempt, such as torch:5, and
     GPUMESH_PROFILE_DIR      where the profile goes; gpumesh_run.progress() handles both
-    GPUMESH_STOP_FILE        exists as soon as the rank should save a checkpoint and exit; a program that has a handler for
-                             SIGUSR1 receives that signal as well
+    GPUMESH_STOP_FILE        exists as soon as the rank should save a checkpoint and exit; a program with a handler
+                             for SIGUSR1 receives that signal as well
 
 A progress file contains one JSON object, {"step": 1200, "steps": 20000, "loss": 2.31, "checkpoint": 1150, "waited":
 35.2}. All keys are optional. It is written under another name and renamed. `checkpoint` is the step of the last
@@ -33,13 +33,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress
 
-#: A program that writes more than this is not taken to mean it.
+#: A larger file is not taken for progress.
 _LONGEST = 64 * 1024
 _MOST = 1 << 53
 
 
 def parse_progress(raw: bytes) -> Optional[Progress]:
-    """What a rank has written; None for what is none. A program may write whatever it likes, so nothing raises."""
+    """The progress that a rank wrote; None if it is invalid. A program may write anything, so this never raises."""
     if len(raw) > _LONGEST:
         return None
     try:
@@ -70,7 +70,7 @@ def _real(value: Any) -> Optional[float]:
 
 
 def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: str) -> Dict[str, str]:
-    """What MLflow tags the run with, where the job environment has said that experiments are tracked."""
+    """The tags of the run in MLflow, if the job environment says that experiments are tracked."""
     try:
         tags = json.loads(context)
     except ValueError:
@@ -85,7 +85,7 @@ def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: st
 
 
 class Place(NamedTuple):
-    """Where a rank is: its node among those of the attempt, and its number there."""
+    """The place of a rank: its node among those of the attempt, and its number there."""
 
     nodes: Sequence[str]
     node: str
@@ -145,7 +145,7 @@ def environment(
         "GPUMESH_ATTEMPT": str(attempt),
         "GPUMESH_PROGRESS_FILE": f"{local}/progress-{place.rank}.json",
         "GPUMESH_STOP_FILE": f"{local}/stop",
-        # Last words must not be lost in a buffer when a rank is killed.
+        # The last output must not be lost in a buffer when a rank is killed.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONPATH": ":".join(part for part in (inherited.get("PYTHONPATH", ""), local) if part),
     }

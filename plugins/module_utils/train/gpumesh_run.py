@@ -7,7 +7,7 @@ It is available in every rank, requires only Python, and does nothing if the pro
 
     gpumesh_run.progress(step, steps, loss=loss, checkpoint=saved)    after each step
     if gpumesh_run.stopping(): save a checkpoint and exit
-    with gpumesh_run.waiting(): all_reduce(...)                       so that a rank that is slower than the others is named
+    with gpumesh_run.waiting(): all_reduce(...)                       so that a rank slower than the others is named
 
 The first one is also what `--profile torch` needs, and `gpumesh-trace record` in jobs without `gpumesh-train`.
 """
@@ -34,7 +34,7 @@ _recorders: List[Any] = []
 def progress(
     step: int, steps: Optional[int] = None, loss: Optional[float] = None, checkpoint: Optional[int] = None
 ) -> None:
-    """Tell where the program is. ``checkpoint``: the step of the last one that is complete."""
+    """Report the progress of the program. ``checkpoint``: the step of the last one that is complete."""
     if _PROGRESS_FILE:
         told = {"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint, **_waited}
         with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:

@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 #: The exit status of a node that is unhealthy.
 UNHEALTHY = 14
 _MOUNTS = "storage.mounts"
-#: Seconds for a volume to answer.
+#: Seconds in which a volume must respond.
 _PATIENCE = 5.0
 
 
@@ -40,5 +40,5 @@ def examine(
 
 
 def words(failing: Sequence[Result]) -> str:
-    """The same in one line."""
+    """The failures in one line."""
     return "; ".join(f"{result['id']}: {result['reason'].rstrip('.')}" for result in failing)

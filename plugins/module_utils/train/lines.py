@@ -37,13 +37,13 @@ def encode(said: Said) -> List[str]:
 
 
 class Decoder:
-    """Puts the messages together again."""
+    """Reassembles the messages."""
 
     def __init__(self) -> None:
         self._begun: Dict[str, str] = {}
 
     def feed(self, line: str) -> Optional[Said]:
-        """The message that this line completes. None for part of one, and for all that no agent has written."""
+        """The message that this line completes. None for a part of one, and for lines that no agent wrote."""
         if not line.startswith(_MARK):
             return None
         node, _space, rest = line[len(_MARK) :].rstrip("\n").partition(" ")
@@ -61,5 +61,5 @@ class Decoder:
 
 
 def is_message(line: str) -> bool:
-    """Whether an agent has written the line."""
+    """Whether an agent wrote the line."""
     return line.startswith(_MARK)

@@ -43,14 +43,14 @@ shift 3
 ) &
 exec nsys launch --session-new="$session" --trace=cuda,nvtx,osrt --wait=primary "$@"
 """
-#: What a rank of either kind has when its profile is there.
+#: The files of a complete profile, by kind.
 _FILES = ("rank-*.json", "rank-*.nsys-rep", "rank-*.qdstrm")
-#: What is said where it is missing.
+#: The message if it is missing.
 INSTALL = "Install the package nsight-systems of Debian's non-free on every node, or use --profile torch."
 
 
 class Profile(NamedTuple):
-    """What is recorded. ``kind``: torch or nsys; ``amount``: steps or seconds."""
+    """A requested profile. ``kind``: torch or nsys; ``amount``: steps or seconds."""
 
     kind: str
     amount: int
@@ -74,7 +74,7 @@ def parse(text: str) -> Profile:
 
 
 def directory(run: str, attempt: int) -> str:
-    """Where the profile of an attempt is. ``run``: the directory of the run."""
+    """The directory of an attempt's profile. ``run``: the directory of the run."""
     return f"{run}/profile/{attempt:03}"
 
 
@@ -97,12 +97,12 @@ def needed(profile: str) -> List[str]:
 
 
 def variables(profile: str, folder: str) -> Dict[str, str]:
-    """What a rank finds in its environment; nothing without a profile."""
+    """The environment variables of a rank; empty without a profile."""
     return {"GPUMESH_PROFILE": str(parse(profile)), "GPUMESH_PROFILE_DIR": folder} if profile else {}
 
 
 def command(profile: str, argv: Sequence[str], folder: str, rank: int) -> List[str]:
-    """The command of a rank. Nsight Systems starts it, and leaves it alone when it has recorded enough."""
+    """The command of a rank. Nsight Systems starts it, and leaves it running after the recording."""
     if not needed(profile):
         return list(argv)
     target = f"{folder}/rank-{rank}"

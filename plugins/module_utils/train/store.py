@@ -44,7 +44,7 @@ class Folder:
         self.path = Path(path)
 
     def create(self, request: Request, fill: Callable[[], None] = lambda: None) -> None:
-        """Raises InputError where the name is in use: of two who ask at the same time, one gets it.
+        """Raises InputError if the name is in use: of two concurrent requests, one gets it.
 
         ``fill``: put in what the run needs. It is a run when that is done, and nothing is left of it where that fails.
         """
@@ -129,7 +129,7 @@ class Folder:
 
 
 def in_use(name: str, path: str) -> InputError:
-    """What is said where a run has this name already."""
+    """The message if a run already has this name."""
     if not (Path(path) / _REQUEST).is_file():
         return InputError(
             f"{path} is there, and has no run in it.",
@@ -144,7 +144,7 @@ def in_use(name: str, path: str) -> InputError:
 
 
 def names(base: str) -> List[str]:
-    """The names of all runs in a folder."""
+    """The names of all runs in a directory."""
     place = Path(base)
     if not place.is_dir():
         return []
