@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container
 
-#: Not that of ssh, which the sshd of an image may have.
+#: Not the standard port of ssh, which the sshd of an image may use.
 PORT = 2200
 #: In the folder of a container on its node, and in the container.
 KEY, SERVER, CLIENT = "key", "sshd_config", "ssh"
@@ -64,7 +64,7 @@ def server(own: Container, folder: str, user: str, command: str) -> str:
         "PrintLastLog no",
         "UseDNS no",
         "LogLevel ERROR",
-        # mpirun begins all of its logins at once.
+        # mpirun starts all of its logins at once.
         "MaxStartups 1000",
         "MaxSessions 1000",
     ]
@@ -72,7 +72,7 @@ def server(own: Container, folder: str, user: str, command: str) -> str:
 
 
 def client(session: Sequence[Container], user: str) -> str:
-    """What ssh is told inside."""
+    """The configuration of ssh in the container."""
     names = " ".join(name for one in session for name in (one.name, one.address))
     lines = [
         f"Port {PORT}",
@@ -89,7 +89,7 @@ def client(session: Sequence[Container], user: str) -> str:
 
 
 def mounts(folder: str) -> Sequence[str]:
-    """What podman mounts. ``folder``: of the container, on its node."""
+    """The mounts for podman. ``folder``: of the container, on its node."""
     inside = os.path.join(folder, CLIENT)
     return [f"{inside}:{INSIDE}:ro", f"{inside}/config:{INCLUDED}:ro"]
 

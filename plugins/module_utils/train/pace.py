@@ -82,7 +82,7 @@ def _apart(
 
 
 def awaited(waits: Mapping[int, float], seconds: float, nodes: Mapping[int, str]) -> Dict[str, Sign]:
-    """The ranks for which the others wait. ``waits``: seconds per step that each rank waited; a step takes ``seconds``."""
+    """The ranks for which the others wait. ``waits``: seconds per step that a rank waited; a step takes ``seconds``."""
 
     def unlike(own: float, others: float) -> Optional[Sign]:
         cost = min(1.0, (others - own) / seconds)

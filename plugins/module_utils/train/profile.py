@@ -43,7 +43,7 @@ shift 3
 ) &
 exec nsys launch --session-new="$session" --trace=cuda,nvtx,osrt --wait=primary "$@"
 """
-#: The files of a complete profile, by kind.
+#: What a rank has once its profile is complete, of either kind.
 _FILES = ("rank-*.json", "rank-*.nsys-rep", "rank-*.qdstrm")
 #: The message if it is missing.
 INSTALL = "Install the package nsight-systems of Debian's non-free on every node, or use --profile torch."
