@@ -14,7 +14,7 @@ _Key = Tuple[Tuple[int, ...], str, int]
 
 
 class Matched(NamedTuple):
-    """``collectives``: of each, the part of every rank that has one. ``unmatched``: parts that were left over."""
+    """``collectives``: of each, the part of every rank that has one. ``unmatched``: the remaining parts."""
 
     collectives: List[Dict[int, Exchange]]
     unmatched: int

@@ -51,7 +51,7 @@ _OWN_STYLE = """\
 @media (max-width: 760px) { .facts, .facts.both { grid-template-columns: 1fr 1fr; } .two { grid-template-columns: minmax(0, 1fr); } }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-#: A change of less than this share is none.
+#: Smaller changes are not shown.
 _NOTHING = 0.02
 Cell = Tuple[str, str]
 

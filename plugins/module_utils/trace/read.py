@@ -20,11 +20,11 @@ _EVENTS = "traceEvents"
 
 
 class DamagedError(ValueError):
-    """It is not JSON, or not all of it."""
+    """The text is not JSON, or incomplete."""
 
 
 class _Source:
-    """The text with a place in it. What was read is forgotten."""
+    """The text with a position. Text that was read is discarded."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -51,11 +51,11 @@ class _Source:
             self._fill()
 
     def skip(self) -> None:
-        """Go beyond that letter."""
+        """Skip that character."""
         self._place += 1
 
     def value(self) -> Any:
-        """The value that begins there. Raises DamagedError."""
+        """The value that starts there. Raises DamagedError."""
         self.peek()
         while True:
             try:
@@ -67,7 +67,7 @@ class _Source:
                     raise DamagedError(str(failure)) from failure
                 self._fill()
                 continue
-            # A number at the end of what was read may go on.
+            # A number at the end of the text read so far may be incomplete.
             if end == len(self._text) and self._more:
                 self._fill()
                 continue

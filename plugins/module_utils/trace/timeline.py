@@ -18,11 +18,11 @@ from typing import Dict, Iterator, List, Mapping, TextIO
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, Clock, RankTrace
 
-#: Events of all ranks together: browsers cannot hold many more.
+#: The maximum number of events of all ranks together: browsers cannot handle many more.
 MOST = 1_000_000
-#: For each rank as many at least.
+#: The minimum number for each rank.
 _LEAST = 2_000
-#: Events in one piece that is written.
+#: Events that are written at a time.
 _PIECE = 4_096
 _STATES = 0
 
@@ -89,7 +89,7 @@ def _write(stream: TextIO, events: Iterator[str], about: Dict[str, object]) -> N
 
 
 def write(path: str, traces: Mapping[int, RankTrace], analysis: Analysis) -> None:
-    """Replace the file when all of it is there. Raises HostStateError."""
+    """Replace the file once the new one is complete. Raises HostStateError."""
     errors = {str(rank): clock.error for rank, clock in sorted(analysis.clocks.items())}
     about: Dict[str, object] = {"run": analysis.name, "clock_error_us": errors, "left_out_below_us": analysis.shortest}
     draft = f"{path}.new"

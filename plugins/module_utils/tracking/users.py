@@ -16,7 +16,7 @@ from typing import Any, Dict, List
 
 
 def settle(store: Any, users: List[Dict[str, Any]], look: bool) -> List[str]:
-    """Bring the users about in MLflow's store; the names of those who differ."""
+    """Apply the users in MLflow's store; the names of those that differ."""
     changed = []
     for user in users:
         name, password = user["name"], user["password"]
