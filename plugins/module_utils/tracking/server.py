@@ -42,7 +42,7 @@ STILL_HERE = "the server is still here"
 
 
 class Request(NamedTuple):
-    """The desired state of this host. ``users``, ``certificate``, ``key`` and ``trust`` are None to keep the current ones."""
+    """The desired state of this host. ``users``, ``certificate``, ``key`` and ``trust`` are None to keep them."""
 
     server: Server
     serves: bool
@@ -161,7 +161,7 @@ def _add_account(run: Runner, uid: int) -> None:
 
 
 def make_folders(server: Server) -> bool:
-    """Create the missing directories: the home and, as the account itself, those on the volume. Raises HostStateError."""
+    """Create missing directories: the home and, as the account, those on the volume. Raises HostStateError."""
     entry = account(settings.ACCOUNT)
     made = not os.path.isdir(settings.HOME)
     if made:

@@ -81,7 +81,7 @@ def database_url(port: int) -> str:
 
 
 def authentication(port: int, password: str) -> str:
-    """MLflow's authentication file, with the password of CHECKER: users can read everything, and change what is theirs."""
+    """MLflow's authentication file, with CHECKER's password: users read everything, and change what is theirs."""
     return (
         f"{_WRITTEN}[mlflow]\ndefault_permission = READ\n"
         # The file supports no other quoting.
@@ -99,7 +99,7 @@ def origins(server: Server) -> List[str]:
 
 
 def program(server: Server, environment: str, port: int) -> str:
-    """The program that starts the server with any service manager: the secret is neither in a unit nor in a process list."""
+    """The program that starts the server. The secret is neither in a unit nor in a process list."""
     argv = [
         f"{environment}/bin/mlflow",
         "server",
