@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs the module interface_info, and reports why a host does not answer. Its documentation is in the module.
 
-Ansible looks an action up in the process that forks its workers, and plays begin with this one: so it has the filters
-loaded there.
+Ansible looks an action up in the process that forks its workers, and plays begin with this one, so it loads the filters
+there.
 """
 
 from __future__ import annotations
