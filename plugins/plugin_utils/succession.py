@@ -4,8 +4,8 @@
 """Which queue and accounting the manager's controller continues with, and what happens to older ones. Pure.
 
 In the record, the time of each manager is a tenure, which began with a generation. The markers on the hosts show in
-which tenures a state was written. The manager continues with a state of its own tenure, or takes over the one of the previous
-tenure. It never starts with an empty queue while another machine may have one.
+which tenures a state was written. The manager continues with a state of its own tenure, or takes over the one of the
+previous tenure. It never starts with an empty queue while another machine may have one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Succession(NamedTuple):
 
 
 def read_look(result: object) -> Look | None:
-    """What the module slurm_state has found. None where it was not asked or did not answer; nothing is believed unread."""
+    """The validated result of the module slurm_state. None if it was not queried or did not answer."""
     if not isinstance(result, Mapping) or not isinstance(result.get("used"), bool):
         return None
     document = result.get("marker")
