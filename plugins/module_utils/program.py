@@ -19,7 +19,7 @@ def exit_status(name: str, work: Callable[[], int]) -> int:
     """
     try:
         status = work()
-        print(end="", flush=True)
+        sys.stdout.flush()
     except GpumeshError as failure:
         sys.stderr.write(f"{name}: {failure}\n")
         return 2

@@ -116,6 +116,16 @@ class Lab:
         assert not check or done.returncode == 0, f"{host}: {' '.join(argv)}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def begin_command(self, host: str, *argv: str) -> subprocess.Popen[str]:
+        """Start a command on the host, and go on; its stdout and stderr are one."""
+        return subprocess.Popen(
+            ["docker", "exec", self._container(host), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
     def copy(self, folder: Path, host: str, path: str) -> None:
         """Copy a folder of this machine to a host, where ``path`` is not there yet."""
         argv = ["docker", "cp", str(folder), f"{self._container(host)}:{path}"]
@@ -147,6 +157,10 @@ class Lab:
 
     def stop(self, host: str) -> None:
         subprocess.run(["docker", "stop", self._container(host)], check=True, capture_output=True, timeout=120)
+
+    def kill(self, host: str) -> None:
+        """The host loses its power."""
+        subprocess.run(["docker", "kill", self._container(host)], check=True, capture_output=True, timeout=120)
 
     def start(self, host: str) -> None:
         """Start the host and wait for its services."""

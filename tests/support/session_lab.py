@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of the scenario `session`: sessions that their users start, and what is left of them afterwards."""
+"""The hosts of the scenario `session`, or of a lab of its shape: sessions that users start there, and what is left of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,25 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lab_hosts import Lab
+from lab_hosts import ROOT, Lab
 
 MANAGER = "s1"
+#: By name, their addresses.
 HOSTS = {"s1": "10.79.130.11", "s2": "10.79.130.12", "s3": "10.79.130.13"}
 LAB = Lab("molecule-session")
+SCENARIO = ROOT / "extensions" / "molecule" / "session"
 #: Seconds until nothing is left of a session that has ended.
 GONE = 60.0
 ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
+#: Of a registry on the manager, as in converge.yml.
+PULLED = f"{HOSTS[MANAGER]}:5000/pulled:1"
+#: What converge.yml does on a host, and a start of the host undoes: no container can mount a /proc of which parts are
+#: covered, and none can mount by FUSE where only root may.
+_UNCOVER = """
+findmnt --raw --noheadings --output=TARGET --submounts /proc | grep -vx /proc | sort -r |
+    while read -r cover; do umount --lazy "$cover"; done
+chmod 0666 /dev/fuse
+"""
 #: Prints whatever a session leaves on a host, a line each.
 _LEFT = r"""
 ls /run/netns 2>/dev/null | grep '^gms'
@@ -30,6 +41,19 @@ findmnt --raw --noheadings --output=TARGET | grep gpumesh/session/
 pgrep -u alice,bob -a | grep -v 'catatonit -P\|podman pause\|systemd\|sd-pam\|gpumesh-session start\|runuser\|su '
 true
 """
+
+
+def use(name: str, network: str) -> None:
+    """Go on with the hosts of the lab of this name. ``network``: the first three numbers of their addresses."""
+    other = Lab(name)
+    LAB.name, LAB.inventory = other.name, other.inventory
+    HOSTS.update({host: f"{network}.{address.rpartition('.')[2]}" for host, address in HOSTS.items()})
+
+
+def power_on(host: str) -> None:
+    """Start a host that was stopped, and make it what it was for containers."""
+    LAB.start(host)
+    LAB.run(host, "sh", "-c", _UNCOVER)
 
 
 def role(name: str, image: str = ONE, **more: Any) -> dict[str, Any]:
@@ -49,10 +73,15 @@ def by(user: str, *argv: str, host: str = MANAGER, check: bool = True, timeout: 
 
 def start(user: str, roles: Sequence[Mapping[str, Any]], *options: str, check: bool = True, **more: Any) -> str:
     """Start a session, by default with the name demo."""
+    return by(user, "gpumesh-session", "start", write(user, roles, **more), *options, check=check)
+
+
+def write(user: str, roles: Sequence[Mapping[str, Any]], **more: Any) -> str:
+    """The file of a session on the manager, by default of one with the name demo."""
     document = {"session_name": "demo", "session_roles": roles, **more}
     path = f"/tmp/{user}-{document['session_name']}.json"
     LAB.run(MANAGER, "sh", "-c", 'printf %s "$1" > "$2"', "sh", json.dumps(document), path)
-    return by(user, "gpumesh-session", "start", path, *options, check=check)
+    return path
 
 
 def places(user: str, name: str = "demo") -> dict[str, tuple[str, str]]:
@@ -87,8 +116,8 @@ def left(host: str) -> list[str]:
 
 def await_nothing(hosts: Sequence[str] = tuple(HOSTS)) -> None:
     """Wait until no session has left anything."""
+    end = time.monotonic() + GONE
     for host in hosts:
-        end = time.monotonic() + GONE
         while found := left(host):
             assert time.monotonic() < end, f"not within {GONE:.0f} s: nothing is left on {host}: {found}"
             time.sleep(1.0)

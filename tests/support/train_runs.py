@@ -164,10 +164,6 @@ class TrainLab(Lab):
 
     # Hosts that die
 
-    def kill(self, host: str) -> None:
-        """The host loses its power."""
-        subprocess.run(["docker", "kill", self._container(host)], check=True, capture_output=True, timeout=120)
-
     def revive(self, host: str) -> None:
         """It gets it back, and boots."""
         subprocess.run(["docker", "start", self._container(host)], check=True, capture_output=True, timeout=120)

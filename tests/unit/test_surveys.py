@@ -131,14 +131,21 @@ def calls(tasks: list[dict[str, Any]], folder: Path | None = None) -> Iterator[t
             yield from calls(task.get(part, []), folder)
 
 
+def plays_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The plays of a playbook, those of the playbooks that it imports in their place."""
+    for play in load(path):
+        imported = play.get("ansible.builtin.import_playbook")
+        if imported:
+            yield from plays_of(path.parent / imported)
+        else:
+            yield play
+
+
 @lru_cache(maxsize=None)
 def entry_points(playbook: str) -> frozenset[tuple[str, str]]:
     """All that a playbook calls, directly, by a role, or by another playbook."""
     found: set[tuple[str, str]] = set()
-    for play in load(ROOT / "playbooks" / f"{playbook}.yml"):
-        imported = play.get("ansible.builtin.import_playbook", "")
-        if imported:
-            found |= entry_points(imported.removeprefix(PREFIX).removesuffix(".yml"))
+    for play in plays_of(ROOT / "playbooks" / f"{playbook}.yml"):
         found |= {(role["role"].removeprefix(PREFIX), "main") for role in play.get("roles", [])}
         found |= set(calls([*play.get("pre_tasks", []), *play.get("tasks", []), *play.get("post_tasks", [])]))
     open_ones = list(found)

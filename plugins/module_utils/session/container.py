@@ -41,7 +41,9 @@ _HEEDED = re.compile(
 )
 _PULL = 7200.0
 _SUBUID = "/etc/subuid"
+_LIMIT = "/proc/sys/user/max_user_namespaces"
 _CDI = ("/etc/cdi", "/var/run/cdi")
+_CDI_KIND = "nvidia.com/gpu"
 
 
 class Place(NamedTuple):
@@ -79,9 +81,11 @@ def command(place: Place) -> List[str]:
     return ["podman", "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=file", *folders]
 
 
-def podman_environment(place: Place) -> Dict[str, str]:
+def podman_environment(folder: str) -> Dict[str, str]:
     """podman keeps the namespaces of the first container that it runs from a folder, so each container has its own."""
-    return {**_QUIET, "XDG_RUNTIME_DIR": place.run}
+    # By the bus of a user who has logged in, podman would have their systemd take it out of the control group of the
+    # step, and so from the limits and the end of the job.
+    return {**_QUIET, "XDG_RUNTIME_DIR": folder, "DBUS_SESSION_BUS_ADDRESS": f"unix:path={folder}/no-bus"}
 
 
 def reference(image: str) -> str:
@@ -110,9 +114,10 @@ def run_arguments(
         f"--hostname={own.name}",
         "--cgroups=disabled",
     ]
-    words += ["--no-hosts", "--pull=never", "--log-driver=none", "--security-opt=label=disable"]
+    # A check that an image brings would be a timer of the user's systemd: outside of the job, or an error without one.
+    words += ["--no-hosts", "--pull=never", "--log-driver=none", "--security-opt=label=disable", "--no-healthcheck"]
     words += [f"--volume={one}" for one in mounts]
-    words += [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus]
+    words += [f"--device={_CDI_KIND}={gpu}" for gpu in gpus]
     # Values are in the environment of podman and in no list of processes, but for those that podman itself would heed.
     words += [f"--env={name}={text}" if _HEEDED.fullmatch(name) else f"--env={name}" for name, text in in_order]
     if role.command:
@@ -144,7 +149,7 @@ def prepare(run: Runner, word: str, job: int, storage: str, key: str) -> int:
     roles = [spec.role(one.role) for one in here]
     _refuse_unfit(roles)
     place = place_of(job, here[0].local, storage)
-    images, variables = place.images, {**_QUIET, "XDG_RUNTIME_DIR": f"{place.run}/fetch"}
+    images, variables = place.images, podman_environment(f"{place.run}/fetch")
     # podman creates it only if the directory of the state is the same.
     os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
     # Anyone who can write there can run anything as this user.
@@ -181,7 +186,7 @@ def _refuse_unfit(roles: Sequence[Role]) -> None:
     here, user = os.uname().nodename, own_name()
     if find("podman") is None:
         raise HostStateError(f"{here} has no podman.", "Run the role session on this node.")
-    limit = read_text("/proc/sys/user/max_user_namespaces") or ""
+    limit = read_text(_LIMIT) or ""
     if limit.strip() == "0":
         raise HostStateError(f"{here} has no user namespaces.", "Set the kernel's user.max_user_namespaces.")
     # Either is right; subuid(5).
@@ -191,7 +196,7 @@ def _refuse_unfit(roles: Sequence[Role]) -> None:
             f"{here}: {user} has no subordinate user ids.",
             f"Have root run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
         )
-    if any(role.gpus for role in roles) and not any(os.path.isdir(path) and os.listdir(path) for path in _CDI):
+    if any(role.gpus for role in roles) and not _describes_gpus():
         raise HostStateError(
             f"{here} has no description of its GPUs for containers.",
             "Install nvidia-container-toolkit, and run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
@@ -200,6 +205,12 @@ def _refuse_unfit(roles: Sequence[Role]) -> None:
         for mount in role.mounts:
             if not os.path.exists(mount.split(":")[0]):
                 raise HostStateError(f"{here} has no {mount.split(':')[0]}.", "Mount what is there on all nodes.")
+
+
+def _describes_gpus() -> bool:
+    """Whether a file is about NVIDIA's GPUs: there may be others, of other devices."""
+    files = (f"{top}/{name}" for top in _CDI if os.path.isdir(top) for name in os.listdir(top))
+    return any(path.endswith((".yaml", ".json")) and _CDI_KIND in (read_text(path) or "") for path in files)
 
 
 def run_container(run: Runner, job: int, local: int, storage: str) -> int:
@@ -220,7 +231,7 @@ def run_container(run: Runner, job: int, local: int, storage: str) -> int:
     }
     for name, text in files.items():
         write_atomic(f"{place.run}/{name}", text, 0o644)
-    image, user = _identifier(run, command(place), role.image, podman_environment(place))
+    image, user = _identifier(run, command(place), role.image, podman_environment(place.run))
     if not image:
         raise HostStateError(f"The image {role.image} is not on {own.node}.", "Start the session again.")
     given = own_gpus(os.environ, role.gpus)
@@ -232,7 +243,7 @@ def run_container(run: Runner, job: int, local: int, storage: str) -> int:
         handed_on = {name: text for name, text in variables.items() if not _HEEDED.fullmatch(name)}
         process = Process(
             [find(podman) or podman, *words],
-            env={**os.environ, **handed_on, **podman_environment(place)},
+            env={**os.environ, **handed_on, **podman_environment(place.run)},
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -308,7 +319,7 @@ def enter(run: Runner, job: int, local: int, storage: str, words: Sequence[str],
     """Run a command in the container, which may still be starting; its exit status. Raises GpumeshError."""
     place = place_of(job, local, storage)
     end = time.monotonic() + _PATIENCE
-    variables = podman_environment(place)
+    variables = podman_environment(place.run)
     while not os.path.exists(f"{place.run}/hosts") or not _runs(run, place):
         if time.monotonic() > end:
             raise HostStateError("The container does not run.", "See the log of the session: gpumesh-session show.")
@@ -331,7 +342,7 @@ def offer(what: str, job: int, local: int, storage: str) -> int:
 
 def _runs(run: Runner, place: Place) -> bool:
     argv = [*command(place), "inspect", "--format={{.State.Running}}", NAME]
-    return run(argv, check=False, environment=podman_environment(place)).stdout.strip() == "true"
+    return run(argv, check=False, environment=podman_environment(place.run)).stdout.strip() == "true"
 
 
 def _containers(plan: Mapping[str, Any]) -> List[Container]:

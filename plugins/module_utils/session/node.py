@@ -104,7 +104,8 @@ def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job:
     if uid == 0:
         raise InputError("A session cannot be root's.", "Start it as another user: session_user.")
     token = plan.parse_token(variables[VARIABLE])
-    nodes = expand(variables.get("SLURM_JOB_NODELIST", ""))
+    # Slurm 22.05 tells a prolog its nodes by the second name alone.
+    nodes = expand(variables.get("SLURM_JOB_NODELIST") or variables.get("SLURM_NODELIST") or "")
     session = plan.places(token, nodes, settings.members, settings.pools)
     here = [one for one in session if one.node == settings.machine]
     document = {

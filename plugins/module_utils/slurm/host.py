@@ -152,7 +152,9 @@ def running_options(tree: Tree, machine: str) -> Dict[str, str]:
         words = (tree.read("proc", pid, "cmdline") or "").split("\0")
         told = dict(zip(words, words[1:]))
         status = tree.read("proc", pid, "status") or ""
-        if told.get("-N") == machine and re.search(r"^Uid:\s+0\s", status, re.MULTILINE):
+        # One in a container on this host has a process ID of its own there as well.
+        contained = re.search(r"^NSpid:\s+\d+\s+\d", status, re.MULTILINE)
+        if told.get("-N") == machine and re.search(r"^Uid:\s+0\s", status, re.MULTILINE) and not contained:
             return {name: told.get(name, "") for name in ("-N", "--conf-server", "--conf")}
     return {}
 

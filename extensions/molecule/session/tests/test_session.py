@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ from session_lab import (
     HOSTS,
     LAB,
     MANAGER,
+    PULLED,
     TWO,
     await_nothing,
     by,
@@ -25,6 +27,7 @@ from session_lab import (
     job_of,
     left,
     places,
+    power_on,
     role,
     start,
 )
@@ -356,9 +359,29 @@ def test_what_is_wrong_is_refused_before_anything_starts(
     assert by("alice", "squeue", "--noheader", "--format=%A") == before
 
 
-def test_an_image_that_cannot_be_fetched_ends_the_session_with_the_reason(demo: Demo) -> None:
-    printed = start("alice", [role("main", "127.0.0.1:9/none:1")], check=False, session_name="none")
-    assert re.search(r"The image 127.0.0.1:9/none:1 cannot be fetched on s\d: .*refused", printed), printed
+@pytest.mark.parametrize(
+    ("image", "reason"), [("127.0.0.1:9/none:1", "refused"), (PULLED.replace(":1", ":none"), "manifest unknown")]
+)
+def test_an_image_that_cannot_be_fetched_ends_the_session_with_the_reason(demo: Demo, image: str, reason: str) -> None:
+    printed = start("alice", [role("main", image)], check=False, session_name="none")
+    assert re.search(rf"The image {image} cannot be fetched on s\d: .*{reason}", printed), printed
+
+
+def fetched() -> Counter[tuple[str, str]]:
+    """How often each host has fetched each part of the image from the registry, by its log."""
+    log = LAB.run(MANAGER, "journalctl", "--unit=docker-registry", "--boot", "--output=cat")
+    return Counter(re.findall(r'^(\S+) .*"GET /v2/pulled/blobs/(\S+) HTTP', log, re.MULTILINE))
+
+
+def test_an_image_of_a_registry_is_fetched_once_by_each_node(demo: Demo) -> None:
+    for _time in range(2):
+        start("alice", [role("main", PULLED), role("sub", PULLED, replicas=3)], session_name="pulled")
+        found = everywhere("alice", "cat", "/etc/image", name="pulled")
+        assert sorted(found) == ["main1", "sub1", "sub2", "sub3"]
+        assert [lines for lines in found.values() if lines != ["pulled"]] == []
+        by("alice", "gpumesh-session", "stop", "pulled")
+    assert {host for host, _part in fetched()} == set(HOSTS.values())
+    assert set(fetched().values()) == {1}, fetched()
 
 
 # --- Ends
@@ -415,8 +438,7 @@ def test_sessions_in_a_row_leave_nothing() -> None:
 
 
 def test_a_node_dies_and_the_session_starts_again_elsewhere_with_the_same_names() -> None:
-    """One that has not the controller, as s1 has. This comes last: the lab's engine covers parts of /proc again when a host
-    starts, and converge has uncovered them for containers."""
+    """One that has not the controller, as s1 has."""
     start("alice", [role("main", cpus=2), role("sub", TWO, cpus=2)], session_name="again")
     before = places("alice", "again")
     nodes = {node for _address, node in before.values()}
@@ -441,6 +463,6 @@ def test_a_node_dies_and_the_session_starts_again_elsewhere_with_the_same_names(
         }
         assert inside("alice", "main1", "ssh", "sub1", "hostname", name="again").strip() == "sub1"
     finally:
-        LAB.start(dead)
+        power_on(dead)
         by("alice", "gpumesh-session", "stop", "again", check=False)
     await_nothing()

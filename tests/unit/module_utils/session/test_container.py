@@ -42,6 +42,25 @@ def test_values_are_in_no_list_of_processes_and_do_not_mislead_podman() -> None:
     ]
 
 
+def test_podman_stays_in_the_job_of_the_session() -> None:
+    """By the bus of the user's login it would move out of it, and a check of the image's health would be a timer."""
+    assert "--no-healthcheck" in container.run_arguments(parsed().roles[0], OWN, PLACE, "sha", {}, [])
+    known = container.podman_environment(PLACE.run)
+    assert (known["XDG_RUNTIME_DIR"], known["DBUS_SESSION_BUS_ADDRESS"]) == (PLACE.run, f"unix:path={PLACE.run}/no-bus")
+
+
+def test_a_container_has_the_gpus_of_its_step_and_no_others() -> None:
+    given = container.own_gpus({"SLURM_STEP_GPUS": "1,3", "SLURM_JOB_GPUS": "0,1,2,3"}, 2)
+    words = container.run_arguments(parsed(gpus=2).roles[0], OWN, PLACE, "sha", {}, given)
+    assert [word for word in words if word.startswith("--device")] == [
+        "--device=nvidia.com/gpu=1",
+        "--device=nvidia.com/gpu=3",
+    ]
+    assert container.own_gpus({"SLURM_STEP_GPUS": "1"}, 0) == []
+    with pytest.raises(HostStateError, match="Slurm has given 0 GPUs to a container that asks for 2"):
+        container.own_gpus({"SLURM_JOB_GPUS": "0,1"}, 2)
+
+
 @pytest.mark.parametrize(
     ("one", "other"), [("x/a_b:1", "x/a-b:1"), ("dir:/data/App", "dir:/data/app"), ("x/a:1-2", "x/a-1:2")]
 )
@@ -90,6 +109,35 @@ def test_a_user_without_subordinate_ids_is_told_what_to_do(top: Path) -> None:
     (top / "subuid").write_text("other:100000:65536\n")
     with pytest.raises(HostStateError, match=f"{ME} has no subordinate user ids"):
         container.prepare(there, job.encode(parsed()), 7, f"{top}/{{user}}", "")
+
+
+def test_gpus_need_the_description_of_nvidias_toolkit(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container, "_CDI", (str(top / "none"), str(top / "cdi")))
+    (top / "cdi").mkdir()
+    # Of other devices, and what the toolkit does not read.
+    (top / "cdi" / "net.yaml").write_text('kind: "vendor.com/net"\n')
+    (top / "cdi" / "nvidia.yaml.old").write_text('kind: "nvidia.com/gpu"\n')
+    word = job.encode(parsed(gpus=1))
+    with pytest.raises(HostStateError, match="no description of its GPUs") as refused:
+        container.prepare(there, word, 7, f"{top}/{{user}}", "")
+    assert "Install nvidia-container-toolkit, and run: nvidia-ctk cdi generate" in refused.value.remedy
+    (top / "cdi" / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
+    assert container.prepare(there, word, 7, f"{top}/{{user}}", "") == 0
+
+
+def test_a_node_that_cannot_run_containers_says_why(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (top / "max").write_text("0\n")
+    monkeypatch.setattr(container, "_LIMIT", str(top / "max"))
+    with pytest.raises(HostStateError, match="no user namespaces.*user.max_user_namespaces"):
+        container.prepare(there, job.encode(parsed()), 7, f"{top}/{{user}}", "")
+    monkeypatch.setattr(container, "find", lambda _name: None)
+    with pytest.raises(HostStateError, match="has no podman.*Run the role session"):
+        container.prepare(there, job.encode(parsed()), 7, f"{top}/{{user}}", "")
+
+
+def test_a_folder_that_a_node_lacks_is_told_before_anything_is_fetched(top: Path) -> None:
+    with pytest.raises(HostStateError, match=f"has no {top}/none. Mount what is there on all nodes"):
+        container.prepare(there, job.encode(parsed(mounts=[f"{top}/none:/data"])), 7, f"{top}/{{user}}", "")
 
 
 def test_the_log_is_beside_the_images_of_the_user() -> None:

@@ -17,6 +17,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
 
 
 @pytest.fixture(name="top", autouse=True)
@@ -70,6 +71,30 @@ def test_the_tasks_of_a_job_are_told_why_its_prolog_has_failed(top: Path) -> Non
     (top / "run" / "5").mkdir()
     (top / "run" / "5" / "error").write_text("n1: no VXLAN.\n")
     with pytest.raises(HostStateError, match="n1: no VXLAN"):
+        node.read_plan(5)
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
+def test_the_nodes_of_a_job_are_read_as_each_release_of_slurm_tells_them(
+    top: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Slurm 22.05 has the older name alone."""
+    monkeypatch.setattr(node, "guard", lambda _run: None)
+    monkeypatch.setattr(node, "_make_folders", lambda *_given: None)
+    settings = Settings(
+        "n2", "n1", "eth0", {"n1": "10.0.0.1", "n2": "10.0.0.2"}, ["10.192.0.0/10"], [], True, [], [], [], "/x"
+    )
+    given = {"SLURM_JOB_ID": "5", "SLURM_JOB_UID": "2001", node.VARIABLE: "-;demo;main,sub;1,0+0,1", name: "n[1-2]"}
+    node.prolog(lambda *_argv, **_options: Completed(0, "", ""), settings, given)
+    assert node.read_plan(5)["here"] == ["sub1"]
+
+
+def test_a_job_that_has_fewer_nodes_than_its_session_needs(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "guard", lambda _run: None)
+    settings = Settings("n2", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/x")
+    given = {"SLURM_JOB_ID": "5", "SLURM_JOB_UID": "2001", node.VARIABLE: "-;demo;main,sub;1,0+0,1"}
+    node.prolog(lambda *_argv, **_options: Completed(0, "", ""), settings, given)
+    with pytest.raises(HostStateError, match="n2: The session needs 2 nodes, and its job has 0"):
         node.read_plan(5)
 
 

@@ -1,11 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two sessions of one name that are started at the same time."""
+"""What is refused before anything is submitted, and two sessions of one name that are started at the same time."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,36 @@ def test_the_later_one_steps_back(monkeypatch: pytest.MonkeyPatch, cancelled: li
 def test_the_earlier_one_goes_on(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]]) -> None:
     assert start(monkeypatch, cancelled, 8).job == 8
     assert cancelled == []
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, image: str, found: job.Session | None = None) -> str:
+    """Why a session with this image is refused, with no question to Slurm but who is there."""
+    monkeypatch.setattr(job, "own", lambda _run, _name: found)
+    monkeypatch.setattr(job, "fit", lambda *_given: job.Fit((), job.plan.Size()))
+    wanted = spec.parse({"name": "demo", "roles": [{"name": "main", "image": image}]})
+    try:
+        sessions.refuse(lambda *_given: pytest.fail("a command was run"), "/bin/gpumesh-session", wanted, HERE)
+    except InputError as failure:
+        return str(failure)
+    return ""
+
+
+@pytest.mark.parametrize("transport", ["docker-archive:", "oci-archive:", "oci:", "dir:"])
+def test_an_image_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]], tmp_path: Path, transport: str
+) -> None:
+    assert f"there is no image {tmp_path}/none" in refused(monkeypatch, f"{transport}{tmp_path}/none")
+    # A path without its beginning means another folder on each node.
+    assert "there is no image here.tar" in refused(monkeypatch, f"{transport}here.tar")
+    assert refused(monkeypatch, f"{transport}{tmp_path}:tag") == ""
+    assert refused(monkeypatch, "docker.io/library/x:1") == ""
+
+
+def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]]) -> None:
+    said = refused(monkeypatch, "docker.io/library/x:1", queued(7))
+    assert "There is a session 'demo' already. Choose another name, or: gpumesh-session stop demo" in said
+
+
+def test_root_has_no_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "A session cannot be root's" in refused(monkeypatch, "docker.io/library/x:1")

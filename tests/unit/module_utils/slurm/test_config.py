@@ -430,16 +430,19 @@ def test_the_slurmd_that_runs(tmp_path: Path) -> None:
         "--conf",
         "NodeAddr=10.99.0.1 Gres=gpu:2",
     )
-    for pid, comm, uid, name in (
-        (7, "slurmd", 1000, "n1"),
-        (8, "sshd", 0, "n1"),
-        (9, "slurmd", 0, "n1"),
-        (10, "slurmd", 0, "n2"),
+    for pid, comm, uid, name, contained in (
+        (7, "slurmd", 1000, "n1", ""),
+        (8, "sshd", 0, "n1", ""),
+        # In a container that runs on this host.
+        (88, "slurmd", 0, "n1", "\t12"),
+        (9, "slurmd", 0, "n1", ""),
+        (10, "slurmd", 0, "n2", ""),
     ):
         folder = tmp_path / "proc" / str(pid)
         folder.mkdir(parents=True)
         (folder / "comm").write_text(f"{comm}\n")
-        (folder / "status").write_text(f"Name:\tslurmd\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        ids = "\t".join([str(uid)] * 4)
+        (folder / "status").write_text(f"Name:\tslurmd\nUid:\t{ids}\nNSpid:\t{pid}{contained}\n")
         (folder / "cmdline").write_text("\0".join(argv).replace("n1", name).replace("gpu:2", f"gpu:{pid}") + "\0")
     assert running_options(Tree(str(tmp_path)), "n1") == {
         "-N": "n1",

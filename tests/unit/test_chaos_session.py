@@ -1,0 +1,175 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What `make chaos` does to sessions is repeated by a seed or a word, hits what it names, and is judged by what is left."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+
+import pytest
+import session_lab
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, job, program, sessions
+from ansible_collections.gpumesh.cluster.tests.chaos import session_experiments as experiments
+from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import (
+    KILLS,
+    LATEST,
+    PATTERNS,
+    Experiment,
+)
+
+_SHEBANG = "/usr/bin/python3.11 -IS"
+NONE: dict[str, list[str]] = {"s1": [], "s2": [], "s3": []}
+
+
+def test_the_same_seed_gives_the_same_experiments_of_all_kinds() -> None:
+    found = experiments.draw(random.Random(7), 50, list(KILLS))
+    assert found == experiments.draw(random.Random(7), 50, list(KILLS))
+    assert found != experiments.draw(random.Random(8), 50, list(KILLS))
+    counts = Counter(one.kind for one in found)
+    assert set(counts) == set(KILLS) and sum(counts.values()) == 50
+    assert counts["prolog"] > counts["node"]
+    assert all(Experiment.parse(str(one)) == one for one in found)
+    assert {one.times for one in found if one.kind == "epilog"} == {1, 3}
+    assert {one.times for one in found if one.kind not in ("prolog", "epilog")} == {1}
+
+
+def test_the_power_of_the_manager_is_not_cut() -> None:
+    found = experiments.draw(random.Random(1), 200, ["node"])
+    assert {one.node for one in found} == {"s2", "s3"}
+
+
+@pytest.mark.parametrize(
+    "text", ["prolog", "power:0.100@s2", "task:2.000@s1", "task:0.5@s1", "task:0.500@s4", "node:0.500@s1"]
+)
+def test_an_unknown_experiment_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="unknown experiment"):
+        Experiment.parse(text)
+
+
+def test_the_moment_is_within_what_is_hit() -> None:
+    one = Experiment.parse("epilog:0.500@s2x3")
+    assert (one.seconds({("epilog", "s2"): 0.8, ("epilog", "s1"): 9.0}), one.which) == (0.4, 500)
+    assert Experiment("conmon", 1.0, "s1").seconds({("epilog", "s1"): 0.8}) == LATEST
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("prolog", f"{_SHEBANG} {program.PATH} prolog"),
+        ("epilog", f"{_SHEBANG} {program.PATH} epilog"),
+        ("task", f"{_SHEBANG} {program.PATH} container"),
+        ("batch", f"{_SHEBANG} {program.PATH} supervise"),
+        (
+            "podman",
+            " ".join(["/usr/bin/podman", *container.command(container.Place("/r", "/s", "/i"))[1:]])
+            + f" run --rm --name={container.NAME} --pidfile=/r/pid",
+        ),
+        ("conmon", f"/usr/bin/conmon --api-version 1 -c 0a -u 0a -r /usr/bin/crun -n {container.NAME} --exit-dir /x"),
+    ],
+)
+def test_what_is_hit_is_found_by_its_command_and_nothing_else_is(kind: str, line: str) -> None:
+    found = {name for name, pattern in PATTERNS.items() if re.search(pattern, line)}
+    # slurmd is restarted when a container begins.
+    assert found == {kind} | ({"slurmd"} if kind == "task" else set())
+    # The shell that looks has the pattern among its arguments.
+    assert not re.search(PATTERNS[kind], f"sh -c looks - {PATTERNS[kind]} {line}")
+    assert set(PATTERNS) == set(KILLS) - {"node"}
+
+
+@pytest.mark.parametrize(
+    ("text", "hits"),
+    [
+        ("hit\n", 1),
+        ("hit\nhit\nhit\n", 3),
+        ("hit\nmissed\n", 1),
+        ("missed\n", 0),
+        ("", 0),
+        ("sh: pgrep: not found\n", 0),
+    ],
+)
+def test_a_moment_that_was_missed_is_no_hit(text: str, hits: int) -> None:
+    assert experiments.read_hits(text) == hits
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("740000000\n", 0.74), ("", 0.0), ("sh: no such thing\n", 0.0)])
+def test_how_long_a_prolog_takes(text: str, seconds: float) -> None:
+    assert experiments.read_seconds(text) == seconds
+
+
+def test_why_a_session_has_not_started() -> None:
+    (found,) = job.parse_queue("7|alice|RUNNING|s[1-3]|s1|None|gpumesh-session 5;demo;main,sub;1,0+0,2+0,1 running\n")
+    runs = sessions.line(found, "demo")
+    assert experiments.reason(f"demo: job 7, log /tmp/x\n{runs}\n") == ""
+    assert experiments.reason(
+        "demo: job 7, log /tmp/x\ngpumesh-session: The session 'demo' has failed: no.\n"
+    ).endswith("has failed: no.")
+    # It was not waited for any longer.
+    assert "starting on s1" in experiments.reason(runs.replace("running", "starting"))
+    assert experiments.reason("") == "gpumesh-session has printed nothing"
+
+
+@pytest.mark.parametrize(
+    ("hits", "kept_from", "left", "after", "wrong", "word"),
+    [
+        (1, "", NONE, "", "", "well"),
+        (1, "the session has failed", NONE, "", "", "well"),
+        (0, "", NONE, "", "", "missed"),
+        (0, "the session has failed", NONE, "", "nothing was hit, and the session has not started", "failed"),
+        (1, "", {**NONE, "s2": ["gms7.0", "/run/x"]}, "", "left on s2: gms7.0, /run/x", "failed"),
+        (0, "", {**NONE, "s3": ["gms7.0"]}, "", "left on s3: gms7.0", "failed"),
+        (1, "", NONE, "no nodes", "the next session: no nodes", "failed"),
+    ],
+)
+def test_a_session_is_judged_by_what_is_left(
+    hits: int, kept_from: str, left: dict[str, list[str]], after: str, wrong: str, word: str
+) -> None:
+    said = experiments.judge(hits, kept_from, left, after)
+    assert (not said) if not wrong else wrong in "; ".join(said)
+    assert experiments.verdict(hits, said) == word
+
+
+def test_sessions_at_the_same_time() -> None:
+    found = experiments.owners(20)
+    assert len({name for _user, name, _subs in found}) == 20
+    assert Counter(user for user, _name, _subs in found) == {"alice": 10, "bob": 10}
+    # Either user has sessions of two and of three containers.
+    assert {(user, subs) for user, _name, subs in found} == {("alice", 1), ("alice", 2), ("bob", 1), ("bob", 2)}
+    assert experiments.fitting("s1|24\ns2|8\ns3|24\n") == 8
+    assert experiments.fitting("") == 0
+
+
+def test_how_far_sessions_are() -> None:
+    text = (
+        "12|once02|RUNNING|gpumesh-session 9;once02;main;1 starting\n"
+        "11|once01|RUNNING|gpumesh-session 8;once01;main;1 running\n"
+        "5|once01|CANCELLED|gpumesh-session 8;once01;main;1 running\n"
+        "13|once03|COMPLETING|gpumesh-session 7;once03;main;1 failed no image\n"
+        "14|other|PENDING|(null)\n"
+    )
+    found = {"once01": "running", "once02": "starting", "once03": "failed", "other": "pending"}
+    assert experiments.stages(text) == found
+
+
+def test_a_session_that_is_started_again_has_its_names_and_addresses() -> None:
+    before = {"main1": ("10.192.5.1", "s1"), "sub1": ("10.192.5.2", "s2")}
+    assert experiments.same(before, {**before, "sub1": ("10.192.5.2", "s3")}, "s2") == []
+    assert experiments.same(before, before, "s2") == ["sub1 is on s2, which is off"]
+    assert experiments.same(before, {"main1": before["main1"]}, "s2") == ["the names were main1, sub1 and are main1"]
+    moved = experiments.same(before, {**before, "sub1": ("10.192.6.2", "s3")}, "s2")
+    assert moved == ["the address of sub1 was 10.192.5.2 and is 10.192.6.2"]
+
+
+def test_the_hosts_of_another_lab() -> None:
+    hosts = dict(session_lab.HOSTS)
+    try:
+        session_lab.use("chaos-session", "10.79.83")
+        assert session_lab.HOSTS == {"s1": "10.79.83.11", "s2": "10.79.83.12", "s3": "10.79.83.13"}
+        assert session_lab.LAB._container("s2") == "gpumesh-chaos-session-s2"
+        assert session_lab.LAB.inventory.parent.name == "chaos-session"
+    finally:
+        session_lab.use("molecule-session", "10.79.130")
+    assert hosts == session_lab.HOSTS
