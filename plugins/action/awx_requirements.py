@@ -15,13 +15,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import awx
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 
-#: Nobody is there to type a password.
+#: Git must not prompt for a password.
 _UNATTENDED = {"GIT_TERMINAL_PROMPT": "0", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 _PATIENCE = 60
 
 
 class ActionModule(ControllerAction):
-    """Asks the controller, and the project's URL."""
+    """Queries the controller, and the project's URL."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -16,7 +16,7 @@ _MODULE = "gpumesh.cluster.cluster"
 
 
 class ActionModule(HostAction):
-    """Runs the module, with what a task before has decided about the machines of the play."""
+    """Runs the module, with the decisions of an earlier task about the machines of the play."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

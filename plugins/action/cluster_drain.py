@@ -17,14 +17,14 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.usage import holde
 
 _NODE = "/etc/slurm/node/slurmd.env"
 _REASON = "leaves the cluster"
-#: A job may have started since they were asked for.
+#: A job may have started since the query.
 _LEAST_WAIT = 10
 #: Jobs that do not end, as on a dead machine, must not block this indefinitely.
 _LONGEST_END = 90
 
 
 class ActionModule(HostAction):
-    """Asks Slurm on the host that knows of the jobs, refuses, and then drains."""
+    """Queries Slurm on the host that knows the jobs, refuses the request, or drains the machines."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -71,7 +71,7 @@ class ActionModule(HostAction):
         return self.exists(places.drop_in("slurmctld")) or self.exists(places.program("slurmctld"))
 
     def _refuse_half_a_succession(self, record: model.Record) -> None:
-        """Refuse to hand over what the manager itself has not taken over yet. Raises HostStateError."""
+        """Refuse a hand-over that the manager itself has not completed yet. Raises HostStateError."""
         own = succession.read_own(record, self.module("gpumesh.cluster.slurm_state", {"state": "inspected"}))
         decided = succession.decide_first(record, own, known=())
         if decided.refusal:

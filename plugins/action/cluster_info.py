@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs the module cluster_info, and says of a silent host why it is silent; the documentation is in the module.
+"""Runs the module cluster_info, and reports why a host does not answer. Its documentation is in the module.
 
-Ansible looks an action up in the process that forks its workers, and plays begin with this one: so it has the filters
-loaded there.
+Ansible looks an action up in the process that forks its workers, and plays begin with this one, so it loads the filters
+there.
 """
 
 from __future__ import annotations

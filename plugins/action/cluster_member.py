@@ -20,7 +20,7 @@ class ActionModule(HostAction):
         if registered is None:
             return self.module("gpumesh.cluster.cluster_member", given)
         members = self._returned(str(registered))
-        # In check mode those who would join are not in the record, which would refuse them.
+        # In check mode, joining machines are not in the record, which would refuse them.
         if not members or self.check_mode:
             return {"changed": bool(members)}
         return self.module("gpumesh.cluster.cluster_member", {**given, "members": members})

@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.terminal import ro
 
 
 class ActionModule(ControllerAction):
-    """Puts together what the hosts of the play have said, and shows it."""
+    """Combines the results of the hosts of the play, and shows them."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -49,7 +49,7 @@ class ActionModule(ControllerAction):
         verdict = earlier(self._verdict(found["record"]["name"])) if found["record"] else None
         clusters = overview(results, at, states, verdict, found["records"])
         if given["output"] == "json":
-            # One line, so that a program finds it between those of the callback: it is the one that begins with a bracket.
+            # One line, so that a program can find it among those of the callback: the one that starts with a bracket.
             text = json.dumps(clusters, ensure_ascii=False)
         else:
             answers = read_answers(results)

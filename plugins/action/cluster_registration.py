@@ -72,7 +72,7 @@ class ActionModule(ControllerAction):
             "changed": False,
             **decision,
             "record": record,
-            # A copy that counts in place of the manager's does not mean that the manager has it.
+            # That another copy is used instead of the manager's does not mean that the manager has it.
             "writes": bool(coming.changes) or found["source"] != decision["manager"],
             "volumes": None if record else volumes,
             "probed": [{key: member[key] for key in ("machine", "address", "interface")} for member in probed],

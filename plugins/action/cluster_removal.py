@@ -25,7 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.removal import com
 
 
 class ActionModule(ControllerAction):
-    """Decides by what all hosts of the play have said."""
+    """Decides from the results of all hosts of the play."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

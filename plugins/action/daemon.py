@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs the module daemon, whose documentation is there, and installs supervisord where it turns out to be missing."""
+"""Runs the module daemon, which has the documentation, and installs supervisord if it is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import Host
 
 
 class ActionModule(HostAction):
-    """Runs the module, and once more when it has what it needs."""
+    """Runs the module, and again after installing what it needs."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -19,7 +19,7 @@ _PATTERNS = {"type": "list", "elements": "str", "default": []}
 
 
 class ActionModule(ControllerAction):
-    """Reads what interface_info has returned on all hosts of the play, and shows it."""
+    """Reads the results of interface_info on all hosts of the play, and shows them."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -36,7 +36,7 @@ class ActionModule(ControllerAction):
         )
         options = options_from(given["subnet"], **{name: given[name] for name in ("prefer", "exclude", "include")})
         found = report(self.registered(given["registered"], self.variables["ansible_play_hosts_all"]), options)
-        # One line, so that a program finds it between those of the callback: it is the one that begins with a brace.
+        # One line, so that a program can find it among those of the callback: it is the one that starts with a brace.
         text = (
             page(found, options, style=given["table_style"], width=room(given["table_width"]))
             if given["output"] == "table"

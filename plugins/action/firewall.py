@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.firewall import de
 
 
 class ActionModule(HostAction):
-    """Runs the module, with what the record says about the members, and installs nftables where it is needed."""
+    """Runs the module, with the members from the record, and installs nftables if it is needed."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.drift import quest
 
 
 class ActionModule(HostAction):
-    """Derives from the record what the layers have on the host, and has it compared there."""
+    """Derives the state of the layers on the host from the record, and compares it there."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

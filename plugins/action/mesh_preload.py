@@ -17,7 +17,7 @@ _SOURCE = Path(__file__).resolve().parents[2] / "roles" / "mesh" / "files" / "gp
 
 
 class ActionModule(HostAction):
-    """Derives from the record what the library has to know, and installs the compiler where it is missing."""
+    """Derives the settings of the library from the record, and installs the compiler if it is missing."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -34,7 +34,7 @@ class ActionModule(HostAction):
         return result
 
     def _lacking(self, result: Mapping[str, Any]) -> list[str]:
-        """The packages with the compiler, where that is missing."""
+        """The packages with the compiler, if it is missing."""
         if not result["missing"]:
             return []
         return ["gcc", "libc6-dev"] if self.package_manager == "apt" else ["gcc", "glibc-devel"]

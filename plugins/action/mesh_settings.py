@@ -27,7 +27,7 @@ _QUESTIONS = {"rotate_keys": {"type": "bool", "default": False}, "list_relayed":
 
 
 class ActionModule(ControllerAction):
-    """Compares what is given with the record."""
+    """Compares the given settings with the record."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

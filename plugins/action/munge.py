@@ -15,12 +15,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
 
 _MODULE = "gpumesh.cluster.munge"
-#: Of the inventory: members that cannot connect to the others do without munge.
+#: The group of members that cannot connect to the others and do not use munge.
 _LEFT_OUT = "gpumesh_only_dialled"
 
 
 class ActionModule(HostAction):
-    """First has the manager's key, then each member with that key."""
+    """Processes the manager first, then each member with the manager's key."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -44,7 +44,7 @@ class ActionModule(HostAction):
         if rotate:
             self._refuse_absent(record)
         key = {"content": self._read(path)} if path else {"generate": not rotate, "rotate": rotate}
-        # Out of the play, it is only asked.
+        # If it is not in the play, it is only queried.
         start = record["manager"] in self.variables["ansible_play_batch"]
         result = self._run({**_owner(record), **key, "sign": True, "start": start}, start)
         if result["missing"] and not (start or self.check_mode):
@@ -59,7 +59,7 @@ class ActionModule(HostAction):
                 f"{manager.get('reason') or 'it was not asked'}.",
                 "Check munged there.",
             )
-        # Ansible masks a secret that it was given wherever it comes back, so the manager does not return a given key.
+        # Ansible masks a given secret wherever it is returned, so the manager does not return a given key.
         content = self._read(path) if path else manager["content"]
         parameters = {
             **_owner(record),
@@ -72,7 +72,7 @@ class ActionModule(HostAction):
         return self._run(parameters, True)
 
     def _run(self, parameters: Mapping[str, Any], equip: bool) -> dict[str, Any]:
-        """Run the module, with the time of each call, and once more after the packages are installed that are missing."""
+        """Run the module, with the time of each call, and again after installing missing packages."""
 
         def asked() -> dict[str, Any]:
             return {**parameters, **self.supervisor(), "asked_at": time.time()}
@@ -98,7 +98,7 @@ class ActionModule(HostAction):
         return content
 
     def _refuse_absent(self, record: model.Record) -> None:
-        """Refuse to rotate the key unless all members are there. Raises InputError."""
+        """Refuse to rotate the key unless all members are in the play. Raises InputError."""
         members = {member["machine"] for member in record["members"]} - set(self.variables["groups"].get(_LEFT_OUT, []))
         absent = sorted(members - set(self.variables["ansible_play_batch"]))
         if absent:

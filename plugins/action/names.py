@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import desir
 
 
 class ActionModule(HostAction):
-    """Derives the names from the record, and has them written on the host."""
+    """Derives the names from the record, and writes them on the host."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

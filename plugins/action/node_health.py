@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.node_health import
 
 
 class ActionModule(HostAction):
-    """Runs the module, with what the record says of the node."""
+    """Runs the module, with the requirements of the record for the node."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -13,7 +13,7 @@ _MODULE = "gpumesh.cluster.reachability"
 
 
 class ActionModule(ReachabilityAction):
-    """Derives from the members where the host is."""
+    """Derives the address of the host from the members."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -18,13 +18,13 @@ _MODULE = "gpumesh.cluster.reachability_listener"
 
 
 class ActionModule(ReachabilityAction):
-    """Derives from the members where the host listens, and whom it waits for."""
+    """Derives the address to listen on and the expected peers from the members."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
         given = dict(self._task.args)
         if given.get("run") and given.get("state", "started") == "started":
-            # The parent of a worker is the playbook.
+            # The parent process of a worker is the playbook.
             given.setdefault("spared", runs_beside(given["run"], Path(constants.DEFAULT_LOCAL_TMP), os.getppid()))
         if "members" not in given:
             return self.module(_MODULE, given)

@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reachability impor
 
 
 class ActionModule(ReachabilityAction):
-    """Reads what became of the listeners on all hosts of the play."""
+    """Reads the results of the listeners on all hosts of the play."""
 
     _requires_connection = False
 

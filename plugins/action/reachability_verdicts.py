@@ -15,7 +15,7 @@ _NAME = {"type": "str", "required": True}
 
 
 class ActionModule(ReachabilityAction):
-    """Reads what the hosts of the play have found out about each other, and judges it."""
+    """Reads and evaluates the results of the hosts of the play about each other."""
 
     _requires_connection = False
 

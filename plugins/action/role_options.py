@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.downloads import u
 
 
 class ActionModule(ControllerAction):
-    """Validates what is set, as Ansible does before a role."""
+    """Validates the options, as Ansible does before a role."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -14,7 +14,7 @@ _MODULE = "gpumesh.cluster.session"
 
 
 class ActionModule(HostAction):
-    """Derives from the record and the options of the role what the host has for sessions, and installs packages."""
+    """Derives the settings for sessions from the record and the options of the role, and installs packages."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -23,7 +23,7 @@ class ActionModule(HostAction):
             return self.module(_MODULE, {"state": "absent"})
         parameters = session.desired(self.record(), self.machine, self.options("session", *session.OPTIONS))
         if parameters["state"] == "absent":
-            # The module slurm, which runs anyway, says whether anything is here, and its action removes it.
+            # The module slurm, which runs anyway, reports whether anything is here, and its action removes it.
             return {"changed": False, "missing": []}
         result = self.equipped_module(_MODULE, parameters, lambda found: session.packages(found["missing"]))
         self.refuse_missing(result["missing"])

@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils import session
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 
 _MODULE = "gpumesh.cluster.session_run"
-#: Seconds between two looks.
+#: Seconds between two queries.
 _SPACING = 2.0
 _OWN = {
     "record": RECORD,
@@ -26,7 +26,7 @@ _OWN = {
 
 
 class ActionModule(HostAction):
-    """Starts the session on the host, and asks there how it goes until its containers run."""
+    """Starts the session on the host, and follows it until its containers run."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -40,7 +40,7 @@ class ActionModule(HostAction):
             )
         given.update(state=own["state"], settings=session.settings(record, record["manager"], options))
         roles = session.roles(own["roles"])
-        # One text, which the module keeps out of every log.
+        # One string, which the module keeps out of every log.
         given.update({"roles": json.dumps(roles, default=str)} if roles else {})
         result = self.module(_MODULE, given)
         changed, log = result["changed"], result["log"]

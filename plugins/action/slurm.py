@@ -17,7 +17,7 @@ _STATES = ["present", "configured", "served", "absent"]
 
 
 class ActionModule(HostAction):
-    """Derives from the record and the options of the role what the host has of Slurm, and installs what that takes."""
+    """Derives the settings of Slurm from the record and the options of the role, and installs the packages."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -35,7 +35,7 @@ class ActionModule(HostAction):
         sessions = self.options("session", "enabled")["enabled"]
         options["plugins"] = [PLUGIN] if sessions else []
         if state == "present":
-            # Not before the controller tells the nodes to do without.
+            # The program of the checks is kept until the controller no longer tells the nodes to run it.
             keep = record["manager"] not in self.variables["ansible_play_batch"]
             parameters = slurm.node(record, self.machine, options, given["forgotten"], keep)
         elif state == "configured":

@@ -19,7 +19,7 @@ _STEPS = {
 
 
 class ActionModule(HostAction):
-    """Runs MariaDB, and has other modules bring about in it what the state asks for."""
+    """Runs MariaDB, and applies the state with other modules."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

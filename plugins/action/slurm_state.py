@@ -23,7 +23,7 @@ _QUEUE = {"type": "dict"}
 
 
 class ActionModule(HostAction):
-    """Runs the module, and with a record decides by what it has found whose queue counts."""
+    """Runs the module, and with a record decides from its results which queue is the current one."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -47,14 +47,14 @@ class ActionModule(HostAction):
         return self._manager(record, given)
 
     def _retire(self) -> dict[str, Any]:
-        """End a queue, with its daemons and its accounting. Run again, it finishes what was cut off."""
+        """End a queue, with its daemons and its accounting. Running it again completes an interrupted run."""
         given = self.arguments(
             state={"type": "str", "choices": ["retired"], "required": True}, keep={"type": "bool", "default": True}
         )
         changed = False
         for name in ("slurmrestd", "slurmctld", "slurmdbd"):
             changed = self.module(_DAEMON, {"name": name, "state": "absent", **self.supervisor()})["changed"] or changed
-        # Deleted by a run that was cut off, the database may have left its account and MariaDB.
+        # If an interrupted run deleted the database, its account and MariaDB may remain.
         database, configured = self.exists(slurm.DATABASE_FOLDER), self.exists(slurm.DBD_FILE)
         if database or configured:
             accounting = Accounting(self)
@@ -64,7 +64,7 @@ class ActionModule(HostAction):
             changed = changed or accounting.changed
         file = {"path": slurm.DBD_FILE, "state": "absent"}
         changed = self.module("ansible.builtin.file", file)["changed"] or changed
-        # Last, since it is what a run goes by that has been cut off.
+        # Last, since an interrupted run relies on it.
         retired = self.module(_MODULE, {"state": "retired", "keep": given["keep"]})
         if retired["kept"]:
             self.print_text(
@@ -108,7 +108,7 @@ class ActionModule(HostAction):
 
 
 def _decided(found: Mapping[str, Any], decided: succession.Succession) -> dict[str, Any]:
-    """The result of the task. Raises HostStateError where the controller must not begin."""
+    """The result of the task. Raises HostStateError if the controller must not start."""
     if decided.refusal:
         raise HostStateError(decided.refusal)
     return {**found, "succession": decided._asdict()}

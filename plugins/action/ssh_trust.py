@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh_trust import S
 
 
 class ActionModule(HostAction):
-    """Derives the files from the record, and says what the record has to learn of the host."""
+    """Derives the files from the record, and returns what has to be registered in it."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECO
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.storage import desired
 
 _MODULE = "gpumesh.cluster.storage"
-#: The packages for what the module finds missing.
+#: The packages for what the module reports as missing.
 _DEBIAN = {
     "kernel": ["nfs-kernel-server"],
     "ganesha": ["nfs-ganesha", "nfs-ganesha-vfs"],
@@ -24,7 +24,7 @@ _OTHERS = {**_DEBIAN, "kernel": ["nfs-utils"], "client": ["nfs-utils"]}
 
 
 class ActionModule(HostAction):
-    """Derives from the record what the host has of the volumes, and installs what that takes."""
+    """Derives the volumes of the host from the record, and installs the packages."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -44,7 +44,7 @@ class ActionModule(HostAction):
         return self.equipped_module(_MODULE, parameters, self._lacking)
 
     def _lacking(self, result: Mapping[str, Any]) -> list[str]:
-        """The packages with what the module has found missing."""
+        """The packages for what the module reported as missing."""
         if not result["missing"]:
             return []
         packages = _DEBIAN if self.package_manager == "apt" else _OTHERS

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The action of tailscale, whose documentation is in the module of the same name.
 
-A key that logs in goes to a host only where the module has said there that one is needed.
+An auth key is sent to a host only if the module has reported that it is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import Host
 
 _MODULE = "gpumesh.cluster.tailscale"
 
-#: Options of the role mesh that are the module's, each with the prefix mesh_ there.
+#: Options of the module that the role mesh has with the prefix mesh_.
 _OF_THE_ROLE = (
     "login_server",
     "hostname",
@@ -32,7 +32,7 @@ _OF_THE_ROLE = (
 
 
 class ActionModule(HostAction):
-    """Runs the module, and once more with the key where the host has to log in."""
+    """Runs the module, and again with the key if the host has to log in."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -14,7 +14,7 @@ _MODULE = "gpumesh.cluster.tailscale_device"
 
 
 class ActionModule(HostAction):
-    """Works out which device is a machine's, and runs the module."""
+    """Determines the device of a machine, and runs the module."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

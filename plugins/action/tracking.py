@@ -21,7 +21,7 @@ _FILES = {"users": "users_file", "certificate": "certificate_file", "key": "key_
 
 
 class ActionModule(HostAction):
-    """Derives from the record whether the host runs the server, and hands it the files of the controller."""
+    """Derives from the record whether the host runs the server, and passes it the controller's files."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -46,12 +46,12 @@ class ActionModule(HostAction):
         if given["state"] != "present":
             return self.module(_MODULE, parameters)
         if record["tracking"] is None:
-            # It says whether there is a server that has to go.
+            # It reports whether there is a server to remove.
             return self.module(_MODULE, parameters)
         return self.equipped_module(_MODULE, {**parameters, **self._files(given, parameters)}, self._lacking)
 
     def _files(self, given: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """What this host gets of the files. The members trust the certificate itself where no other is given."""
+        """The files for this host. If no CA certificate is given, the members trust the certificate itself."""
         texts = {name: self._read(option, given[option]) for name, option in _FILES.items() if given[option]}
         if ("certificate" in texts) != ("key" in texts):
             raise InputError(
@@ -65,14 +65,14 @@ class ActionModule(HostAction):
         return {**shared, **users, **{name: texts[name] for name in ("certificate", "key") if name in texts}}
 
     def _read(self, option: str, path: str) -> str:
-        """The text of a file of the controller, which may be encrypted with Ansible's vault. Raises InputError."""
+        """The text of a file on the controller, which may be encrypted with Ansible Vault. Raises InputError."""
         try:
             return Path(self._loader.get_real_file(self.controller_path(path))).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, AnsibleError) as failure:
             raise InputError(f"tracking_{option}: {path} cannot be read: {failure}.", "Correct the path.") from failure
 
     def _lacking(self, result: Mapping[str, Any]) -> list[str]:
-        """The packages that the module has found missing."""
+        """The packages that the module reported as missing."""
         packages = list(result["missing"])
         if packages and self.package_manager != "apt":
             raise InputError(

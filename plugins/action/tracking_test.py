@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import ur
 
 
 class ActionModule(HostAction):
-    """Takes from the record where the server is."""
+    """Takes the address of the server from the record."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

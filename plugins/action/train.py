@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import desir
 
 
 class ActionModule(HostAction):
-    """Takes from the record where the shared volumes are."""
+    """Takes the mount points of the shared volumes from the record."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -11,13 +11,13 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECO
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import artifacts, volumes
 
 _MODULE = "gpumesh.cluster.train_run"
-#: Seconds between two looks.
+#: Seconds between two queries.
 _SPACING = 5.0
 _OWN = {"record": RECORD, "wait": {"type": "bool", "default": True}}
 
 
 class ActionModule(HostAction):
-    """Starts the run on the host, and asks there how it goes until it has ended."""
+    """Starts the run on the host, and follows it until it has ended."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

@@ -31,7 +31,7 @@ _NUMBER = {"type": "float", "default": 0}
 
 
 class ActionModule(ControllerAction):
-    """Reads what the tasks of a check have registered on all hosts of the play, judges it, and writes the reports."""
+    """Evaluates the results that the tasks of a check registered on all hosts of the play, and writes the reports."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -75,7 +75,7 @@ class ActionModule(ControllerAction):
                 "max_used_percent": given["max_used_percent"],
             },
             rdma_limits=Limits(given["min_rdma_gbps"], given["max_rdma_latency_us"]),
-            # A part has no past, since another one may have been looked at before.
+            # A partial run has no history, since the previous one may have covered another part.
             previous=previous.read_text(encoding="utf-8", errors="replace") if previous.is_file() and not part else "",
         )
         write(folder, verdict)
@@ -92,7 +92,7 @@ class ActionModule(ControllerAction):
         return {
             "asked": asked,
             "answered": answered,
-            # Members that cannot dial the others, as the role cluster has grouped them.
+            # Members that cannot connect to the others, as grouped by the role cluster.
             "userspace_only": [machine for machine in groups.get("gpumesh_only_dialled", []) if machine in machines],
             "reachability": self.variables.get(names["reachability"] or "") or {},
             "health": self.registered(names["health"], answered) if names["health"] in self.variables else None,
@@ -113,14 +113,14 @@ class ActionModule(ControllerAction):
         return {"members": members, **{phase: self.registered(names[phase], members) for phase in _PHASES}}
 
     def _is_part(self, record: Record, userspace_only: list[str]) -> bool:
-        """Whether tags or a limit leave out something, so that this says nothing of the whole."""
+        """Whether tags or a limit exclude something, so that the result does not cover the whole cluster."""
         tags = {*self.variables.get("ansible_run_tags", ()), *self.variables.get("ansible_skip_tags", ())}
         present = {*self.variables["ansible_play_hosts_all"], *userspace_only}
         return bool(tags & set(_PARTS)) or any(member["machine"] not in present for member in record["members"])
 
     def _show(self, verdict: Verdict, text: str) -> None:
-        """The pairs, and the result where it is good; what is wrong is the message of the task that fails."""
-        # Of a large cluster the verdict has the pairs with a fault alone, and the text names them.
+        """Print the pairs, and the result if all checks pass; failures are in the message of the failing task."""
+        # For a large cluster, the verdict only has the faulty pairs, and the text names them.
         if len(verdict["cluster"]["members"]) > 1 and "summary" not in verdict["reachability"]:
             self.print_text(reach_matrix.draw(verdict["reachability"]["pairs"]))
         if verdict["status"] == "pass":

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The action of wireguard, whose documentation is in the module of the same name.
 
-With a cluster record it works out the tunnel of the host, and installs what turns out to be missing there.
+With a cluster record, it derives the tunnel of the host, and installs missing packages.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import Host
 
 _MODULE = "gpumesh.cluster.wireguard"
 
-#: By what runs the interface: the kernel, or a userspace implementation that is there or missing.
+#: By implementation: the kernel, or a userspace implementation that is installed or missing.
 _PACKAGES = {"kernel": ["wireguard-tools"]}
 _WITHOUT_KERNEL = ["wireguard-tools", "wireguard-go"]
 
 
 class ActionModule(HostAction):
-    """Runs the module, and once more when it has what it needs."""
+    """Runs the module, and again after installing what it needs."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""
@@ -41,7 +41,7 @@ class ActionModule(HostAction):
         return {**result, "ready": ready, **({"registration": entry} if entry else {})}
 
     def _shared_keys(self, options: dict[str, Any], peers: list[str]) -> dict[str, Any]:
-        """Both ends of a pair get its key in one task, and lose it in one. What a peer that is not here has is left."""
+        """Both ends of a pair get its key in one task, and lose it in one. Keys with absent peers are kept."""
         if options["preshared_results"]:
             return {
                 "preshared_keys": mesh.shared_keys(

@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import Host
 
 
 class ActionModule(HostAction):
-    """Works out with whom the host shares a key, and runs the module."""
+    """Determines the peers with which the host shares a key, and runs the module."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

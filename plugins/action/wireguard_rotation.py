@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import Host
 
 
 class ActionModule(HostAction):
-    """Works out with whom the host takes part in a change of keys, and runs the module."""
+    """Determines the peers for the key rotation of the host, and runs the module."""
 
     def work(self) -> dict[str, Any]:
         """See the documentation of the module."""

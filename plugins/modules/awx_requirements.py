@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: awx_requirements
-short_description: Look for what an AWX needs before it is set up
+short_description: Check the prerequisites of AWX before it is set up
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Asks the controller for the organization and for what the templates refer to by name, and the project's URL for its
-    branch. Fails with all that is missing at once.
-  - Runs on the machine that runs Ansible. The login is that of the modules of O(collection), from the environment.
+  - Checks whether the organization and the objects that the templates refer to by name exist on the controller, and
+    whether the project's URL has its branch. Fails with a list of everything that is missing.
+  - Runs on the machine that runs Ansible. Logs in like the modules of O(collection), with the environment.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -24,27 +24,27 @@ options:
     type: str
     required: true
   organization:
-    description: An organization that has to exist, with a Galaxy credential.
+    description: The organization, which must exist and have a Galaxy credential.
     type: str
     required: true
   names:
-    description: Names that have to exist, by the endpoint of the API, such as C(credentials).
+    description: Names that must exist, by the endpoint of the API, such as C(credentials).
     type: dict
     default: {}
   planned:
-    description: Names that are going to be made, by the endpoint of the API. See RV(to_make).
+    description: Names that will be created, by the endpoint of the API. See RV(to_make).
     type: dict
     default: {}
   environment:
-    description: The name of the execution environment. Without an image it has to exist.
+    description: The name of the execution environment. Without an image, it must exist.
     type: str
     default: ""
   environment_image:
-    description: The image of the execution environment, if it is going to be made.
+    description: The image of the execution environment, if it will be created.
     type: str
     default: ""
   project_url:
-    description: Where the project is fetched from, by Git.
+    description: The URL from which the project is fetched with Git.
     type: str
     default: ""
   project_branch:
@@ -52,7 +52,7 @@ options:
     type: str
     default: ""
   project_check:
-    description: Look for O(project_branch) at O(project_url) from this machine.
+    description: Whether to check from this machine that O(project_url) has O(project_branch).
     type: bool
     default: true
 """
@@ -71,12 +71,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 missing:
-  description: What is missing, a sentence for each.
+  description: What is missing, one sentence for each item.
   returned: always
   type: list
   elements: str
 to_make:
-  description: Those of O(planned) that do not exist yet.
+  description: The names in O(planned) that do not exist yet.
   returned: success
   type: list
   elements: str

@@ -95,16 +95,16 @@ options:
         type: bool
         default: true
       server:
-        description: The member that runs the server. At first the manager.
+        description: The member that runs the server. Initially the manager.
         type: str
       port:
-        description: The TCP port of the server. At first V(5000).
+        description: The TCP port of the server. Initially V(5000).
         type: int
       volume:
-        description: The volume of the artifacts, which cannot be changed. At first the first one that can be written to.
+        description: The volume of the artifacts, which cannot be changed. Initially the first writable volume.
         type: str
       tls:
-        description: Whether the server has a certificate. At first it has not.
+        description: Whether the server has a certificate. Initially false.
         type: bool
   keys_changed:
     description:
@@ -164,7 +164,7 @@ EXAMPLES = r"""
 RETURN = r"""
 record:
   description:
-    - The record as it is now, in check mode as it would be. Null after a deletion.
+    - The record as it is now or, in check mode, as it would be. Null after a deletion.
   returned: success, its digest is not among O(known), and O(state) is not V(replica)
   type: dict
   sample:
@@ -204,7 +204,7 @@ record:
         change: create
         detail: created on 192.168.1.0/24 with manager gpu1 and member gpu1
 digest:
-  description: The SHA-256 of the record, which stands for it. Null after a deletion.
+  description: The SHA-256 digest that identifies the record. Null after a deletion.
   returned: success
   type: str
   sample: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
@@ -214,7 +214,7 @@ generation:
   type: int
   sample: 4
 previous_generation:
-  description: The generation before. Null where there was no record.
+  description: The previous generation. Null if there was no record.
   returned: success
   type: int
   sample: 3

@@ -111,43 +111,44 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ask:
-  description: Whom to ask, each as C(machine), C(whole), C(digests) and C(known). Empty when the record is decided on.
+  description: The hosts to query, each with C(machine), C(whole), C(digests) and C(known). Empty once the record is
+    determined.
   returned: success
   type: list
   elements: dict
 record:
-  description: The record. Null where no host has one.
+  description: The record. Null if no host has one.
   returned: RV(ask) is empty
   type: dict
 source:
-  description: The machine whose copy it is.
+  description: The machine that has this copy.
   returned: RV(ask) is empty
   type: str
 replaced:
-  description: The members whose copies have to be replaced by the trusted one.
+  description: The members whose copies must be replaced with the trusted one.
   returned: RV(ask) is empty
   type: list
   elements: str
 remarks:
-  description: What is wrong with other copies, in words.
+  description: Descriptions of the problems of other copies.
   returned: RV(ask) is empty
   type: list
   elements: str
 refusal:
-  description: Why there is no one record to go by. Empty where there is one, or none at all.
+  description: Why the record cannot be determined. Empty if it is determined, or if there is none at all.
   returned: RV(ask) is empty
   type: str
 answering:
-  description: The hosts of the play that have answered.
+  description: The hosts of the play that answered.
   returned: RV(ask) is empty
   type: list
   elements: str
 records:
-  description: The records that any host has sent, by digest.
+  description: The records that the hosts have sent, by digest.
   returned: success
   type: dict
 outside:
-  description: What hosts outside of the play have answered, by machine.
+  description: The answers of hosts outside the play, by machine.
   returned: success
   type: dict
 """

@@ -12,10 +12,11 @@ short_description: Read the cluster records of a host
 version_added: 1.0.0
 description:
   - Returns the records that a host holds, as the manager or as a member.
-  - A damaged one is reported, with the reason and the last good copy, and does not hide the others.
-  - A record of many members is long, and all members have the same. So each can be asked for a digest of it, and one of
-    them for the whole.
-  - Of a host on which it cannot run it says why. That takes C(paramiko) where Ansible runs, and time only then.
+  - A damaged record is reported, with the reason and the last good copy, and does not hide the others.
+  - The record of a large cluster is long, and all members have the same one. So each member can be asked for its
+    digest, and one of them for the whole record.
+  - If it cannot run on a host, it reports the reason. This requires C(paramiko) on the controller, and takes time only
+    then.
 author:
   - The gpumesh authors (@gpumesh)
 extends_documentation_fragment:
@@ -24,28 +25,28 @@ extends_documentation_fragment:
   - gpumesh.cluster.record
 options:
   cluster:
-    description: Only the cluster of this name.
+    description: Only return the record of this cluster.
     type: str
   generation:
     description:
-      - The generation of O(cluster)'s record that the caller goes by. Where this host has a newer one, the module fails,
-        since what the caller is about to apply is out of date. The records are not returned then.
+      - The generation of the record of O(cluster) that the caller uses. If this host has a newer one, the module fails,
+        since the caller is about to apply an outdated record. The records are not returned in this case.
     type: int
   whole:
     description:
-      - The clusters whose records are returned whole, by name. When not given, all are.
-      - Of the others there is the C(name), the C(generation) and the C(digest) of the record.
+      - The names of the clusters whose complete records are returned. If not set, all are.
+      - For other clusters, only the C(name), the C(generation) and the C(digest) of the record are returned.
     type: list
     elements: str
   known:
-    description: Digests of records that the caller has. They are not returned whole either.
+    description: Digests of records that the caller already has. These are not returned completely either.
     type: list
     elements: str
     default: []
   interfaces:
     description:
-      - Detect the network interfaces too, as M(gpumesh.cluster.interface_info) does. Where that fails, the records are
-        returned all the same, with C(msg) and RV(error).
+      - Whether to detect the network interfaces as well, like M(gpumesh.cluster.interface_info). If this fails, the
+        records are still returned, with C(msg) and RV(error).
     type: bool
     default: false
 seealso:
@@ -73,14 +74,14 @@ EXAMPLES = r"""
 RETURN = r"""
 clusters:
   description:
-    - The records, by name. See M(gpumesh.cluster.cluster) for one. Where it is not asked for, its C(name), its
-      C(generation) and its C(digest), the SHA-256 of it.
+    - The records, by name. See M(gpumesh.cluster.cluster). A record that was not requested consists of its C(name),
+      C(generation) and C(digest) (SHA-256).
   returned: success, and O(generation) is not given
   type: list
   elements: dict
   sample: []
 damaged:
-  description: The files that are refused.
+  description: The files that were refused.
   returned: success, and O(generation) is not given
   type: list
   elements: dict
@@ -89,10 +90,10 @@ damaged:
       description: The file.
       type: str
     reason:
-      description: Why it is refused.
+      description: Why it was refused.
       type: str
     last_good:
-      description: The path of the last good copy. Null where there is none on the host.
+      description: The path of the last good copy. Null if there is none on the host.
       type: str
   sample:
     - path: /var/lib/gpumesh/clusters/lab.json
@@ -110,23 +111,23 @@ interfaces:
   elements: dict
   sample: []
 host:
-  description: What belongs to the host as a whole. See M(gpumesh.cluster.interface_info).
+  description: Properties of the host as a whole. See M(gpumesh.cluster.interface_info).
   returned: O(interfaces) is true, and the interfaces can be detected
   type: dict
   sample: {}
 error:
   description:
-    - Why it could not run on the host. The guide on troubleshooting has the causes.
-    - With O(interfaces), why they cannot be detected.
+    - Why the module could not run on the host. The troubleshooting guide lists the causes.
+    - With O(interfaces), why they could not be detected.
   returned: failure
   type: dict
   contains:
     cause:
-      description: The cause as one word, where the host is silent.
+      description: The name of the cause, if the host does not answer.
       type: str
       sample: key_refused
     message:
-      description: What is the matter.
+      description: What is wrong.
       type: str
       sample: 192.168.1.12 answers, but nothing listens on port 22.
     remedy:
@@ -134,7 +135,7 @@ error:
       type: str
       sample: Start its SSH server (systemctl start ssh, or sshd), or set ansible_port to its port.
 said:
-  description: What Ansible says of a silent host by itself.
+  description: Ansible's own message about a host that does not answer.
   returned: when the host is silent
   type: str
   sample: "Failed to connect to the host via ssh: Connection refused"

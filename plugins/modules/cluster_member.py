@@ -52,8 +52,8 @@ options:
     type: str
   untrusted:
     description:
-      - With O(state=absent), record that the keys that the machines had have to be replaced, also for machines that were
-        removed before.
+      - With O(state=absent), record that the keys that the machines had must be replaced, including those of machines
+        that were removed before.
     type: bool
     default: false
 seealso:
@@ -89,12 +89,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 record:
-  description: The whole record as it is now, in check mode as it would be. See M(gpumesh.cluster.cluster).
+  description: The complete record as it is now or, in check mode, as it would be. See M(gpumesh.cluster.cluster).
   returned: success, and its digest is not among O(known)
   type: dict
   sample: {}
 digest:
-  description: The SHA-256 of the record, which stands for it.
+  description: The SHA-256 digest that identifies the record.
   returned: success
   type: str
   sample: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
@@ -104,7 +104,7 @@ generation:
   type: int
   sample: 4
 previous_generation:
-  description: The generation before.
+  description: The previous generation.
   returned: success
   type: int
   sample: 3

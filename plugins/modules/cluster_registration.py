@@ -89,17 +89,17 @@ members:
   type: list
   elements: dict
 joining:
-  description: Those of them that are new.
+  description: The new members.
   returned: success
   type: list
   elements: str
 left_out:
-  description: Machines that were removed, and that only the playbook join takes back.
+  description: Machines that were removed, and that only the playbook C(join) adds again.
   returned: success
   type: list
   elements: str
 enrolling:
-  description: Machines that have to be in the tailnet of RV(enrol_settings) before they have an address for the record.
+  description: Machines that must join the tailnet of RV(enrol_settings) before they have an address for the record.
   returned: success
   type: list
   elements: str
@@ -108,16 +108,16 @@ enrol_settings:
   returned: success
   type: dict
 probed:
-  description: The machines between which the subnet is to be probed, with their addresses. Empty where nobody joins.
+  description: The machines between which the subnet has to be probed, with their addresses. Empty if no machine joins.
   returned: success
   type: list
   elements: dict
 writes:
-  description: Whether the record has to be written.
+  description: Whether the record must be written.
   returned: success
   type: bool
 record:
-  description: The present record. Null where the cluster is created.
+  description: The current record. Null if the cluster is created.
   returned: success
   type: dict
 """

@@ -65,26 +65,26 @@ authority:
   returned: success
   type: str
 former_manager:
-  description: Who hands the cluster over. Empty for nobody.
+  description: The manager that hands over the cluster. Empty if there is none.
   returned: success
   type: str
 leaving:
-  description: Who leaves.
+  description: The machines that leave.
   returned: success
   type: list
   elements: str
 members_leaving:
-  description: Those of them that are members now.
+  description: The leaving machines that are members now.
   returned: success
   type: list
   elements: str
 silent:
-  description: Those of them that are in the play and do not answer.
+  description: The leaving machines that are in the play and do not answer.
   returned: success
   type: list
   elements: str
 record:
-  description: The present record.
+  description: The current record.
   returned: success
   type: dict
 """

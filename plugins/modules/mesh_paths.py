@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mesh_paths
-short_description: Show which way the packets go between the members in a tailnet
+short_description: Show the paths between the members of a tailnet
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Shows in a table what all hosts of the play have found with O(gpumesh.cluster.tailscale#module:probe), and returns it.
-    To be run once.
-  - Runs on the controller alone; no connection is made.
+  - Prints and returns a table of the paths that all hosts of the play found with
+    O(gpumesh.cluster.tailscale#module:probe). Run it once, not on every host.
+  - Runs only on the controller and makes no connection.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -23,7 +23,7 @@ options:
   record:
     required: true
   registered:
-    description: The name of the variable in which the hosts have registered what M(gpumesh.cluster.tailscale) returned.
+    description: The name of the variable in which the hosts have registered the result of M(gpumesh.cluster.tailscale).
     type: str
     required: true
 """
@@ -45,8 +45,8 @@ EXAMPLES = r"""
 RETURN = r"""
 paths:
   description:
-    - One entry an ordered pair, with C(from), C(to), C(path) as M(gpumesh.cluster.tailscale) returns it, and C(by), which
-      is the endpoint or the relay.
+    - One entry for each ordered pair, with C(from), C(to), C(path) as returned by M(gpumesh.cluster.tailscale), and
+      C(by), the endpoint or the relay.
   returned: success
   type: list
   elements: dict

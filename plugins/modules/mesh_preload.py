@@ -7,15 +7,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mesh_preload
-short_description: Show the programs of a container without TUN its tailnet as an interface
+short_description: Make the tailnet available as an interface in a container without TUN
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Compiles a library and adds it to C(/etc/ld.so.preload), so that every program loads it. It stands between programs and
-    the C library, and makes those see the tailnet as an interface of the host.
-  - The library is tested before it is activated, and afterwards. If a test fails, the list of libraries is restored.
-  - Programs that already run do not load it. Programs that are linked statically never do.
+  - Compiles a library and adds it to C(/etc/ld.so.preload), so that every program loads it. It is placed between
+    programs and the C library, and makes the tailnet appear to them as an interface of the host.
+  - The library is tested before it is activated, and again afterwards. If a test fails, the list of libraries is
+    restored.
+  - Running programs do not load it until they are restarted. Statically linked programs never do.
   - Set O(record) on a task for a member. The other options are derived from it on the controller, which installs gcc if it
     is missing.
 extends_documentation_fragment:
@@ -45,11 +46,11 @@ options:
     type: str
     default: 127.0.0.2
   proxy_port:
-    description: Its port.
+    description: The port of the proxy.
     type: int
     default: 1055
   api_socket:
-    description: The socket on which C(tailscaled) says to whom a connection belongs.
+    description: The socket on which C(tailscaled) reports to whom a connection belongs.
     type: path
     default: /run/tailscale/tailscaled.sock
 seealso:
@@ -73,7 +74,7 @@ library:
   type: str
   sample: /usr/local/lib/gpumesh/libgpumesh-pod-0123456789abcdef.so
 missing:
-  description: The programs that the host lacks. Nothing is changed as long as there are any.
+  description: The programs that are missing on the host. Nothing is changed while any are missing.
   returned: success
   type: list
   elements: str

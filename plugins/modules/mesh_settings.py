@@ -12,9 +12,9 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Says which settings of the mesh differ from the cluster record, and refuses what cannot work, such as other settings for a
-    mesh that is in use, or a WireGuard mesh in which two members have no way to each other.
-  - Runs on the controller alone; no connection is made, and nothing is changed.
+  - Reports which settings of the mesh differ from the cluster record, and refuses settings that cannot work, such as
+    different settings for a mesh that is in use, or a WireGuard mesh in which two members have no path to each other.
+  - Runs only on the controller and makes no connection. Nothing is changed.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -24,32 +24,34 @@ options:
   record:
     required: true
   backend:
-    description: What connects the members. Empty, it is as in the record, as with all that follow.
+    description: The backend that connects the members. Empty means the value in the record, also for the following
+      options.
     type: str
     choices: ["", none, wireguard, tailscale]
     default: ""
   subnet:
-    description: Network of the members' addresses in the mesh.
+    description: The subnet of the members' mesh addresses.
     type: str
     default: ""
   port:
-    description: UDP port of each member. V(0) means as in the record.
+    description: The UDP port on each member. V(0) means the value in the record.
     type: int
     default: 0
   interface:
-    description: Name of the interface.
+    description: The name of the interface.
     type: str
     default: ""
   mtu:
-    description: Largest packet through the tunnel, in bytes. V(0) means as in the record. It may change at any time.
+    description: The MTU of the tunnel in bytes. V(0) means the value in the record. It can be changed at any time.
     type: int
     default: 0
   rotate_keys:
-    description: Refuse, too, what keys cannot be rotated with, which is another backend, or a play without all members.
+    description: Whether to also refuse conditions under which keys cannot be rotated, that is, another backend or a
+      play without all members.
     type: bool
     default: false
   list_relayed:
-    description: Show the pairs of members that are relayed, and return them.
+    description: Whether to print and return the pairs of members that are relayed.
     type: bool
     default: false
 """
@@ -65,13 +67,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 wanted:
-  description: The settings that differ, as O(gpumesh.cluster.cluster#module:mesh) takes them.
+  description: The settings that differ, in the form of O(gpumesh.cluster.cluster#module:mesh).
   returned: success
   type: dict
   sample:
     backend: wireguard
 relayed:
-  description: Every pair of members that is relayed, as C(a), C(b) and C(relay).
+  description: The pairs of members that are relayed, each with C(a), C(b) and C(relay).
   returned: with O(list_relayed)
   type: list
   elements: dict

@@ -57,7 +57,7 @@ options:
     description: The name of the cluster.
     type: str
   cluster_id:
-    description: Its id, as in the record.
+    description: The ID of the cluster in the record.
     type: str
   content:
     description: The key in base64. If not set, an existing key is kept.
@@ -105,7 +105,7 @@ options:
     type: path
     default: /run/munge/munge.socket.2
   folder:
-    description: The folder of the cluster records.
+    description: The directory of the cluster records.
     type: path
     default: /var/lib/gpumesh/clusters
 """

@@ -15,8 +15,8 @@ description:
   - Maintains a block in C(/etc/hosts) with the cluster address and the names of each member.
   - The host's own name is added to its own line. Lines of Debian and of container engines that map it to another address
     are commented out.
-  - A container engine writes the file anew at each start. On hosts without systemd, a program that supervisord runs when it
-    starts puts the names back.
+  - A container engine overwrites the file at each start. On hosts without systemd, supervisord runs a program when it
+    starts that restores the names.
   - Set O(record). The other options are derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -38,14 +38,14 @@ options:
     default: []
     suboptions:
       address: {description: The cluster address., type: str, required: true}
-      names: {description: "Its names, if any.", type: list, elements: str, required: true}
+      names: {description: "The names of the member, if any.", type: list, elements: str, required: true}
   address:
     description: The cluster address of this host.
     type: str
   supervisor_programs:
     description:
-      - Folder of the programs that supervisord includes. Without it, the variable C(daemon_supervisor_programs) of the host
-        counts.
+      - The directory of the programs that supervisord includes. Defaults to the host variable
+        C(daemon_supervisor_programs).
     type: path
     default: /etc/supervisor/conf.d
 """

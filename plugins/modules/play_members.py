@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: play_members
-short_description: Which hosts of a play are members of a cluster, and which copies of its record are out of date
+short_description: List the hosts of a play that are members of a cluster, and outdated copies of its record
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -60,17 +60,17 @@ members:
   type: list
   elements: str
 outdated:
-  description: The members in the play that hold no copy of this very record.
+  description: The members in the play that do not have a copy of exactly this record.
   returned: success
   type: list
   elements: str
 userspace_only:
-  description: The members in the play without an interface of their tailnet, which cannot connect to others.
+  description: The members in the play without an interface in their tailnet, which cannot connect to others.
   returned: success
   type: list
   elements: str
 pods:
-  description: The members in the play without an interface of their tailnet that are Slurm nodes all the same.
+  description: The members in the play without an interface in their tailnet that are Slurm nodes nevertheless.
   returned: success
   type: list
   elements: str

@@ -35,11 +35,11 @@ options:
     default: []
     suboptions:
       machine:
-        description: Its name.
+        description: The name of the member.
         type: str
         required: true
       address:
-        description: Its address in the cluster.
+        description: The address of the member in the cluster.
         type: str
         required: true
       ports:
@@ -49,7 +49,7 @@ options:
         default: []
         suboptions:
           port:
-            description: Its number.
+            description: The port number.
             type: int
             required: true
           role:
@@ -58,7 +58,7 @@ options:
             required: true
             choices: [named, ephemeral]
           protocol:
-            description: Its protocol.
+            description: The protocol.
             type: str
             required: true
             choices: [tcp, udp]
@@ -110,20 +110,21 @@ EXAMPLES = r"""
 RETURN = r"""
 probe:
   description:
-    - What this host found out. C(interface) (name, mtu, mac), C(own_macs), C(duplicate) (checked, reason, macs of others
-      that answer for this host's address), C(hostname) as in M(gpumesh.cluster.interface_info), C(seconds), and
+    - The findings of this host. C(interface) (name, mtu, mac), C(own_macs), C(duplicate) (checked, reason, macs of
+      others that answer for this host's address), C(hostname) as in M(gpumesh.cluster.interface_info), C(seconds), and
       C(peers).
     - Each of C(peers) has C(machine), C(address), C(route) (dev, prefsrc, gateway, error), C(macs) that answer for its
-      address, C(ports) (port, role, protocol, outcome, detail), C(source) (where we sent from) and C(seen) (what the
-      peer saw), C(clock) (offset_s, rtt_ms), C(path_mtu) (interface, peer_interface, to_peer, from_peer, signalled; in
-      bytes), C(sent) and C(received) (outcome, size, passed, detail), and C(finished). What could not be measured is
-      V(none).
-    - C(outcome) of a port is one of C(ok), C(connected), C(refused), C(filtered), C(no_route), C(closed), C(stranger)
-      and C(not_checked); of a payload one of C(ok), C(stalled), C(corrupted), C(broken) and C(not_checked).
+      address, C(ports) (port, role, protocol, outcome, detail), C(source) (the source address on this host) and C(seen)
+      (the source address that the peer saw), C(clock) (offset_s, rtt_ms), C(path_mtu) (interface, peer_interface,
+      to_peer, from_peer, signalled; in bytes), C(sent) and C(received) (outcome, size, passed, detail), and
+      C(finished). Values that could not be measured are V(none).
+    - The C(outcome) of a port is one of C(ok), C(connected), C(refused), C(filtered), C(no_route), C(closed),
+      C(stranger) and C(not_checked); that of a payload is one of C(ok), C(stalled), C(corrupted), C(broken) and
+      C(not_checked).
   returned: success
   type: dict
 longest:
-  description: Seconds within which the measurement of the throughput is through; V(0) where there is none.
+  description: The time in seconds within which the throughput measurement is complete. V(0) if there is none.
   returned: success
   type: int
 """

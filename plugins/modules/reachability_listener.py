@@ -90,13 +90,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ports:
-  description: What became of each port.
+  description: The result for each port.
   returned: O(state=started)
   type: list
   elements: dict
   contains:
     port:
-      description: Its number.
+      description: The port number.
       type: int
     role:
       description: C(named) or C(ephemeral).
@@ -106,26 +106,26 @@ ports:
       type: str
     state:
       description:
-        - C(listening) where the listener has it, C(service) where something else listens there, C(forbidden) where this
-          user may not open it.
+        - C(listening) if the listener uses it, C(service) if another program listens there, C(forbidden) if this user
+          may not open it.
       type: str
 rdma:
   description:
-    - The RDMA port by which this host takes part, C(device), C(port), C(gid_index) and C(rate_gbps). That behind
-      O(interface), else the fastest that is active.
-    - Where there is none, or no perftest, C(device) is empty and C(reason) says why.
+    - The RDMA port that this host uses, with C(device), C(port), C(gid_index) and C(rate_gbps). This is the port of
+      O(interface), otherwise the fastest active one.
+    - If there is no port or no perftest, C(device) is empty and C(reason) says why.
   returned: O(state=started)
   type: dict
 throughput:
   description:
-    - For each peer C(machine), C(gbps) (10^9 bits a second to it), C(method) and C(error).
-    - C(rdma) has what C(ib_write_bw) and C(ib_write_lat) measured where both ends have RDMA, C(gbps) and C(latency_us)
-      (microseconds one way), and C(error).
+    - For each peer, C(machine), C(gbps) (10^9 bits per second to the peer), C(method) and C(error).
+    - If both ends have RDMA, C(rdma) contains the results of C(ib_write_bw) and C(ib_write_lat), with C(gbps),
+      C(latency_us) (microseconds, one way) and C(error).
   returned: a measurement was under way, and O(timeout) is set
   type: list
   elements: dict
 stopped:
-  description: Whether there was something to end.
+  description: Whether any process was ended.
   returned: O(state=stopped)
   type: bool
 """

@@ -12,10 +12,11 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Makes the peers of M(gpumesh.cluster.reachability) from the members and from what became of their listeners. Run it once,
-    not on every host.
-  - A member without a listener is a peer too, so that one that cannot be reached over SSH is probed by the others.
-  - Runs on the controller alone; no connection is made.
+  - Creates the peers of M(gpumesh.cluster.reachability) from the members and the results of their listeners. Run it
+    once, not on every host.
+  - A member without a listener is also a peer, so that a member that cannot be reached over SSH is probed by the
+    others.
+  - Runs only on the controller and makes no connection.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module

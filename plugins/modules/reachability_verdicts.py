@@ -7,15 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: reachability_verdicts
-short_description: Say for each pair of members whether they reach each other, and if not why
+short_description: Determine for each pair of members whether they reach each other, and if not, why
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Judges what M(gpumesh.cluster.reachability) found out on all members. Each ordered pair gets one verdict, the cause
-    that explains the others, in words and with what to do about it. Run it once, not on every host.
+  - Evaluates the results of M(gpumesh.cluster.reachability) on all members. Each ordered pair gets one verdict, the
+    cause that explains the others, with a message and a remedy. Run it once, not on every host.
   - A pair that could not be measured is C(not_checked), and its message says why.
-  - Runs on the controller alone; no connection is made.
+  - Runs only on the controller and makes no connection.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
@@ -26,7 +26,7 @@ options:
     type: raw
     required: true
   run:
-    description: Name of the run, for the result.
+    description: The name of the run, for the result.
     type: str
     default: ""
   registered:
@@ -35,22 +35,23 @@ options:
     required: true
     suboptions:
       listen:
-        description: That of M(gpumesh.cluster.reachability_listener) with C(state=started).
+        description: The result of M(gpumesh.cluster.reachability_listener) with C(state=started).
         type: str
         required: true
       probe:
-        description: That of M(gpumesh.cluster.reachability).
+        description: The result of M(gpumesh.cluster.reachability).
         type: str
         required: true
       throughput:
-        description: That of M(gpumesh.cluster.reachability_listener) with C(state=stopped), where the throughput was measured.
+        description: The result of M(gpumesh.cluster.reachability_listener) with C(state=stopped), if the throughput was
+          measured.
         type: str
   max_clock_offset:
-    description: Seconds by which the clocks of two members may differ.
+    description: The maximum difference between the clocks of two members in seconds.
     type: float
     default: 5
   show:
-    description: Print who reaches whom as a matrix, one letter a pair, with what is wrong in words below.
+    description: Whether to print the matrix of pairs, one letter per pair, followed by a description of the problems.
     type: bool
     default: false
 """
@@ -80,19 +81,19 @@ EXAMPLES = r"""
 RETURN = r"""
 verdicts:
   description:
-    - C(status), the worst of all, one of C(pass), C(fail), C(error) and C(skipped); C(summary) in words; C(counts), the
-      number of pairs by verdict.
+    - C(status), the worst of all, one of C(pass), C(fail), C(error) and C(skipped); C(summary), a sentence; C(counts),
+      the number of pairs by verdict.
     - C(pairs), each with C(from), C(to), C(status), C(verdict), C(message), C(remedy), C(rtt_ms), C(path_mtu) (bytes),
-      C(offset_s) (the clock of C(to) less that of C(from)), C(bandwidth_gbps) (10^9 bits a second), and by RDMA
-      C(rdma_gbps) and C(rdma_latency_us) (microseconds one way); what was not measured is V(none). C(rdma_error) says
-      why RDMA between two that have it was not.
+      C(offset_s) (the clock of C(to) minus that of C(from)), C(bandwidth_gbps) (10^9 bits per second) and, over RDMA,
+      C(rdma_gbps) and C(rdma_latency_us) (microseconds, one way). Values that were not measured are V(none).
+      C(rdma_error) says why RDMA was not measured between two members that have it.
     - C(verdict) is one of C(ok), C(refused), C(filtered), C(no_route), C(no_answer), C(wrong_interface), C(wrong_host),
       C(nat), C(mtu_black_hole), C(corrupted), C(asymmetric), C(name_is_loopback), C(clock_skew), C(duplicate_address)
       and C(not_checked).
-    - C(hosts), what is wrong with single members, each with C(host), C(status), C(verdict), C(message) and C(remedy).
-    - C(checks), the same in the form of all checks of this collection.
-    - C(rdma), by machine the RDMA port by which it was measured, or the C(reason) why it has none.
-    - C(lingering), the machines whose listener may still be there, so that it should be stopped.
+    - C(hosts), the problems of single members, each with C(host), C(status), C(verdict), C(message) and C(remedy).
+    - C(checks), the same in the format of all checks of this collection.
+    - C(rdma), by machine the RDMA port that was measured, or the C(reason) why there is none.
+    - C(lingering), the machines whose listener may still be running, so that it should be stopped.
     - C(layer) and C(run), as given.
   returned: success
   type: dict

@@ -12,12 +12,12 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Installs the program C(gpumesh-session), a single file that needs only Python 3.8 and podman. It starts containers with
-    roles on a private network, as a Slurm job.
-  - Compiles a plugin for Slurm on the host, by which the tasks of a session begin in its network, and loads a table of
-    nftables that keeps sessions apart from each other and from the hosts.
-  - Removes what is left of sessions that are not on the host any more.
-  - Set O(record). The other options but those of the role are derived from it on the controller.
+  - Installs the program C(gpumesh-session), a single file that requires only Python 3.8 and podman. It starts
+    containers with roles on a private network, as a Slurm job.
+  - Compiles a Slurm plugin on the host that starts the tasks of a session in its network, and loads an nftables table
+    that isolates sessions from each other and from the hosts.
+  - Removes the remains of sessions that no longer run on the host.
+  - Set O(record) and the options of the role. The other options are derived from the record on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -45,7 +45,7 @@ options:
     type: dict
     default: {}
   pools:
-    description: The networks from which each session has a subnet of 24 bits.
+    description: The networks from which each session is assigned a /24 subnet.
     type: list
     elements: str
     default: []
@@ -59,7 +59,7 @@ options:
     type: bool
     default: true
   allow:
-    description: Addresses and TCP ports of O(closed) that sessions can reach all the same, as C(10.0.0.5:5000).
+    description: Addresses and TCP ports in O(closed) that sessions can reach nevertheless, such as C(10.0.0.5:5000).
     type: list
     elements: str
     default: []
@@ -69,7 +69,7 @@ options:
     elements: str
     default: []
   mounts_allowed:
-    description: Folders of the hosts that users may mount into containers, besides O(volumes).
+    description: Directories of the hosts that users may mount into containers, in addition to O(volumes).
     type: list
     elements: str
     default: []
@@ -92,7 +92,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 missing:
-  description: Programs and files that the host lacks. The action installs their packages.
+  description: Programs and files that are missing on the host. The action installs their packages.
   type: list
   elements: str
   returned: success
@@ -103,7 +103,7 @@ path:
   returned: success
   sample: /usr/local/bin/gpumesh-session
 swept:
-  description: The jobs of which something was left on the host.
+  description: The jobs whose remains were removed from the host.
   type: list
   elements: int
   returned: success

@@ -12,10 +12,10 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Starts containers with roles on a private network of their own, as a Slurm job of the user as whom the task runs, who
-    cannot be root. There is never a second session of the same name and user.
+  - Starts containers with roles on their own private network, as a Slurm job of the user of the task, which cannot be
+    root. There is never a second session with the same name and user.
   - Requires what the role P(gpumesh.cluster.session#role) installs.
-  - Everything that can be refused is refused before anything is submitted.
+  - Requests that cannot work are refused before anything is submitted.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -26,44 +26,45 @@ options:
     type: str
     required: true
   state:
-    description: V(followed) only looks at a session. It is what the action uses while it waits.
+    description: V(followed) only reports the state of a session. The action uses it while it waits.
     type: str
     choices: [present, absent, followed]
     default: present
   job:
-    description: The Slurm job to look at if O(state=followed).
+    description: The Slurm job of the session, for O(state=followed).
     type: int
     default: 0
   roles:
     description:
-      - A list of roles. Each has a C(name), an C(image), and by choice C(replicas), C(command), C(cpus), C(memory), C(gpus),
-        C(per_node), C(mounts) and C(env). One is called C(main).
-      - Text is read as YAML.
-      - They are not logged, since their environment may have secrets.
+      - A list of roles. Each has a C(name), an C(image) and, optionally, C(replicas), C(command), C(cpus), C(memory),
+        C(gpus), C(per_node), C(mounts) and C(env). One role must be called C(main).
+      - A string is parsed as YAML.
+      - They are not logged, since their environment may contain secrets.
     type: raw
     default: []
   time:
-    description: The time limit of the session, in the format of Slurm. Images are fetched before it begins.
+    description: The time limit of the session, in Slurm's format. Images are fetched before the time starts to count.
     type: raw
     default: ""
   network:
-    description: V(host) gives the containers the network of their nodes, for RDMA at full speed, and no names of their own.
+    description: V(host) makes the containers use the network of their nodes, for RDMA at full speed, without names of
+      their own.
     type: str
     choices: [private, host]
     default: private
   partition:
-    description: The partition of Slurm. If empty, the default one.
+    description: The Slurm partition. Empty means the default partition.
     type: str
     default: ""
   ports:
     description:
-      - Ports of the first container that are also ports of the manager's cluster address, by ssh. V(9000:8888) is port 9000
-        of the manager for port 8888 of the container.
-      - Text is read as ports with spaces between them.
+      - Ports of the first container to publish on the manager's cluster address over ssh. V(9000:8888) publishes port
+        8888 of the container as port 9000 of the manager.
+      - A string is parsed as ports separated by spaces.
     type: raw
     default: []
   retry:
-    description: Whether the session starts again if one of its nodes fails.
+    description: Whether to start the session again if one of its nodes fails.
     type: bool
     default: true
   wait:
@@ -71,7 +72,7 @@ options:
     type: bool
     default: true
   settings:
-    description: What C(gpumesh-session) is installed with. The action derives it from the record.
+    description: The settings with which C(gpumesh-session) is installed. The action derives them from the record.
     type: dict
     default: {}
 """
@@ -91,7 +92,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 job:
-  description: The Slurm job of the session; 0 where there is none.
+  description: The Slurm job of the session; 0 if there is none.
   type: int
   returned: success
 line:
@@ -100,21 +101,21 @@ line:
   returned: success
   sample: "demo: job 41, main:1, sub:3 · running on n1, n2, n3"
 host:
-  description: The node with the log. Empty as long as the session has no nodes.
+  description: The node with the log. Empty while the session has no nodes.
   type: str
   returned: success
   sample: n1
 log:
-  description: The file with what the containers print. Empty if the session was not started by this task.
+  description: The file with the output of the containers. Empty if the session was not started by this task.
   type: str
   returned: success
 session_state:
-  description: How far the session is.
+  description: The state of the session.
   type: str
   returned: success
   sample: waiting, fetching, starting, running, ended, failed
 reason:
-  description: Why the session has failed.
+  description: Why the session failed.
   type: str
   returned: success
   sample: "The image docker.io/library/debain:13 cannot be fetched: manifest unknown. Correct its name."

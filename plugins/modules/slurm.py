@@ -16,7 +16,7 @@ description:
     accept the files first. A daemon is restarted only if it has not read its current settings.
   - The controller serves C(slurm.conf), C(cgroup.conf) and C(gres.conf), which do not contain nodes. So a node can join or
     leave without a changed file or a restart on other hosts. Host-specific settings are in O(directory) below C(node).
-  - Detects the version of the control groups, the GPUs, the memory and the version of Slurm on the host.
+  - Detects the cgroup version, the GPUs, the memory and the version of Slurm on the host.
   - Set O(record). The other options are derived from it and from the options of the role P(gpumesh.cluster.slurm#role) in
     the variables of the host. This happens on the controller, which also installs missing packages.
 extends_documentation_fragment:
@@ -118,42 +118,43 @@ options:
     default: 1024
   task_prolog:
     description:
-      - Program that runs before each task and may set its environment. Empty for none.
-      - Slurm fails a task whose prolog is missing, so one that does nothing is put where there is none.
+      - A program that runs before each task of a job and can set its environment. Empty means none.
+      - Slurm fails a task whose prolog is missing, so an empty program is installed if there is none.
     type: str
     default: ""
   health_check:
-    description: Program that slurmd runs every O(health_check_interval) seconds, whatever the node does. Empty for none.
+    description: A program that slurmd runs every O(health_check_interval) seconds, in any state of the node. Empty
+      means none.
     type: str
     default: ""
   health_check_interval:
-    description: Seconds between two runs of O(health_check).
+    description: The interval between two runs of O(health_check) in seconds.
     type: int
     default: 300
   prolog:
-    description: Program that runs on each node before a job starts there. Where it fails, the job is queued again.
+    description: A program that runs on each node before a job starts there. If it fails, the job is requeued.
     type: str
     default: ""
   epilog:
     description:
-      - Program that runs on each node after a job has ended there. Empty for none.
-      - Slurm drains a node whose epilog is missing, so one that does nothing is put where there is none.
+      - A program that runs on each node after a job has ended there. Empty means none.
+      - Slurm drains a node whose epilog is missing, so an empty program is installed if there is none.
     type: str
     default: ""
   state_folder:
-    description: Where the controller keeps its state.
+    description: The directory of the controller's state.
     type: path
     default: /var/lib/slurm/slurmctld
   spool_folder:
-    description: Where slurmd keeps its state.
+    description: The directory of slurmd's state.
     type: path
     default: /var/lib/slurm/slurmd
   log_folder:
-    description: Folder of the log files.
+    description: The directory of the log files.
     type: path
     default: /var/log/slurm
   settings:
-    description: Settings for C(slurm.conf). They override those of this module, and null removes one.
+    description: Settings for C(slurm.conf). They take precedence over those of this module; null removes one.
     type: dict
     default: {}
   partitions:
@@ -161,36 +162,37 @@ options:
     type: dict
     default: {cluster: {Nodes: ALL, Default: true, State: UP, MaxTime: INFINITE}}
   nodesets:
-    description: Sets of nodes by name, with their parameters, as for C(Nodes) of a partition.
+    description: Node sets by name, with their parameters, for C(Nodes) of a partition.
     type: dict
     default: {}
   cgroup:
-    description: Settings of C(cgroup.conf), which win over ours.
+    description: Settings for C(cgroup.conf). They take precedence over those of this module.
     type: dict
     default: {}
   gres:
     description:
-      - Devices to schedule on by their name (C(gpu), for example), each a mapping of parameters of C(gres.conf) or a
-        list of mappings. C(gpu) replaces what is detected; an empty list means that there is none.
+      - The GRES of this host by name, such as C(gpu), each a mapping with parameters of C(gres.conf) or a list of
+        mappings. C(gpu) replaces the detected GPUs; an empty list means that there are none.
     type: dict
     default: {}
   plugins:
-    description: The paths of plugins (SPANK) that slurmd and srun load, the same on all hosts. One that is missing is skipped.
+    description: The paths of SPANK plugins that slurmd and srun load, the same on all hosts. Missing ones are skipped.
     type: list
     elements: str
     default: []
   gpus:
     description:
-      - How many GPUs this host is known to have. Where fewer are found and O(gres) does not name them, the node goes on
-        declaring so many, and Slurm takes it out of service and says why.
+      - The number of GPUs that this host should have. If fewer are found and O(gres) does not list them, the node still
+        declares this number, and Slurm takes it out of service with a reason.
     type: int
     default: 0
   node:
-    description: Parameters of this node, such as C(Feature) and C(Weight), which win over ours.
+    description: Node parameters of this host, such as C(Feature) and C(Weight). They take precedence over those of this
+      module.
     type: dict
     default: {}
   directory:
-    description: Folder of Slurm's configuration.
+    description: The directory of Slurm's configuration.
     type: path
     default: /etc/slurm
 """
@@ -238,7 +240,7 @@ definition:
   returned: O(state=present) or O(state=configured)
   sample: NodeAddr=10.99.0.1 RealMemory=23622 Gres=gpu:2
 cgroup:
-  description: The version of the control groups that Slurm uses on this host, C(v1), C(v2) or C(none), and why.
+  description: The cgroup version that Slurm uses on this host, C(v1), C(v2) or C(none), and why.
   type: dict
   returned: O(state=present) or O(state=configured)
   sample: {version: none, why: systemd does not run as PID 1}
@@ -256,7 +258,8 @@ socket:
   type: str
   returned: O(state=stored)
 database:
-  description: Whether the database has to be made, or an accounting to be loaded into it, and MariaDB can be asked to.
+  description: Whether the database has to be created, or an accounting has to be loaded into it, and MariaDB is
+    available for this.
   type: bool
   returned: O(state=stored)
 withdrawn:

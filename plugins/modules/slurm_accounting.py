@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_accounting
-short_description: Keep the accounting of Slurm in MariaDB
+short_description: Manage Slurm's accounting database in MariaDB
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
   - Creates, saves and deletes the database of slurmdbd on the manager, with the modules of C(community.mysql) and
     M(gpumesh.cluster.slurm_database).
-  - Installs MariaDB if it is missing, and runs it, since it alone can change what it keeps.
+  - Installs MariaDB if it is missing, and runs it while the database is changed.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -22,17 +22,18 @@ attributes:
   diff_mode:
     support: none
     details:
-      - It would be the whole database.
+      - A diff would contain the whole database.
   idempotent:
     support: partial
     details:
-      - V(saved) saves at every run. V(stopped) and V(absent) start MariaDB if it does not run, and stop it again.
+      - V(saved) saves the accounting on every run. V(stopped) and V(absent) start MariaDB if it does not run, and stop
+        it again.
 options:
   state:
     description:
       - V(present) creates the database and its account C(slurm), which needs no password on the socket, and loads the
-        accounting that a former manager has saved.
-      - V(saved) writes the accounting to a file beside the queue.
+        accounting saved by a former manager.
+      - V(saved) writes the accounting to a file next to the queue.
       - V(stopped) stops MariaDB, unless it has other databases. V(absent) deletes the database and its account first.
     type: str
     choices: [present, saved, stopped, absent]
@@ -51,7 +52,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 socket:
-  description: Where MariaDB listens, unless it was stopped.
+  description: The socket on which MariaDB listens, unless it was stopped.
   type: str
   returned: success
 """

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_accounts
-short_description: Accounts, their users and qualities of service in slurmdbd
+short_description: Manage accounts, users and qualities of service in slurmdbd
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Sees to it that slurmdbd has these qualities of service (QOS), accounts and users, with these limits.
-  - Takes nothing away, since an account that is deleted takes the history of its jobs along.
-  - Slurm enforces them only with C(AccountingStorageEnforce) in C(slurm.conf).
+  - Creates qualities of service (QOS), accounts and users in slurmdbd, and sets their limits.
+  - Never deletes anything, since the job history of an account is deleted with it.
+  - Slurm enforces the limits only if C(AccountingStorageEnforce) is set in C(slurm.conf).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
 options:
   cluster:
-    description: Name of the cluster whose accounts they are.
+    description: The name of the cluster to which the accounts belong.
     type: str
     required: true
   qos:
-    description: Settings of each QOS by its name, as C(sacctmgr) takes them.
+    description: The settings of each QOS by name, as in C(sacctmgr).
     type: dict
     default: {}
   accounts:
     description:
-      - Settings of each account by its name, as C(sacctmgr) takes them, and C(users), a list of names.
+      - The settings of each account by name, as in C(sacctmgr), and C(users), a list of names.
     type: dict
     default: {}
 """
@@ -51,7 +51,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 commands:
-  description: What slurmdbd was told, or would be in check mode.
+  description: The commands that were run, or would be run in check mode.
   type: list
   elements: str
   returned: success

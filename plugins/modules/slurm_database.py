@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_database
-short_description: Save the accounting of slurmdbd to a file, or load it
+short_description: Save the accounting of slurmdbd to a file, or load it from there
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Carries the accounting from one manager to another, with MariaDB's own tools on both.
-  - The file is text of another machine. It is loaded by a client that takes no commands, with the rights of O(user), whom
-    MariaDB lets into one database only.
+  - Transfers the accounting from one manager to another, with MariaDB's own tools on both.
+  - The file comes from another machine. It is loaded by a client with its commands disabled, with the rights of
+    O(user), which has access to one database only.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.state_module
@@ -22,16 +22,16 @@ attributes:
   diff_mode:
     support: none
     details:
-      - It would be the whole database.
+      - A diff would contain the whole database.
   idempotent:
     support: partial
     details:
-      - V(saved) saves at every run. V(loaded) deletes the file, so that the next run has nothing to do.
+      - V(saved) saves the accounting on every run. V(loaded) deletes the file, so that the next run has nothing to do.
 options:
   state:
     description:
-      - V(saved) writes the database to O(path), for O(user) alone to read.
-      - V(loaded) reads O(path) into the database and deletes it. Without the file nothing is done.
+      - V(saved) writes the database to O(path), readable only by O(user).
+      - V(loaded) loads O(path) into the database and deletes it. If there is no file, nothing is done.
     type: str
     choices: [saved, loaded]
     required: true
@@ -40,15 +40,15 @@ options:
     type: path
     default: /var/lib/slurm/slurmctld/accounting.sql
   database:
-    description: Name of the database, which has to exist.
+    description: The name of the database, which must exist.
     type: str
     default: slurm_acct_db
   socket:
-    description: Where MariaDB listens.
+    description: The socket on which MariaDB listens.
     type: path
     default: /run/mysqld/mysqld.sock
   user:
-    description: The account of the system, and of MariaDB, that the database and the folder of O(path) belong to.
+    description: The system account, also an account in MariaDB, that owns the database and the directory of O(path).
     type: str
     default: slurm
 """

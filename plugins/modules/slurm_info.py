@@ -7,22 +7,24 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_info
-short_description: Nodes, partitions and jobs of the Slurm cluster that a host belongs to
+short_description: Gather information about the nodes, partitions and jobs of a Slurm cluster
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Asks the controller, by JSON where the version has it, else by text, and gives both in one shape.
+  - Queries the controller, as JSON if its version supports that, otherwise as text, and returns both in the same
+    format.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.attributes.info_module
 options:
   nodes:
-    description: Only these nodes. Each may be an expression such as V(n[1-3]). Without it, all.
+    description: Only return these nodes. Each entry can be an expression such as V(n[1-3]). By default, all nodes are
+      returned.
     type: list
     elements: str
   gather:
-    description: What to ask for.
+    description: The information to gather.
     type: list
     elements: str
     choices: [nodes, partitions, jobs]
@@ -46,7 +48,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 version:
-  description: Version of Slurm's commands.
+  description: The version of Slurm's commands.
   type: str
   returned: always
   sample: 24.11.5
@@ -56,53 +58,53 @@ nodes:
   elements: dict
   returned: with V(nodes) in O(gather)
   contains:
-    name: {description: Its name., type: str}
-    address: {description: Where the controller reaches it., type: str}
-    hostname: {description: The name that it gives itself., type: str}
-    state: {description: "Such as V(idle), V(mixed), V(allocated), V(down).", type: str}
-    flags: {description: "Said beside the state, such as V(drain) and V(not_responding).", type: list, elements: str}
-    ready: {description: Whether it takes jobs., type: bool}
-    held: {description: "Whether it was drained or put into maintenance, and takes none until it is resumed.", type: bool}
-    reason: {description: Why it is out of service., type: str}
-    reason_user: {description: Who has said so. Empty where the version does not tell., type: str}
-    cpus: {description: Number of CPUs., type: int}
-    cpus_allocated: {description: How many of them jobs have., type: int}
-    memory: {description: MB of memory., type: int}
-    gres: {description: "Its devices, such as V(gpu:h100:8).", type: str}
-    features: {description: Its features., type: list, elements: str}
-    partitions: {description: The partitions that it is in., type: list, elements: str}
-    version: {description: Version of its slurmd., type: str}
+    name: {description: The name of the node., type: str}
+    address: {description: The address at which the controller reaches the node., type: str}
+    hostname: {description: The host name that the node reports., type: str}
+    state: {description: "The state, such as V(idle), V(mixed), V(allocated) or V(down).", type: str}
+    flags: {description: "Flags of the state, such as V(drain) and V(not_responding).", type: list, elements: str}
+    ready: {description: Whether the node accepts jobs., type: bool}
+    held: {description: "Whether it was drained or put into maintenance, and accepts no jobs until resumed.", type: bool}
+    reason: {description: The reason why it is out of service., type: str}
+    reason_user: {description: The user who set the reason. Empty if Slurm does not report it., type: str}
+    cpus: {description: The number of CPUs., type: int}
+    cpus_allocated: {description: The number of CPUs that are allocated to jobs., type: int}
+    memory: {description: The memory in MB., type: int}
+    gres: {description: "The GRES, such as V(gpu:h100:8).", type: str}
+    features: {description: The features of the node., type: list, elements: str}
+    partitions: {description: The partitions to which the node belongs., type: list, elements: str}
+    version: {description: The version of its slurmd., type: str}
 partitions:
   description: The partitions.
   type: list
   elements: dict
   returned: with V(partitions) in O(gather)
   contains:
-    name: {description: Its name., type: str}
+    name: {description: The name of the partition., type: str}
     state: {description: "V(up), V(down), V(drain) or V(inactive).", type: str}
-    default: {description: Whether jobs go there by default., type: bool}
-    nodes: {description: Its nodes., type: list, elements: str}
-    cpus: {description: All their CPUs., type: int}
-    max_time: {description: Longest time of a job in minutes. Null for no limit., type: int}
+    default: {description: Whether it is the default partition., type: bool}
+    nodes: {description: The nodes of the partition., type: list, elements: str}
+    cpus: {description: The number of CPUs of all its nodes., type: int}
+    max_time: {description: The maximum time limit of a job in minutes. Null means no limit., type: int}
 jobs:
-  description: The jobs that the controller remembers, by number.
+  description: The jobs that the controller still knows, by job ID.
   type: list
   elements: dict
   returned: with V(jobs) in O(gather)
   contains:
-    id: {description: Its number., type: int}
-    name: {description: Its name., type: str}
-    user: {description: Whose it is., type: str}
-    state: {description: "Such as V(pending), V(running), V(completed).", type: str}
-    reason: {description: Why it waits or has failed., type: str}
-    partition: {description: Its partition., type: str}
-    nodes: {description: The nodes that it has., type: list, elements: str}
-    node_count: {description: How many it has or wants., type: int}
-    submitted: {description: Seconds since 1970., type: int}
-    started: {description: Seconds since 1970. Null where it has not., type: int}
-    time_limit: {description: Minutes. Null for no limit., type: int}
-    restarts: {description: How often it was queued again., type: int}
-    comment: {description: Its comment., type: str}
+    id: {description: The job ID., type: int}
+    name: {description: The name of the job., type: str}
+    user: {description: The user of the job., type: str}
+    state: {description: "The state, such as V(pending), V(running) or V(completed).", type: str}
+    reason: {description: The reason why the job is pending or failed., type: str}
+    partition: {description: The partition of the job., type: str}
+    nodes: {description: The nodes allocated to the job., type: list, elements: str}
+    node_count: {description: The number of allocated or requested nodes., type: int}
+    submitted: {description: The time of submission in seconds since 1970., type: int}
+    started: {description: The start time in seconds since 1970. Null if the job has not started., type: int}
+    time_limit: {description: The time limit in minutes. Null means no limit., type: int}
+    restarts: {description: The number of times the job was requeued., type: int}
+    comment: {description: The comment of the job., type: str}
 """
 
 from typing import Any, Dict

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_node
-short_description: Take Slurm nodes out of service, bring them back, or make the controller forget them
+short_description: Drain, resume or delete Slurm nodes
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -59,12 +59,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 nodes:
-  description: The nodes afterwards, as in RV(gpumesh.cluster.slurm_info#module:nodes). In check mode as they are.
+  description: The nodes afterwards or, in check mode, as they are, in the form of
+    RV(gpumesh.cluster.slurm_info#module:nodes).
   type: list
   elements: dict
   returned: always
 left_alone:
-  description: Nodes that stay as somebody else has put them, with the reason.
+  description: Nodes that were left unchanged because somebody else had drained them, with the reason.
   type: dict
   returned: always
   sample: {n2: replacing the fan}

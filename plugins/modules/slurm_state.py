@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: slurm_state
-short_description: The queue of a Slurm controller, whose it is, and how it gets from one manager to another
+short_description: Transfer the queue of a Slurm controller from one manager to another
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -83,7 +83,8 @@ options:
     elements: int
   keep:
     description:
-      - Have V(retired) move the state and the accounting into a folder beside O(folder), named by the time at which it began.
+      - Whether V(retired) moves the state and the accounting to a directory next to O(folder), named after the time at
+        which it began.
     type: bool
     default: true
   folder:
@@ -168,7 +169,7 @@ marker:
       type: list
       elements: int
 accounting:
-  description: Whether the accounting of a former manager is there and still has to be loaded.
+  description: Whether the accounting of a former manager is present and still has to be loaded.
   type: bool
   returned: O(state=inspected)
 node:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: tailscale
-short_description: A host's login to a tailnet, and its settings there
+short_description: Manage a host's login to a tailnet, and its settings there
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -219,9 +219,9 @@ health:
   returned: success
 peers:
   description:
-    - For each of O(peers) its C(name), its C(path), the C(endpoint) where packets go directly and the C(relay).
-    - C(path) is C(direct), C(relayed) by DERP, C(idle) where no packet went lately, C(offline), C(none) where no answer came,
-      or C(unknown) where the tailnet has no such address.
+    - For each of O(peers), its C(name), its C(path), the C(endpoint) of a direct path, and the C(relay).
+    - C(path) is C(direct), C(relayed) through DERP, C(idle) if no packets were sent recently, C(offline), C(none) if
+      there was no answer, or C(unknown) if the tailnet has no such address.
   type: dict
   returned: success
   sample:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: tailscale_device
-short_description: A device of a tailnet, at its control server
+short_description: Manage a device of a tailnet on its control server
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -81,7 +81,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 device:
-  description: The device as it was found, with its C(id), C(name), C(addresses) and C(tags). Null where there is none.
+  description: The device as it was found, with its C(id), C(name), C(addresses) and C(tags). Null if there is none.
   type: dict
   returned: success
   sample:

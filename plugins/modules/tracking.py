@@ -7,15 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: tracking
-short_description: Run MLflow's server for the experiments of a cluster
+short_description: Run the MLflow server for the experiments of a cluster
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Runs MLflow's tracking server on the member that the cluster record names, with PostgreSQL of Debian behind it, and the
-    artifacts on a volume of the cluster. MLflow is installed from the package index of the host's pip, with pinned hashes,
-    in an environment of its own.
-  - On the other members, only the certificates by which they trust the server are written.
+  - Runs MLflow's tracking server on the member named in the cluster record, with Debian's PostgreSQL as its database
+    and the artifacts on a volume of the cluster. MLflow is installed from the package index of the host's pip, with
+    pinned hashes, in a separate environment.
+  - On the other members, only the certificates against which they verify the server are written.
   - Set O(record). Most other options are derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -26,51 +26,51 @@ attributes:
   diff_mode:
     support: full
     details:
-      - It lists what differs, and never shows the content of a file with a secret.
+      - It lists the differences, but never the content of a file with a secret.
 options:
   state:
     description:
-      - V(asked) only says what the module M(gpumesh.cluster.cluster) has to write to the record, on the controller.
+      - V(asked) only returns what M(gpumesh.cluster.cluster) has to write to the record, on the controller.
       - V(saved) stops the server and writes its database to the volume, for another member.
       - V(retired) removes a server that has moved to another member.
-      - V(absent) removes the server; its database and the artifacts stay.
+      - V(absent) removes the server; its database and the artifacts are kept.
     type: str
     choices: [asked, present, saved, retired, absent]
     default: present
   tracked:
-    description: With O(state=asked), whether experiments are to be tracked.
+    description: With O(state=asked), whether experiments should be tracked.
     type: str
     choices: [present, absent]
     default: present
   start:
-    description: With O(state=asked), whether to start if the record has no server.
+    description: With O(state=asked), whether to start tracking if the record has no server.
     type: bool
     default: false
   server:
-    description: With O(state=asked), the member that is to run the server. Empty for the one in the record.
+    description: With O(state=asked), the member that should run the server. Empty means the one in the record.
     type: str
     default: ""
   volume:
-    description: With O(state=asked), the volume of the artifacts. Empty for the one in the record.
+    description: With O(state=asked), the volume of the artifacts. Empty means the one in the record.
     type: str
     default: ""
   users_file:
     description:
-      - A file of the controller with the users of MLflow, one C(NAME:PASSWORD) per line. C(admin) is an administrator. A user
-        without a password is removed; users who are not listed stay as they are.
-      - Can be encrypted with Ansible's vault. So can the other files.
+      - A file on the controller with the users of MLflow, one C(NAME:PASSWORD) per line. C(admin) is an administrator.
+        A user with an empty password is removed; users that are not listed are kept.
+      - The file can be encrypted with Ansible Vault, and so can the following files.
     type: str
     default: ""
   certificate_file:
-    description: A file of the controller with the certificate of the server, which has to be for the name of the member.
+    description: A file on the controller with the certificate of the server, for the name of the member.
     type: str
     default: ""
   key_file:
-    description: A file of the controller with the private key of O(certificate_file).
+    description: A file on the controller with the private key of O(certificate_file).
     type: str
     default: ""
   ca_file:
-    description: A file of the controller with the certificates by which members trust the server. By default
+    description: A file on the controller with the CA certificates against which members verify the server. Defaults to
       O(certificate_file).
     type: str
     default: ""
@@ -86,7 +86,7 @@ options:
     type: bool
     default: false
   address:
-    description: The address on which it listens. Derived from O(record).
+    description: The address on which the server listens. Derived from O(record).
     type: str
     default: ""
   port:
@@ -94,19 +94,19 @@ options:
     type: int
     default: 0
   tls:
-    description: Whether it has a certificate. Derived from O(record).
+    description: Whether the server has a certificate. Derived from O(record).
     type: bool
     default: false
   mount_point:
-    description: Where the volume of the artifacts is mounted. Derived from O(record).
+    description: The mount point of the volume of the artifacts. Derived from O(record).
     type: str
     default: ""
   uid:
-    description: The number of the server's account and its group, to whom the artifacts belong.
+    description: The UID and GID of the server's account, which owns the artifacts.
     type: int
     default: 875
   requirements:
-    description: The packages, as in a requirements file of pip. Derived on the controller.
+    description: The packages, in the format of a pip requirements file. Derived on the controller.
     type: str
     default: ""
   users:
@@ -142,7 +142,7 @@ missing:
   elements: str
   returned: O(state=present)
 leftover:
-  description: Whether this host has a server of ours although the record names another member, or none.
+  description: Whether this host has a server of this collection although the record names another member, or none.
   type: bool
   returned: O(state=present)
 restarted:
@@ -151,11 +151,11 @@ restarted:
   elements: str
   returned: O(state=present)
 settings:
-  description: What has to be written to the record, as for M(gpumesh.cluster.cluster). Null if nothing has to.
+  description: The values that must be written to the record, for M(gpumesh.cluster.cluster). Null if there are none.
   type: dict
   returned: O(state=asked)
 former:
-  description: The member in the record that runs the server. Empty for none.
+  description: The member that runs the server according to the record. Empty if there is none.
   type: str
   returned: O(state=asked)
 """

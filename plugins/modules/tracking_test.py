@@ -7,15 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: tracking_test
-short_description: Write an experiment's run to the tracking server and read it back
+short_description: Write a test run to the tracking server and read it back
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - On the member that runs the server, writes a run with a point, reads it back, and deletes it, as the server's own account
-    for checks. On any other, asks the server whether it is well.
+  - On the member that runs the server, writes a run with a point, reads it back, and deletes it, with the server's own
+    account for checks. On other members, queries the health of the server.
   - Set O(record). O(uri), O(trust) and O(write) are derived from it on the controller.
-  - The module does not fail if the server does. Evaluate RV(problem) instead.
+  - The module does not fail if the server does not work. Evaluate RV(problem) instead.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
   - gpumesh.cluster.record.given
@@ -23,7 +23,7 @@ attributes:
   check_mode:
     support: full
     details:
-      - Nothing is written, and the server is only asked whether it is well.
+      - Nothing is written; only the health of the server is queried.
   diff_mode:
     support: N/A
     details:
@@ -34,19 +34,19 @@ attributes:
       - It leaves nothing behind.
 options:
   uri:
-    description: Where the server is, such as V(http://10.99.0.1:5000). Required without O(record).
+    description: The URL of the server, such as V(http://10.99.0.1:5000). Required without O(record).
     type: str
     default: ""
   trust:
-    description: A file with the certificates by which the server is trusted. Empty for those of the host.
+    description: A file with the CA certificates against which to verify the server. Empty means those of the host.
     type: path
     default: ""
   write:
-    description: Whether to write a run, which takes the password that the host of the server has.
+    description: Whether to write a run, which requires the password stored on the host of the server.
     type: bool
     default: false
   timeout:
-    description: The time in seconds for each request.
+    description: The timeout of each request in seconds.
     type: float
     default: 20
 """
@@ -60,7 +60,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 problem:
-  description: What is wrong, in words. Empty if all is well.
+  description: A description of the problem. Empty if there is none.
   type: str
   returned: always
 wrote:
@@ -68,7 +68,7 @@ wrote:
   type: bool
   returned: always
 seconds:
-  description: How long it took.
+  description: The duration of the test in seconds.
   type: float
   returned: always
 """

@@ -12,10 +12,10 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Installs the program C(gpumesh-train), a single file that needs only Python 3.8. It runs training programs as Slurm jobs
-    that go on when a process crashes or hangs, or when a node fails.
-  - Installs C(gpumesh-trace) as well, which shows where the time of such a run goes, and the Python modules that programs of
-    both may import, in C(/usr/local/lib/gpumesh/python).
+  - Installs the program C(gpumesh-train), a single file that requires only Python 3.8. It runs training programs as
+    Slurm jobs that continue when a process crashes or hangs, or when a node fails.
+  - Also installs C(gpumesh-trace), which shows where the time of such a run is spent, and the Python modules that
+    programs of both can import, in C(/usr/local/lib/gpumesh/python).
   - Set O(record). O(volumes) is derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -23,20 +23,20 @@ extends_documentation_fragment:
   - gpumesh.cluster.record.given
 options:
   state:
-    description: V(absent) removes the programs. Runs and their folders stay.
+    description: V(absent) removes the programs. Runs and their directories are kept.
     type: str
     choices: [present, absent]
     default: present
   run_dir:
     description:
-      - The directory in which runs have their folders. C({user}) in it is replaced by the name of the user.
-      - If empty, it is C({user}/runs) in the first of O(volumes).
+      - The parent directory of runs. C({user}) in it is replaced by the name of the user.
+      - Empty means C({user}/runs) in the first of O(volumes).
     type: str
     default: ""
   stage_dir:
     description:
       - The directory on a local disk of each node for copies of data. C({user}) in it is replaced by the name of the user.
-      - Its last component is created with mode 0700 if it does not exist. What is above it must exist.
+      - Its last component is created with mode 0700 if it does not exist. The parent directory must exist.
     type: str
     default: /var/tmp/gpumesh-{user}
   volumes:

@@ -13,10 +13,10 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Starts a run of C(gpumesh-train), which M(gpumesh.cluster.train) installs, as the user of the task.
-  - If there is already a run of this name, it is resumed if it has failed or was cancelled, and left alone otherwise.
-    A run of the same name with another command is refused.
-  - What could not work is refused before anything is submitted. This includes a directory that is not on a shared volume,
-    more nodes than can be used, and a command or a directory that a node does not have.
+  - If there is already a run with this name, it is resumed if it has failed or was cancelled, and left unchanged
+    otherwise. A run with the same name but another command is refused.
+  - Requests that cannot work are refused before anything is submitted, such as a directory that is not on a shared
+    volume, more nodes than can be used, or a command or a directory that does not exist on a node.
   - Set O(record). O(volumes) is derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -28,11 +28,11 @@ options:
     type: str
     required: true
   command:
-    description: The command that each process executes. It is split into words as by a shell, but no shell runs it.
+    description: The command that each process executes. It is split into words as by a shell, but not run by a shell.
     type: str
     required: true
   state:
-    description: V(followed) only reports how the run goes.
+    description: V(followed) only reports the progress of the run.
     type: str
     choices: [started, followed]
     default: started
@@ -46,23 +46,24 @@ options:
     default: /
   code:
     description:
-      - A directory of the host that is copied into the run, with up to 256 MiB and without C(.git) and C(__pycache__). All
-        attempts use the copy, also after the run was resumed.
-      - The command starts in the copy, in the same place as O(directory) in the original if it is in it.
+      - A directory on the host to copy into the run, of at most 256 MiB, without C(.git) and C(__pycache__). All
+        attempts use the copy, including those after the run is resumed.
+      - The command starts in the copy, in the subdirectory that corresponds to O(directory) if that is inside the
+        original.
     type: str
     default: ""
   stage:
     description:
-      - A directory on a shared volume that each node copies to its own disk, before the processes start. They find the copy
-        by the variable E(GPUMESH_STAGE_DIR). A copy that is there already is used again.
+      - A directory on a shared volume that each node copies to its own disk before the processes start. The variable
+        E(GPUMESH_STAGE_DIR) contains the path of the copy. An existing copy is reused.
     type: str
     default: ""
   stage_dir:
-    description: The directory of the nodes for such copies, as for M(gpumesh.cluster.train).
+    description: The directory on each node for such copies, as for M(gpumesh.cluster.train).
     type: str
     default: /var/tmp/gpumesh-{user}
   run_dir:
-    description: The directory in which runs have their folders, as for M(gpumesh.cluster.train).
+    description: The parent directory of runs, as for M(gpumesh.cluster.train).
     type: str
     default: ""
   nodes:
@@ -70,36 +71,38 @@ options:
     type: int
     default: 1
   min_nodes:
-    description: The number of nodes with which the run goes on when others have failed. V(0) means all of them.
+    description: The minimum number of nodes with which the run continues when others fail. V(0) means all of them.
     type: int
     default: 0
   spare:
-    description: The number of additional nodes that the run holds, to replace nodes that fail.
+    description: The number of additional nodes to hold as replacements for nodes that fail.
     type: int
     default: 0
   gpus_per_node:
-    description: The number of GPUs of each node, which is also its number of processes. V(0) means one process without a GPU.
+    description: The number of GPUs per node, which is also the number of processes. V(0) means one process without a
+      GPU.
     type: int
     default: 0
   time:
-    description: The time limit of one job, in the format of Slurm. The run goes on in another job.
+    description: The time limit of one job, in Slurm's format. The run continues in another job.
     type: str
     default: ""
   partition:
-    description: The partition. If empty, the default one.
+    description: The partition. Empty means the default partition.
     type: str
     default: ""
   sbatch:
-    description: Further options for C(sbatch), each as C(--option=value).
+    description: Additional options for C(sbatch), each as C(--option=value).
     type: list
     elements: str
     default: []
   max_restarts:
-    description: The number of failures after which the run is given up.
+    description: The number of failures after which the run fails.
     type: int
     default: 10
   hang_timeout:
-    description: The time in seconds without progress after which the run is restarted. Before its first step it has 120 more.
+    description: The time without progress after which the run is restarted, in seconds. Before the first step, 120
+      seconds are added.
     type: float
     default: 600
   volumes:
@@ -122,7 +125,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 action:
-  description: What was done, or would be done in check mode.
+  description: The action that was taken, or would be taken in check mode.
   type: str
   returned: success
   sample: started, attached, resumed, none
@@ -136,7 +139,7 @@ line:
   returned: success
   sample: "nano: job 41 on n1, n2, n3 · step 1200 of 20000 · loss 2.31 · 14.2 steps/s · last checkpoint 40 s ago"
 folder:
-  description: The folder of the run.
+  description: The directory of the run.
   type: str
   returned: success
 run:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: wireguard
-short_description: One WireGuard interface, its key and its peers
+short_description: Manage a WireGuard interface, its key and its peers
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)

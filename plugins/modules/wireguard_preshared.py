@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: wireguard_preshared
-short_description: Make the keys that a host shares with its WireGuard peers
+short_description: Generate the preshared keys of a host and its WireGuard peers
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -24,10 +24,10 @@ extends_documentation_fragment:
   - gpumesh.cluster.mesh
 options:
   interface:
-    description: Name of the interface. Required without O(record).
+    description: The name of the interface. Required without O(record).
     type: str
   machine:
-    description: This host's name. Required without O(record).
+    description: The name of this host. Required without O(record).
     type: str
   peers:
     description:
@@ -58,7 +58,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 preshared_keys:
-  description: The keys that this host makes, by the peer's machine. Secret.
+  description: The keys that this host generates, by the peer's machine. Secret.
   type: dict
   returned: success
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: wireguard_rotation
-short_description: One step of a change of WireGuard keys without a lost packet
+short_description: Perform a step of a WireGuard key rotation without packet loss
 version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
@@ -71,15 +71,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 next_public_key:
-  description: The public half of the next key. Null in check mode where it would be made.
+  description: The public key of the next key pair. Null in check mode if it would be generated.
   type: str
   returned: with O(step=prepare)
 public_key:
-  description: The public half of the key that the host has now.
+  description: The current public key of the host.
   type: str
   returned: with O(step=switch), not in check mode
 registration:
-  description: What the cluster record has to learn of the host, for O(gpumesh.cluster.cluster_member#module:registered).
+  description: The values to register in the cluster record, for O(gpumesh.cluster.cluster_member#module:registered).
   type: dict
   returned: with O(record), when its key is not the one in the record
 """

@@ -13,15 +13,15 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm_run import r
 
 _MODULE = "gpumesh.cluster.slurm_database"
 _ACCOUNT: dict[str, Any] = {"name": "slurm", "host": "localhost", "column_case_sensitive": True}
-#: What MariaDB comes with.
+#: MariaDB's own databases.
 _SYSTEM = {"information_schema", "mysql", "performance_schema", "sys"}
 
 
 class Accounting:
-    """MariaDB runs from here on, since it alone can read, change or delete what it keeps."""
+    """MariaDB runs from here on, since only it can read, change or delete its data."""
 
     def __init__(self, action: HostAction) -> None:
-        """Raises ModuleFailedError where MariaDB cannot be run."""
+        """Raises ModuleFailedError if MariaDB cannot be run."""
         self._action = action
         self._run = run_slurm(action, {"state": "stored", "programs": ["mariadbd"]})
         self.socket = str(self._run["socket"])
@@ -29,7 +29,7 @@ class Accounting:
         self.changed = bool(self._run["changed"])
 
     def create(self) -> None:
-        """Make the database where there is none, and load what the former manager has saved."""
+        """Create the database if there is none, and load the accounting saved by the former manager."""
         if not self._run["database"]:
             return
         self._do(
@@ -45,17 +45,17 @@ class Accounting:
         self._carry("loaded")
 
     def save(self) -> None:
-        """Write the accounting to a file beside the queue."""
+        """Write the accounting to a file next to the queue."""
         self._carry("saved")
 
     def delete(self) -> None:
-        """Delete the database and its account, and stop MariaDB unless it has something else to keep."""
+        """Delete the database and its account, and stop MariaDB unless it has other databases."""
         self._do("community.mysql.mysql_db", **self._login, name=slurm.DATABASE, state="absent")
         self._do("community.mysql.mysql_user", **self._login, **_ACCOUNT, state="absent")
         self.stop()
 
     def stop(self) -> None:
-        """Stop MariaDB, unless somebody else has a database in it. The accounting stays."""
+        """Stop MariaDB, unless it has other databases. The accounting is kept."""
         asked = {"filter": ["databases"], "exclude_fields": ["db_size"], "return_empty_dbs": True, **self._login}
         found = self._action.module("community.mysql.mysql_info", asked)["databases"]
         if set(found) <= {*_SYSTEM, slurm.DATABASE}:

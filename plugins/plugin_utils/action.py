@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The base of the action plugins of this collection: they decide on the controller, and run modules on the task's host.
 
-The one place where our errors meet Ansible's actions, as module.py is for modules and filtering.py for filters.
+Converts our errors for Ansible's actions, as module.py does for modules and filtering.py for filters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_pr
 
 _COLLECTION = Path(__file__).resolve().parents[2]
 _ROLES = _COLLECTION / "roles"
-#: Callbacks whose whole output is read by programs: there a text is in the task's result alone.
+#: Callbacks whose whole output is read by programs: with these, a text is only in the task's result.
 _FOR_PROGRAMS = ("json", "jsonl", "ansible.posix.json", "ansible.posix.jsonl")
 #: Options that the actions of the layers have in common.
 RECORD = {"type": "raw", "required": True}
@@ -42,7 +42,7 @@ class ModuleFailedError(GpumeshError):
 
 @cache
 def specification(role: str) -> Mapping[str, Any]:
-    """The options of a role's entry point main, less what the play before it sets. Raises InputError."""
+    """The options of a role's entry point main, without those that the preceding play sets. Raises InputError."""
     path = _ROLES / role / "meta" / "argument_specs.yml"
     if not path.is_file():
         raise InputError(f"There is no role gpumesh.cluster.{role}.", "Use names of roles in this collection.")
@@ -56,7 +56,7 @@ def stats(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class HostAction(ActionBase):
-    """An action that works out on the controller what a host needs, and has modules bring it about there."""
+    """An action that derives the desired state of a host on the controller, and applies it with modules."""
 
     TRANSFERS_FILES = False
 
@@ -73,7 +73,7 @@ class HostAction(ActionBase):
             return {**result, "failed": True, "msg": message, "error": all_printable(error.as_result())}
 
     def work(self) -> dict[str, Any]:
-        """Do what the task says; the result of the task."""
+        """Perform the task; its result."""
         raise NotImplementedError
 
     def arguments(self, **options: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class HostAction(ActionBase):
         return str(self.variables["inventory_hostname"])
 
     def own_options(self, specification: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The task's options that are the action's own, checked, and all others, which are for a module.
+        """The action's own options of the task, validated, and all others, which are for a module.
 
         A cluster record is best taken from the others: checking copies what it checks. Raises InputError.
         """
@@ -139,7 +139,7 @@ class HostAction(ActionBase):
 
     @cached_property
     def _extra_vars(self) -> dict[str, Any]:
-        """Those of Ansible itself: what is taken out is not seen any more."""
+        """The extra variables of Ansible itself: removed ones are no longer visible."""
         manager = getattr(self.variables.get("hostvars"), "_variable_manager", None)
         return manager.extra_vars if manager else {}
 
@@ -160,7 +160,7 @@ class HostAction(ActionBase):
         return {machine: {name: own.get(name) for name in names} for machine, own in hosts}
 
     def registered(self, name: str, machines: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """What a task before has registered under this name on hosts of the play; nothing for those without it."""
+        """What an earlier task registered under this name on the hosts of the play; empty for those without it."""
         variables = self.variables["hostvars"]
         return {machine: variables[machine].get(name) or {} for machine in machines}
 
@@ -182,7 +182,7 @@ class HostAction(ActionBase):
         return self._task.delegate_to not in (None, self.variables.get("inventory_hostname"))
 
     def supervisor(self) -> dict[str, Any]:
-        """Where supervisord has its files on the host: options that are the same for every daemon of it."""
+        """The paths of supervisord on the host: options that are the same for each of its daemons."""
         host = self.variables["hostvars"][self._task.delegate_to] if self.delegated else self.variables
         named = {name: f"daemon_{name}" for name in ("supervisor_config", "supervisor_programs")}
         return {name: self._templar.template(host[given]) for name, given in named.items() if host.get(given)}
@@ -228,14 +228,14 @@ class HostAction(ActionBase):
         return result
 
     def exists(self, path: str) -> bool:
-        """Whether there is a file or a folder on the host. Raises ModuleFailedError."""
+        """Whether a file or directory exists on the host. Raises ModuleFailedError."""
         look = {"path": path, "get_checksum": False, "get_mime": False, "get_attributes": False}
         return bool(self.module("ansible.builtin.stat", look)["stat"]["exists"])
 
     def equipped_module(
         self, name: str, arguments: Mapping[str, Any], lacking: Callable[[Mapping[str, Any]], Sequence[str]]
     ) -> dict[str, Any]:
-        """Run a module, and once more after the packages are installed that the host turns out to lack.
+        """Run a module, and again after installing the packages that turn out to be missing.
 
         ``lacking``: their names, by the result of the module. In check mode nothing is installed. Raises
         ModuleFailedError.
@@ -248,13 +248,13 @@ class HostAction(ActionBase):
         return {**self.module(name, arguments), "changed": True}
 
     def refuse_missing(self, names: Sequence[str]) -> None:
-        """Refuse what is still missing after the packages are installed. Raises HostStateError."""
+        """Raise HostStateError for anything that is still missing after the packages were installed."""
         if names and not self.check_mode:
             raise HostStateError(f"The packages are installed, but {', '.join(names)} cannot be found.", "See them.")
 
     @cached_property
     def package_manager(self) -> str:
-        """The module of the host that installs packages, such as apt."""
+        """The module that installs packages on the host, such as apt."""
         facts = {} if self.delegated else self.variables.get("ansible_facts", {})
         if "pkg_mgr" not in facts:
             facts = self.module("ansible.builtin.setup", {"gather_subset": ["!all", "!min", "pkg_mgr"]})[
@@ -277,6 +277,6 @@ class HostAction(ActionBase):
 
 
 class ControllerAction(HostAction):
-    """An action that only the controller has a part in."""
+    """An action that runs only on the controller."""
 
     _requires_connection = False

@@ -20,14 +20,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 
-#: How many are asked for a record that the first one has not sent.
+#: How many hosts are queried for a record that the first one did not send.
 _OTHERS = 2
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Told(NamedTuple):
-    """A record as a host tells of it that does not send it."""
+    """A record that a host announces without sending it."""
 
     name: str
     generation: int
@@ -35,19 +35,19 @@ class Told(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What one host said. ``silence``: why it said nothing, or None."""
+    """The answer of one host. ``silence``: why it did not answer, or None."""
 
     records: Sequence[Record]
     damaged: Sequence[Mapping[str, Any]]
     silence: str | None
 
     def copy_of(self, name: str) -> Record | None:
-        """Its copy of the record of one cluster."""
+        """The host's copy of the record of one cluster."""
         return next((record for record in self.records if record["name"] == name), None)
 
 
 class Request(TypedDict):
-    """Whom to ask for which records: the clusters' names, and the digests that the records are to have."""
+    """Which hosts to query for which records: the clusters' names, and the digests that the records are to have."""
 
     machine: str
     whole: list[str]
@@ -57,7 +57,7 @@ class Request(TypedDict):
 def read_answers(
     results: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Answer]:
-    """What each host answered, from the results of the module cluster_info. Nothing in them is believed unchecked.
+    """What each host answered, from the results of the module cluster_info. Everything in them is validated.
 
     ``records``: those that were sent by any host, by digest, as ``sent`` gives them.
     """
@@ -112,7 +112,7 @@ def to_read(
 
 
 def outdated(results: Mapping[str, Mapping[str, Any]], record: Record) -> list[str]:
-    """Those who hold no copy of this very record."""
+    """The hosts that have no copy of exactly this record."""
     wanted = derive.digest(record)
     return [machine for machine, result in results.items() if wanted not in _digests(result)]
 
@@ -132,7 +132,7 @@ def _answer(result: Mapping[str, Any], store: _Store) -> Answer:
         try:
             records.append(store.record(document))
         except GpumeshError as failure:
-            # The module refuses such a record itself, so this host runs another one.
+            # The module itself refuses such a record, so this host runs a different one.
             name = document.get("name") if isinstance(document, Mapping) else None
             spoilt.append({"path": f"{DEFAULT_FOLDER}/{name}.json", "reason": str(failure), "last_good": None})
     return Answer(records, spoilt, None)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an AWX lacks for it to be set up, in words."""
+"""Describe what is missing in AWX before it can be set up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_ENVIRONMENT = (
 
 
 def missing_organization(name: str, exists: bool, has_galaxy: bool) -> list[str]:
-    """What an organization lacks."""
+    """What is missing for the organization."""
     if not exists:
         return [f"There is no organization '{name}': create it, or set gpumesh_awx_organization to another one."]
     if not has_galaxy:
@@ -30,7 +30,7 @@ def missing_organization(name: str, exists: bool, has_galaxy: bool) -> list[str]
 
 
 def missing_names(wanted: Mapping[str, Collection[str]], found: Mapping[str, Collection[str]]) -> list[str]:
-    """The names that the settings give and the controller does not have."""
+    """The names in the settings that do not exist on the controller."""
     return [
         f"There is no {_KINDS[kind][0]} '{name}': create it, or correct {_KINDS[kind][1]}."
         for kind, names in wanted.items()

@@ -22,7 +22,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Ans
 #: reached knows of it, so one that answers is enough; a second one is for the case that the first is down.
 OUTSIDE_MEMBERS = 2
 
-#: How Ansible calls the connection that stays on the machine that runs it.
+#: The names of Ansible's connections to the machine that runs it.
 _LOCAL = ("local", "ansible.builtin.local")
 
 
@@ -35,7 +35,7 @@ class Known(NamedTuple):
 
 
 class Word(NamedTuple):
-    """What the user says where the copies alone do not tell.
+    """The user's decision where the copies are not sufficient.
 
     ``trusted``: the machine whose copy counts. ``generation``: the one that it has, where others have a newer one.
     ``successor``: who follows a manager that is permanently lost.

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Members of a tailnet that others can connect to, and that cannot connect to others as programs do. Pure."""
+"""Members of a tailnet that accept connections, but whose programs cannot connect to others. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = ("mesh_userspace", "mesh_userspace_nodes")
 
 
 def without_interface(held: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Those without an interface of a tailnet, sorted.
+    """The members without an interface in the tailnet, sorted.
 
     ``held``: what cluster_info has returned; a host that it has not asked counts as one that has an interface.
     ``options``: OPTIONS of each host, None where one is not set. Raises InputError.
@@ -38,12 +38,12 @@ def without_interface(held: Mapping[str, Mapping[str, Any]], options: Mapping[st
 
 
 def userspace_only(held: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Of those, the ones that are no nodes. As ``without_interface``."""
+    """Those of them that are not nodes. As ``without_interface``."""
     return [machine for machine in without_interface(held, options) if not _is_wanted(machine, options[machine])]
 
 
 def _is_wanted(machine: str, options: Mapping[str, Any]) -> bool:
-    """Whether the host is to be a node all the same. Raises InputError."""
+    """Whether the host should be a node nevertheless. Raises InputError."""
     given = options["mesh_userspace_nodes"]
     try:
         return bool(boolean(given or False))
@@ -64,7 +64,7 @@ def refuse_userspace_only(machines: Collection[str], needed: Collection[str]) ->
 
 
 def refuse_to_demote(record: model.Record, confined: Collection[str], leaving: Collection[str] = ()) -> None:
-    """Refuse to take the library from a pod that is a node: its slurmd would go on without it. Raises InputError.
+    """Refuse to remove the library from a pod that is a node: its slurmd would run without it. Raises InputError.
 
     ``confined``: who is to be no node; ``leaving``: who is being removed, and so is no node afterwards either.
     """

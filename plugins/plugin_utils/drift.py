@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a record makes of each of its members' files and services, so that a member can be compared with it. Pure."""
+"""The files and services that a record requires of each member, for comparison with the member. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 
-#: What each daemon reads when it starts. The roles restart one that is older.
+#: The files that each daemon reads when it starts. The roles restart a daemon that is older than these.
 _NODE_FILES = ("slurmd.env", "slurm.conf", "cgroup.conf", "gres.conf")
 _READS = {
     "munge": ["/etc/munge/munge.key"],
@@ -33,7 +33,7 @@ def questions(
     machine: str,
     accounting: bool = True,
 ) -> dict[str, Any]:
-    """Parameters of the module layer_info for one member: of the layers that do not compare it by themselves."""
+    """Parameters of the module layer_info for one member: for layers that do not compare it themselves."""
     manager = derive.member_of(record, record["manager"])
     controller = derive.cluster_address(record, manager)
     manages = machine == record["manager"]

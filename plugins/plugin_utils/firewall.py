@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whom the firewall of a member lets in, from the record."""
+"""Which hosts the firewall of a member accepts, from the record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def desired(record: model.Record, options: Mapping[str, Any]) -> dict[str, Any]:
     ends = [member["mesh"]["address"] for member in record["members"] if meshed and member["mesh"]]
     # Machines that share only the mesh have no other address.
     members = [member["address"] for member in record["members"] if member["address"] not in ends]
-    # Both sides of a tunnel may be the first to speak.
+    # Either side of a tunnel may send the first packet.
     tunnels = [str(mesh["port"])] if meshed else []
     tracking = record.get("tracking")
     tracker = [str(tracking["port"])] if tracking else []

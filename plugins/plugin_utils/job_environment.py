@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one node has to know to set the environment of the jobs on it, from the record."""
+"""The data that a node needs to set the environment of its jobs, from the record."""
 
 from __future__ import annotations
 

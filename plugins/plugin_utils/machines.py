@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lists of machines, however they were written: on a command line, in a survey or in another playbook. Pure."""
+"""Parse lists of machines from a command line, a survey or another playbook. Pure."""
 
 from __future__ import annotations
 

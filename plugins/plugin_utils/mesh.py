@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each member's mesh must be, worked out on the controller from the cluster record. Pure."""
+"""The desired mesh of each member, derived on the controller from the cluster record. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology impo
     with_keys,
 )
 
-#: What one host has registered, by host.
+#: The results that hosts registered, by host.
 Results = Mapping[str, Mapping[str, Any]]
 #: Of the proxy in userspace mode. The daemon hands what other members send on to 127.0.0.1: there, all of them could use
 #: it to reach the network of the provider.
@@ -46,7 +46,7 @@ def wanted_settings(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict
 
 
 def refuse_rotation(record: Mapping[str, Any], backend: str, present: Container[str]) -> None:
-    """Refuse to change keys that are not ours, or without a member of the cluster. Raises InputError."""
+    """Refuse to rotate keys that are not ours, or without all members in the play. Raises InputError."""
     if backend != "wireguard":
         raise InputError(
             f"mesh_rotate_keys has no keys to rotate: the mesh of cluster {record['name']} is '{backend}'. Nothing has "
@@ -64,7 +64,7 @@ def refuse_rotation(record: Mapping[str, Any], backend: str, present: Container[
 
 
 def refuse_unconnected(record: Mapping[str, Any], relays: Sequence[str]) -> None:
-    """Refuse a WireGuard mesh in which two members have no way to each other. Raises InputError."""
+    """Refuse a WireGuard mesh in which two members have no path to each other. Raises InputError."""
     if record["mesh"]["backend"] == "wireguard":
         refuse_without_way(read_mesh(record, relays))
 
@@ -115,7 +115,7 @@ def rotation(
 
 
 def pairs(record: Mapping[str, Any], machine: str, relays: Sequence[str], present: Container[str]) -> list[str]:
-    """With whom a member has a tunnel, among the hosts that are present to hear of a key that the two share."""
+    """The peers of a member among the hosts in the play, which can receive a key that the two share."""
     return [
         peer["machine"] for peer in plan_for(read_mesh(record, relays), machine)["peers"] if peer["machine"] in present
     ]
@@ -200,13 +200,13 @@ def address_registration(
     known = member.get("mesh") or {}
     if known.get("address") == address and bool(known.get("userspace")) == pod:
         return None
-    # Nothing is said of what most members never were.
+    # The value is omitted for members that were never pods.
     userspace = {"userspace": pod} if pod or known.get("userspace") else {}
     return {"machine": machine, "mesh": {"address": address, **userspace}}
 
 
 def has_end(record: Mapping[str, Any], machine: str) -> bool:
-    """Whether the record has a member's address in the mesh."""
+    """Whether the record has the member's mesh address."""
     return bool(_member(record, machine).get("mesh"))
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node has to be like, by the record of its cluster. Pure."""
+"""The requirements of a cluster record for a node. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def desired(record: Record, machine: str, silent: Collection[str], relays: Seque
         "machine": machine,
         "gpus": member["gpus"],
         "cluster_address": derive.cluster_address(record, member),
-        # The server of a volume has the folder, and not a mount of it.
+        # The server of a volume has the directory itself, not a mount.
         "mounts": [one["mount_point"] for one in volumes if one.get("server", machine) != machine],
         "external_mounts": [one["mount_point"] for one in volumes if "server" not in one],
         "read_only_mounts": [one["mount_point"] for one in volumes if one.get("read_only")],

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every cluster that the hosts of a play know of, for people and for programs. Pure."""
+"""All clusters in the records of the hosts of a play, for people and for programs. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def overview(
     answers = read_answers(results, records)
     names = {record["name"] for answer in answers.values() for record in answer.records}
     clusters = [_cluster(name, answers, at, states or {}, verdict) for name in sorted(names)]
-    # Its copies and its hosts have a say in it, and people read it in terminals and job logs.
+    # It contains text from copies and hosts, and is read in terminals and job logs.
     shown: list[dict[str, Any]] = all_printable(clusters)
     return shown
 
@@ -172,7 +172,7 @@ def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
 
 
 def _known_keys(record: Record) -> list[str]:
-    """Machines that are not trusted, and whose keys are still in use, as after an interrupted removal."""
+    """Untrusted machines whose keys are still in use, as after an interrupted removal."""
     return [
         f"{removed['machine']} is not trusted, but the keys that it had are still in use: run the playbook remove with "
         f"cluster_machine={removed['machine']} and cluster_untrusted=true again."
@@ -209,7 +209,7 @@ def _section(cluster: Mapping[str, Any], width: int) -> str:
         }
         for member in members
     ]
-    # A column that says the same, or nothing, of every member only takes the room of the others.
+    # A column with the same value, or none, for all members only wastes space.
     columns: list[dict[str, str]] = [{"key": "machine"}, {"key": "address"}, {"key": "interface"}]
     if any(member["own_address"] != member["address"] for member in members):
         columns.append({"key": "own_address", "title": "own address"})

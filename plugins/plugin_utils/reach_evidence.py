@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the members found out about each other, seen together: nothing here asks a host anything."""
+"""The combined results of all members about each other. Nothing here contacts a host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECONDS_EACH = 8
 
 
 class Target(NamedTuple):
-    """A member as it should be: its address and the interface that has it.
+    """A member as expected: its address and the interface that has it.
 
     ``pod``: its kernel has neither, only its programs see them, and only TCP.
     """
@@ -139,11 +139,11 @@ class Evidence:
         self.clock_errors = self._find_clock_errors()
 
     def peer(self, one: str, other: str) -> PeerResult | None:
-        """What ``one`` found on the way to ``other``; None where it did not look."""
+        """The result of ``one`` for ``other``; None if it was not probed."""
         return self._peers.get((one, other))
 
     def ports(self, machine: str) -> list[Port]:
-        """What became of the ports of a machine's listener; nothing where it has none."""
+        """The results for the ports of a machine's listener; empty if it has none."""
         listen = self._results[machine].get("listen") or {}
         return list(listen.get("ports") or [])
 
@@ -156,7 +156,7 @@ class Evidence:
         return machine in self._asked
 
     def trouble(self, machine: str) -> str:
-        """Why a machine could not listen or probe, as a clause; empty where it could."""
+        """Why a machine could not listen or probe, as a clause; empty if it could."""
         results = self._results[machine]
         if machine not in self._asked:
             return f"{machine} is not among the hosts of this run"
@@ -192,7 +192,7 @@ class Evidence:
         return measured["gbps"] if measured else None
 
     def rdma(self, one: str, other: str) -> RdmaRate:
-        """What RDMA did from ``one`` to ``other``."""
+        """The RDMA result from ``one`` to ``other``."""
         measured = self._measured(one, other)
         nothing: RdmaRate = {"gbps": None, "latency_us": None, "error": ""}
         return measured["rdma"] if measured and "rdma" in measured else nothing
@@ -205,7 +205,7 @@ class Evidence:
         return self._rates[one].get(other)
 
     def _hear(self) -> dict[str, dict[str, list[str]]]:
-        """Whom each machine heard answer for which member's address, by the member and the machine."""
+        """The hardware addresses that answered each machine for each member's address, by member and machine."""
         heard: dict[str, dict[str, list[str]]] = {machine: {} for machine in self.members}
         for machine, probe in self.probes.items():
             for peer in probe["peers"]:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The pairs as a matrix for the terminal: who reaches whom at a glance, and below in words what is wrong."""
+"""The pairs as a matrix for the terminal, followed by a description of the faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import display_width
 
-#: One letter a verdict, and what it stands for. Letters, since colours are lost in logs and to some eyes.
+#: One letter per verdict, and its meaning. Letters, since colours are lost in logs and on colour-blind readers.
 SYMBOLS = {
     "ok": ("·", "reaches"),
     "reachable": ("·", "reaches"),
@@ -39,9 +39,9 @@ _DENSE_FROM = 21
 #: More members than this fit no terminal: then only those with a fault are drawn.
 _LARGEST = 100
 _CORNER = "from \\ to"
-#: Faults that are told in words.
+#: The number of faults that are described.
 _SAID = 100
-#: Peers of a group that are named one by one.
+#: The number of peers of a group that are named individually.
 _NAMED = 6
 
 

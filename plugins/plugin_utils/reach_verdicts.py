@@ -49,7 +49,7 @@ _ENGINES = {
 
 
 class Finding(NamedTuple):
-    """A judgement of a pair or of a host."""
+    """The verdict on a pair or a host."""
 
     status: str
     verdict: str
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """All that is known of one ordered pair."""
+    """Everything that is known about one ordered pair."""
 
     evidence: Evidence
     one: Target

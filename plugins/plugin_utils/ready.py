@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Has the filters of this collection loaded before Ansible's workers need them.
+"""Loads the filters of this collection before Ansible's workers need them.
 
 Ansible forks a worker for each task and host. A worker that meets the first filter of a collection loads the files of all
 of them, compiles each from its source, since the loader of collections keeps no byte code, and takes all of it along when

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide how the hosts of a play become members: refuse what cannot work, before anything changes. Pure."""
+"""Decide how the hosts of a play become members, and refuse invalid requests before anything changes. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide where a machine's removal is written, and refuse what cannot be, before anything changes. Pure."""
+"""Decide where a removal is written, and refuse invalid requests before anything changes. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def decide_removal(
             "cluster_manager_lost=true.",
             manager=manager,
         )
-    # A lost manager has nothing to hand over.
+    # A lost manager cannot hand over anything.
     handing = None
     if new_manager is not None and not manager_lost:
         former = derive.tenures(record)[:-1]

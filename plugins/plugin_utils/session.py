@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has to know of the cluster to run sessions, from the record. Pure but for the plugin's source."""
+"""The data that a host needs to run sessions, from the record. Pure, except for the plugin's source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volum
 #: Those of the role, without its name.
 OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
 _SOURCE = Path(__file__).resolve().parents[2] / "roles" / "session" / "files" / "gpumesh_session.c"
-#: By what a host lacks, Debian's packages. Others were not checked.
+#: Debian's packages for what is missing on a host. Other distributions were not tested.
 _PACKAGES = {
     "podman": "podman",
     "crun": "crun",
@@ -46,7 +46,7 @@ def desired(record: model.Record, machine: str, options: Mapping[str, Any]) -> d
 
 
 def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What gpumesh-session is told. Raises InputError."""
+    """The settings of gpumesh-session. Raises InputError."""
     member = derive.member_of(record, machine)
     members = {name: view["address"] for name, view in derive.member_views(record).items()}
     mesh = record["mesh"]
@@ -77,7 +77,7 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
 
 
 def _address(endpoint: str) -> str:
-    """That of an endpoint, if it has one of IPv4."""
+    """The IPv4 address of an endpoint, if it has one."""
     host = endpoint.rpartition(":")[0]
     try:
         return str(ipaddress.IPv4Address(host))
@@ -86,12 +86,12 @@ def _address(endpoint: str) -> str:
 
 
 def packages(missing: Sequence[str]) -> list[str]:
-    """The packages for what a host lacks."""
+    """The packages for what is missing on a host."""
     return [_PACKAGES.get(name, name) for name in missing]
 
 
 def roles(value: Any) -> Any:
-    """The roles of a session. A survey's answer is text. Raises InputError."""
+    """The roles of a session. The answer of a survey is a string. Raises InputError."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a member has of Slurm, from the record and the options of the role. Pure."""
+"""The desired Slurm setup of a member, from the record and the options of the role. Pure."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ STATE_FOLDER = "/var/lib/slurm/slurmctld"
 TOKEN_KEY = f"{STATE_FOLDER}/jwt_hs256.key"
 DBD_FILE = "/etc/slurm/slurmdbd.conf"
 _NODE_FILES = [f"/etc/slurm/{name}" for name in (config.OPTIONS, *config.NODE)]
-#: A unit that waits for the mesh, the controller or the database after a boot has to go on trying.
+#: A unit that waits for the mesh, the controller or the database after a boot must keep trying.
 _RESTART = ["Restart=on-failure", "RestartSec=5"]
-#: Programs that run load what is listed there, and keep it.
+#: Running programs have loaded what is listed there, and keep it.
 _PRELOAD = "/etc/ld.so.preload"
 
 
 def packages(programs: Sequence[str], manager: str) -> list[str]:
-    """The packages for the programs that a host lacks. ``manager``: the module that installs them."""
+    """The packages for programs that are missing on a host. ``manager``: the module that installs them."""
     names = _DEBIAN if manager == "apt" else _OTHERS
     parts = [part for part, needed in _PROGRAMS.items() if set(needed) & set(programs)]
     others = [program for program in programs if not any(program in needed for needed in _PROGRAMS.values())]
@@ -170,7 +170,7 @@ def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> d
     )
     if options["rest"]:
         command = f"/usr/sbin/slurmrestd -a rest_auth/jwt {options['rest_address']}:{options['rest_port']}"
-        # Neither root nor Slurm's own account may run it.
+        # It must not run as root or as Slurm's own account.
         daemons.append(
             {
                 "name": "slurmrestd",
@@ -234,7 +234,7 @@ def _dbd_settings(address: str) -> dict[str, str]:
 
 
 def _after(record: model.Record) -> list[str]:
-    """The cluster's addresses are there only when the tunnel is."""
+    """The cluster's addresses exist only while the tunnel is up."""
     mesh = record["mesh"]
     units = {"wireguard": f"wg-quick@{mesh['interface']}.service", "tailscale": "tailscaled.service"}
     unit = units.get(mesh["backend"])

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module slurm on a host, with the packages that it needs there."""
+"""Run the module slurm on a host, and install the packages that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm import packa
 
 
 def run_slurm(action: HostAction, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the module, and once more after what is missing is installed. Raises ModuleFailedError or HostStateError."""
+    """Run the module, and again after installing missing packages. Raises ModuleFailedError or HostStateError."""
     result = action.equipped_module(
         "gpumesh.cluster.slurm",
         {**parameters, **action.supervisor()},

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Shared volumes: what a server exports, and the systemd units by which a member mounts it. Pure functions of a record.
 
-A volume without server is external: a file system that is there already. It is looked at, and never touched.
+A volume without a server is external: an existing file system. It is checked, but never changed.
 
 A mount of ours never holds up a boot or a login: it is made by an automount at first use, after the mesh is up, with
 time limits on both the kernel's requests and systemd's wait. At shutdown the order is the other way round, so that it
@@ -55,7 +55,7 @@ _LINK_OF_MESH = {"none": "lan", "wireguard": "tunnel", "tailscale": "userspace"}
 #: Mount options that stand for the same setting; every other one is what is before its '='.
 _SETTINGS = {"soft": "hard", "softerr": "hard", "rw": "ro", "nfsvers": "vers", "nosuid": "suid", "nodev": "dev"}
 
-#: Root of another member could have left programs and devices there that make a user root.
+#: Root on another member could have left programs and devices there that make a user root.
 _CONFINED = ["nosuid", "nodev"]
 
 
@@ -209,7 +209,7 @@ def mounts(record: model.Record, machine: str) -> list[Mount]:
 
 
 def external(record: model.Record) -> list[External]:
-    """The volumes that are there already."""
+    """The external volumes."""
     volumes = [{**EXTERNAL, **volume} for volume in record["storage"]["volumes"] if "server" not in volume]
     return [
         {
@@ -227,7 +227,7 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
     unit = unit_name(volume["mount_point"])
     local = volume["server"] == machine
     if local:
-        # A bind mount of one directory onto itself would hide it behind itself.
+        # A bind mount of a directory onto itself would hide it.
         what, kind = volume["path"], "none"
         # Of the given options, which are those of nfs, only these two hold for it.
         given = [option for option in volume["options"] if _setting(option) in ("suid", "dev")]

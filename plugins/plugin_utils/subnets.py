@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which subnets all hosts really share, the best first, and why the others are out. Pure."""
+"""The subnets that all hosts actually share, best first, and why the others are ruled out. Pure."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def duplicate_words(twice: Mapping[str, Sequence[str]]) -> str:
 
 
 def _why_not(network: Network, found: Survey, needed: int, options: Options) -> str | None:
-    """Why a subnet is no candidate, or None when it is one."""
+    """Why a subnet is not a candidate, or None if it is one."""
     if options.wanted is not None and network != options.wanted:
         return f"not the requested subnet {options.wanted}"
     sole, twice = sole_places(network, found)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choose the cluster's subnet, or say in words why that cannot be done. Pure."""
+"""Choose the cluster's subnet, or explain why this is impossible. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import (
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import DEFAULTS, Options
 
-#: How many hosts' troubles one error tells in full.
+#: The number of hosts that an error describes in full.
 _TOLD = 5
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where each host stands in which subnet, and which of its addresses no other machine can reach.
+"""The place of each host in each subnet, and its addresses that no other machine can reach.
 
 Pure. The facts are what interface_info returned, by host. The work grows with the number of addresses and nothing else.
 """
@@ -45,7 +45,7 @@ OVERLAY, VIRTUAL, HARDWARE = range(3)
 
 
 class Options(NamedTuple):
-    """What the user may say. The patterns are those of file names and match interface names."""
+    """The user's options. Patterns are like those of file names, and match interface names."""
 
     wanted: Network | None = None
     min_hosts: int = 0  # 0: every host
@@ -91,7 +91,7 @@ class Place(NamedTuple):
 
 
 class Unusable(NamedTuple):
-    """One address that is out, and why in words."""
+    """An unusable address, and the reason."""
 
     interface: str
     address: str
@@ -199,7 +199,7 @@ class Judge:
         self.own = _pattern(options.own_tunnels)
 
     def interface(self, interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> str | None:
-        """Why an interface is out, or None. ``by_name`` has the host's interfaces."""
+        """Why an interface is not used, or None. ``by_name`` has the host's interfaces."""
         name = str(interface["name"])
         if interface["kind"] == "loopback":
             return "it is the loopback interface"

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose queue and accounting the manager's controller goes on with, and what becomes of older ones. Pure.
+"""Which queue and accounting the manager's controller continues with, and what happens to older ones. Pure.
 
-By the record, the time of each manager is a tenure, which has begun with a generation. By the markers on the hosts, a state
-has come about in some of them. The manager goes on with a state of its own tenure, or takes over the one of the tenure
-before. It never begins with an empty queue while another machine may have one.
+In the record, the time of each manager is a tenure, which began with a generation. The markers on the hosts show in
+which tenures a state was written. The manager continues with a state of its own tenure, or takes over the one of the
+previous tenure. It never starts with an empty queue while another machine may have one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Succession(NamedTuple):
 
 
 def read_look(result: object) -> Look | None:
-    """What the module slurm_state has found. None where it was not asked or did not answer; nothing is believed unread."""
+    """The validated result of the module slurm_state. None if it was not queried or did not answer."""
     if not isinstance(result, Mapping) or not isinstance(result.get("used"), bool):
         return None
     document = result.get("marker")
@@ -61,7 +61,7 @@ def decide(
 ) -> Succession:
     """``own``: of the manager. ``former``: of the machine that managed before, ``silence``: why there is none of it.
 
-    ``handing``: that machine, where it has just ended its controller to hand it over. ``lost``: it is gone for ever.
+    ``handing``: that machine, where it has just ended its controller to hand it over. ``lost``: it is permanently lost.
     """
     *before, present = derive.tenures(record)
     if _counts(record, own.marker):

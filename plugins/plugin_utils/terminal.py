@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How wide the terminal is that a filter draws for."""
+"""The width of the terminal for which a filter draws."""
 
 from __future__ import annotations
 

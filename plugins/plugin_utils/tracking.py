@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import se
 UID = 875
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "roles" / "tracking" / "files" / "requirements.txt"
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
-#: MLflow takes no shorter one.
+#: MLflow accepts no shorter password.
 _SHORTEST = 12
 
 
@@ -52,7 +52,7 @@ def address(record: model.Record) -> str:
 
 
 def uri(record: model.Record) -> str:
-    """Where members find the server: by its address, and with a certificate by the name that this is for."""
+    """The URL of the server for members: with its address or, with a certificate, with the name in it."""
     tracking = record.get("tracking")
     if tracking is None:
         raise KeyError("tracking")
@@ -63,7 +63,7 @@ def uri(record: model.Record) -> str:
 
 
 def variables(record: model.Record) -> dict[str, str]:
-    """What each job finds; nothing where no experiments are tracked. The generation of the record is one of its tags."""
+    """The variables of each job; empty if experiments are not tracked. The record's generation is one of its tags."""
     tracking = record.get("tracking")
     if tracking is None:
         return {}
@@ -74,7 +74,7 @@ def variables(record: model.Record) -> dict[str, str]:
 def parse_users(text: str, path: str) -> list[dict[str, Any]]:
     """The users in a file of lines NAME:PASSWORD. No password: there is to be no such user. Raises InputError.
 
-    Never says a password, since the message is shown.
+    The message is shown, so it never contains a password.
     """
     users: list[dict[str, Any]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -108,7 +108,7 @@ def refuse_server(server: str, record: model.Record) -> None:
 
 
 def asked(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the module cluster has to write to the record; None where it has all of it.
+    """What the module cluster has to write to the record; None if it is up to date.
 
     ``given``: state, start, server, port, volume, certificate_file.
     """

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has to know of the cluster to run training programs, from the record. Pure."""
+"""The data that a host needs to run training programs, from the record. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 
 
 def volumes(record: model.Record, machine: str) -> list[str]:
-    """Where the shared volumes that can be written to are mounted on a member."""
+    """The mount points of the writable shared volumes on a member."""
     return [volume["mount_point"] for volume in derive.volumes_of(record, machine) if not volume.get("read_only")]
 
 
@@ -25,7 +25,7 @@ def desired(
 
 
 def artifacts(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What the next job of a workflow learns of a run. ``result``: that of the module train_run."""
+    """The artifacts about a run for the next job of a workflow. ``result``: that of the module train_run."""
     run = result["run"]
     return {
         "gpumesh_train_name": name,

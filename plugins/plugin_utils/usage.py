@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who uses a cluster: by the jobs that Slurm has, and by what each host says of its volumes and network. Pure."""
+"""Who uses a cluster, from the jobs in Slurm and the results of each host about its volumes and network. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who made the card with a hardware address, as a hint at a machine that nobody knows."""
+"""The vendor of a MAC address, as a hint about an unknown machine."""
 
 from __future__ import annotations
 

@@ -1,22 +1,23 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How much faster is interface_info than ansible.builtin.setup, and does shared_subnets hold at a thousand hosts?
+"""How much faster is interface_info than ansible.builtin.setup, and does shared_subnets handle a thousand hosts?
 
     python tests/bench/bench_detect.py --inventory inventories/lab --as-gpu-server
 
-On the hosts of the inventory the modules are run in turn, in the form in which Ansible sends them. Two times are told:
+On the hosts of the inventory, the modules are run in turn, in the form in which Ansible sends them. Two times are
+shown:
 
-on the host   what the host's own clock says of one run of the module, with Ansible's start-up on the host; and the
-              time of the processor in it, which other people's load disturbs less.
+on the host   the elapsed time of one run of the module by the host's own clock, including Ansible's start-up on the
+              host; and its CPU time, which is less affected by other load.
 whole task    the same with SSH and the controller's work, as a task of a playbook. ansible.builtin.ping, which does
-              nothing, is the least that any module can take.
+              nothing, is the minimum for any module.
 
-The work of setup grows with what a machine has; that of interface_info hardly does. A bare container has nearly
+The work of setup grows with the hardware of a machine; that of interface_info hardly does. A bare container has nearly
 nothing: --as-gpu-server gives throw-away hosts what GPU servers have, which is ethtool, pciutils and dmidecode (setup
-calls them) and eight more network interfaces. The interfaces are taken away again, the packages stay.
+calls them) and eight more network interfaces. The interfaces are removed afterwards, the packages are kept.
 
-The best of all runs is compared, host by host, since a busy machine only ever adds time. Exits 1 when a bar is missed.
+The best of all runs is compared, host by host, since a busy machine only adds time. Exits 1 if a limit is missed.
 """
 
 from __future__ import annotations

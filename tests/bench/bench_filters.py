@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What does a task that uses a filter of this collection cost, with the filters loaded before the workers are forked?
+"""The cost of a task that uses a filter of this collection, with the filters loaded before the workers are forked.
 
     python tests/bench/bench_filters.py
 
-Plays of no task and of 20 such tasks run on this machine alone, once as they are and once after the task with which the
-playbooks begin (`cluster_info`). Told is the processor time of the controller for each task: the difference by 20, the
-least of three runs. Exits 1 when loading early does not halve it.
+Plays without tasks and with 20 such tasks run only on this machine, once as they are and once after the task with which
+the playbooks begin (`cluster_info`). Prints the CPU time of the controller for each task: the difference divided by 20,
+the minimum of three runs. Exits 1 if loading the filters early does not halve it.
 """
 
 from __future__ import annotations

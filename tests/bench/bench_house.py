@@ -1,12 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How large the collection is, and how deep: figures that need no hosts.
+"""The size and depth of the collection: figures that need no hosts.
 
     python tests/bench/bench_house.py
 
-Lines are those of plugins and roles, with their documentation. A level is a file with tasks: the playbook, each role and
-each file that is imported or included on the way to a module. Variables are the internal ones of the roles, ``__x``.
+Lines are those of plugins and roles, with their documentation. A level is a file with tasks: the playbook, each role
+and each file that is imported or included on the way to a module. Variables are the internal ones of the roles,
+``__x``.
 """
 
 from __future__ import annotations

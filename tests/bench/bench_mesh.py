@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the mesh's cost grows with the cluster, and what a second run costs.
+"""How the cost of the mesh grows with the cluster, and the cost of a second run.
 
-    python tests/bench/bench_mesh.py                      all members' tunnels, N against the controller's processor
-                                                          time, and against that of the hosts, which work side by side
+    python tests/bench/bench_mesh.py                      all members' tunnels: N against the CPU time of the
+                                                          controller, and that of the hosts, which work in parallel
     python tests/bench/bench_mesh.py --inventory HOSTS    also: a second run of playbooks/mesh.yml on real hosts,
                                                           against `ansible -m ping` of the same hosts
 

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a pod's mesh costs: throughput and latency of two hosts in a tailnet, with TUN and through the library.
+"""The cost of a pod's mesh: throughput and latency of two hosts in a tailnet, with TUN and through the library.
 
     python tests/bench/bench_pods.py [--seconds 5]
 
-Two network namespaces of this machine, one after the other: first tailscaled has an interface in each, then it runs in user
-space, and the programs have the library. Their control server, Headscale, runs in the first one. The same without any
-tailnet is the measure. Takes root. Times differ from machine to machine; compare them within one run.
+Uses two network namespaces of this machine. First tailscaled has an interface in each, then it runs in user space, and
+the programs use the library. Their control server, Headscale, runs in the first one. The baseline is the same without a
+tailnet. Requires root. Times differ from machine to machine; compare them within one run.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All ordered pairs of many hosts by the role reachability, against the same pairs by tasks that call nc.
+"""All ordered pairs of many hosts with the role reachability, against the same pairs with tasks that call nc.
 
     python tests/bench/bench_reachability.py             50 hosts with sshd in their own namespaces, 2,450 pairs
     python tests/bench/bench_reachability.py --hosts 10
 
-Needs root, sshd and nc (netcat-openbsd). Nobody waits an hour for a baseline: nc is timed on a sample of the pairs, and
-its time for all of them is reckoned from that and marked as such. Three ways of using nc are shown:
+Requires root, sshd and nc (netcat-openbsd). The full baseline would take an hour: nc is timed on a sample of the pairs,
+and its time for all of them is extrapolated and marked as such. Three ways of using nc are shown:
 
 - one pair after the other: what people do by hand, a listener there, a line of text here, one TCP port,
-- all hosts at once, each with a loop over its peers, against listeners that are there already, one TCP port,
-- the same for as many TCP ports as the role tests. The role tests UDP, 1 MiB each way, the path MTU, the routes, the
-  sources and the clocks besides, which is not counted.
+- all hosts at once, each with a loop over its peers, against existing listeners, one TCP port,
+- the same for as many TCP ports as the role tests. The role also tests UDP, 1 MiB each way, the path MTU, the routes, the
+  sources and the clocks, which is not counted.
 """
 
 from __future__ import annotations

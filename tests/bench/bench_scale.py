@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a second `site` costs the controller, by the number of members.
+"""The cost of a second `site` for the controller, by the number of members.
 
     python tests/bench/bench_scale.py [MEMBERS ...]        # 3 12 48
 
-For each size it starts light hosts of its own (containers without a service manager, with the packages installed), makes
-a cluster of them, runs `site` again, and removes them. Told are the processor seconds of the controller and the seconds
-on the clock, of that second run and by member, and the exponent between one size and the next: 1 is a cost that grows
-with the members, 2 one that grows with the pairs. The hosts share the machine with the controller, so that the clock
-says more about the machine. Exits 1 when a run fails or changes something.
+For each size, starts light hosts of its own (containers without a service manager, with the packages installed), makes
+them a cluster, runs `site` again, and removes them. Prints the CPU time of the controller and the elapsed time of that
+second run, in total and per member, and the exponent between one size and the next: 1 is a cost that grows with the
+members, 2 one that grows with the pairs. The hosts share the machine with the controller, so the elapsed time says more
+about the machine. Exits 1 if a run fails or changes something.
 
-All hosts share the kernel's table of neighbours (gc_thresh3, 1024 by default), which 48 that know each other overflow: it
-is made large enough for as long as this runs.
+All hosts share the kernel's neighbour table (gc_thresh3, 1024 by default), which overflows with 48 hosts that know each
+other: it is enlarged while this runs.
 """
 
 from __future__ import annotations

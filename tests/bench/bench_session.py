@@ -1,17 +1,17 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What does a session cost beyond its containers?
+"""The cost of a session beyond its containers.
 
     molecule converge -s session && python tests/bench/bench_session.py
 
-start       until all containers of a session run, whose nodes have the image, and `srun podman run` with the same image.
-            A session may take 3 s more.
-throughput  from a container to one on another node, and between the same nodes without a session, by iperf3. Once as
-            fast as the machine can, which here the processor limits, and once through a link of 400 Mbit/s, where a
-            session must have 85 %.
+start       until all containers of a session run, on nodes that have the image, against `srun podman run` with the same
+            image. A session may take 3 s longer.
+throughput  from a container to one on another node, and between the same nodes without a session, with iperf3: once at
+            full speed, which is limited by the processor here, and once over a link of 400 Mbit/s, where a session must
+            reach 85 %.
 
-The two of a pair are measured in turn, and their medians compared. Exits 1 when a bar is missed.
+The two of a pair are measured in turn, and their medians compared. Exits 1 if a limit is missed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
     python tests/bench/bench_site.py [LAB]
 
-The bar is 5 times. Prints the ratio and judges nothing: on a busy machine it says more about the machine.
+The limit is 5 times. Prints the ratio without a verdict: on a busy machine it says more about the machine.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Does slurmctld take a thousand nodes with the files that we write, and what does a node more cost?
+"""Does slurmctld handle a thousand nodes with the files that we write, and what does an additional node cost?
 
     python tests/bench/bench_slurm.py --container gpumesh-lab-n1
 
-In a container of the lab that has Slurm, a second controller is started with our slurm.conf on other ports and in a
-folder of its own. Nodes are registered with it as slurmd registers them, but for the processes: `scontrol create` with
-the same definition (without GPUs, which only a slurmd can show it). Told are the times
+In a container of the lab that has Slurm, a second controller is started with our slurm.conf on other ports and in its
+own directory. Nodes are registered as slurmd does, but without the processes: `scontrol create` with the same
+definition (without GPUs, which only slurmd can report). Prints the times
 
-files      of making every file for 10 and for 1,000 members: no file names a node, so they do not grow
+files      to create every file for 10 and for 1,000 members: no file names a node, so they do not grow
 start      of the controller, until it answers
-register   of 10 and of 1,000 nodes
-read       of asking for all nodes and reading the answer
+register   to register 10 and 1,000 nodes
+read       to query all nodes and read the answer
 
-Times on a busy machine are noisy: the ratios count, and the best of several runs. Exits 1 when slurmctld does not know
-all nodes, or when the files grow with the members.
+Times on a busy machine are noisy: use the ratios, and the best of several runs. Exits 1 if slurmctld does not know all
+nodes, or if the files grow with the members.
 """
 
 from __future__ import annotations

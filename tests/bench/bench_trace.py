@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpumesh-trace, by the number of ranks: time on the clock and of processors, and the memory of all of its processes together.
+"""gpumesh-trace by the number of ranks: elapsed time, CPU time, and the memory of all of its processes together.
 
     python tests/bench/bench_trace.py [RANKS ...]        # 8 64
 
-Each rank has a trace of 50,000 events, 11 MB before it is compressed. Exits 1 when 64 ranks take more than 60 s or 4 GiB.
+Each rank has a trace of 50,000 events, 11 MB before compression. Exits 1 if 64 ranks take more than 60 s or 4 GiB.
 """
 
 from __future__ import annotations

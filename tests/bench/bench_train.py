@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What gpumesh-train costs a run that nobody disturbs, against plain srun on the same nodes.
+"""The overhead of gpumesh-train for an undisturbed run, against plain srun on the same nodes.
 
     python tests/bench/bench_train.py [--lab molecule-train] [--nodes 3] [--steps 600] [--runs 3]
 
-The lab is one that has gpumesh-train, such as that of scenario train after `molecule converge -s train`. The same program
-makes the same steps under srun and under gpumesh-train, in turns. Told are, of the best of several turns,
+The lab must have gpumesh-train, such as that of the scenario train after `molecule converge -s train`. The same program
+makes the same steps under srun and under gpumesh-train, in turns. Prints, for the best of several turns,
 
-steps      seconds from the first step to the last one, by the clock of rank 0: what watching costs
+steps      seconds from the first step to the last one, by the clock of rank 0: the cost of monitoring
 whole      seconds from the start of the step to its end, without the time that Slurm needs to start the job
 
-The bar is 2 % for the ratio of the steps: a run of hours has no other
-cost. Times on a busy machine are noisy, so that both are made in one call. Exits 1 above the bar.
+The limit is 2 % for the ratio of the steps: a run of hours has no other cost. Times on a busy machine are noisy, so
+both are measured in one call. Exits 1 above the limit.
 """
 
 from __future__ import annotations

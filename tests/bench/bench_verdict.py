@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what the members found out about each other to the report, by the number of members: processor time and memory.
+"""From the members' results about each other to the report, by the number of members: CPU time and memory.
 
     python tests/bench/bench_verdict.py [MEMBERS ...]        # 250 500 1000
 
-Each size in a process of its own, for its memory. What the probes found is invented, and all pairs share its inner
-parts: how much a run holds of that is Ansible's business. Exits 1 when 1,000 members take more than 60 s or 2 GiB.
+Each size runs in its own process, because of the memory. The probe results are invented, and all pairs share their
+inner parts: how much of that a run holds is up to Ansible. Exits 1 if 1,000 members take more than 60 s or 2 GiB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the parts of `make chaos` are asked for alike."""
+"""The command line options that all parts of `make chaos` share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import random
 
 
 def listed(text: str) -> list[str]:
-    """A list with commas."""
+    """A comma-separated list."""
     return [word for word in text.split(",") if word]
 
 
 def new_parser(description: str | None, lab: str, network: str) -> argparse.ArgumentParser:
-    """With the seed, and how a lab is used. ``lab`` and ``network``: the defaults of its name and its network."""
+    """A parser with the options for the seed and the lab. ``lab`` and ``network``: the defaults for the lab."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--running", action="store_true", help="the lab's hosts run: go on with them")

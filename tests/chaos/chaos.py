@@ -1,16 +1,16 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Operations on a cluster are killed, and the same command again has to finish them.
+"""Kill operations on a cluster, and require the same command to complete them when it is run again.
 
     make chaos                                                  # all boundaries and 60 random moments: takes hours
     python tests/chaos/chaos.py --count 20 --seed 7             # 20 random ones
     python tests/chaos/chaos.py --operation join:c3 --kill controller:40+0.80
 
-On three hosts of its own (c3 has no service manager), each experiment is one operation and one kill:
+On its own three hosts (c3 has no service manager), each experiment is one operation and one kill:
 
     boundary:TASK               SIGKILL of the playbook's process group when the task of this number starts
-    controller:TASK+SECONDS     the same so many seconds later
+    controller:TASK+SECONDS     the same, this many seconds later
     module:TASK+SECONDS@HOST    SIGKILL of the first module that runs on the host from then on
     host:TASK+SECONDS@HOST      the host's power is cut, and comes back at once
 
@@ -60,7 +60,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 class Session:
-    """All that one call does."""
+    """Everything that one call does."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -72,7 +72,7 @@ class Session:
         self.failures: list[str] = []
 
     def record(self) -> None:
-        """Do each operation once, and keep what its tasks were."""
+        """Perform each operation once, and record its tasks."""
         kept = self.logs / "recorded.json"
         if self.options.recorded and kept.exists():
             found = json.loads(kept.read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ class Session:
                 kept.write_text(json.dumps(said), encoding="utf-8")
 
     def step(self, operation: Operation) -> list[Task]:
-        """One operation that nobody disturbs."""
+        """Perform one undisturbed operation."""
         started = time.monotonic()
         tasks = self.chaos.undisturbed(operation, f"undisturbed-{operation}")
         changed = len(experiments.boundaries(tasks))
@@ -97,7 +97,7 @@ class Session:
         return tasks
 
     def reach(self, operation: Operation) -> None:
-        """Bring the cluster where the operation begins."""
+        """Bring the cluster to the state in which the operation starts."""
         for step in experiments.way(self.cluster.state, operation.before(self.cluster.state)):
             self.step(step)
 
@@ -114,7 +114,7 @@ class Session:
         return found
 
     def run(self) -> int:
-        """Do them; the exit status."""
+        """Run them; the exit status."""
         self.logs.mkdir(parents=True, exist_ok=True)
         print(f"seed {self.options.seed}", flush=True)
         try:
@@ -143,7 +143,7 @@ class Session:
         return 1 if self.failures else 0
 
     def one(self, number: int, experiment: Experiment) -> None:
-        """One experiment with the way to it."""
+        """Run one experiment and the operations that lead to it."""
         started = time.monotonic()
         folder = f"{number:03}-{experiment.operation}-{experiment.kill}"
         hit, failure = "", ""
@@ -163,7 +163,7 @@ class Session:
             self.failed(number, experiment, failure, folder)
 
     def failed(self, number: int, experiment: Experiment, failure: str, folder: str) -> None:
-        """Say all that helps, and go on from bare hosts."""
+        """Print everything that helps, and continue from bare hosts."""
         self.failures.append(f"{number}: {experiment}")
         logs = self.logs / folder
         logs.mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ class Session:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the experiments."""
     options = read_arguments()
     if len(options.operation) != len(options.kill):
         sys.exit("chaos: as many of --operation as of --kill")

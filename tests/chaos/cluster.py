@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster that chaos works on: its lab, jobs that have to go on, and proofs that all of it is well."""
+"""The cluster for the chaos tests: its lab, jobs that must keep running, and proofs of its state."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SUPERVISORD_LEAVES = re.compile(r"/var/log/gpumesh-|supervis|^volatile: [+-] (mo
 #: What a user's job runs, so that it is found among all processes.
 JOB = "sleep 864001"
 USER = ["runuser", "-u", "nobody", "--"]
-#: Seconds until nodes have to be ready. The machine is busy with three hosts and a controller.
+#: Seconds in which nodes must become ready. The machine is busy with three hosts and a controller.
 PATIENCE = 90.0
 
 
 class ProofError(Exception):
-    """Something is not as it has to be after a rerun."""
+    """The state after a rerun is not as required."""
 
 
 class Job(NamedTuple):
@@ -62,7 +62,7 @@ class Cluster:
         self._remember()
 
     def take_over(self) -> None:
-        """Go on with the hosts as they are: bare, or with the cluster that an earlier call has left whole."""
+        """Continue with the hosts as they are: bare, or with the intact cluster of an earlier call."""
         if not self._kept.exists():
             self._remember()
         self.bare = json.loads(self._kept.read_text(encoding="utf-8"))
@@ -92,10 +92,10 @@ class Cluster:
         if run.code != 0:
             raise ProofError(f"lab/{name}.yml ended with {run.code}:\n{run.output[-3000:]}")
 
-    # What an operation is in words of Ansible
+    # The command lines of operations
 
     def command(self, operation: Operation, steady: bool = False) -> list[str]:
-        """The command line; ``steady`` without what changes something each time, as new keys do."""
+        """The command line; ``steady`` omits options that change something on every run, such as new keys."""
         name, variables = self._what(operation, steady)
         return ["-i", str(self.lab.inventory), f"gpumesh.cluster.{name}", "-e", json.dumps(variables)]
 
@@ -119,7 +119,7 @@ class Cluster:
     # Hosts that die
 
     def strike(self, host: str) -> None:
-        """The host loses its power, and gets it back."""
+        """Cut the power of the host, and restore it."""
         container = f"gpumesh-{self.lab.name}-{host}"
         subprocess.run(["docker", "kill", container], check=True, capture_output=True, timeout=120)
         subprocess.run(["docker", "start", container], check=True, capture_output=True, timeout=120)
@@ -129,7 +129,7 @@ class Cluster:
         self.lab.await_boot(host, SUPERVISORD if host == "c3" else "")
 
     def kill_module(self, host: str, seconds: float = 20) -> bool:
-        """Kill the first module of Ansible that runs on the host in that time. False: none did."""
+        """Kill the first Ansible module that runs on the host within that time. False if there was none."""
         # With pipelining a module comes by stdin, and its process is the bare interpreter.
         loop = "until pkill -9 -f -x /usr/bin/python3; do sleep 0.02; done"
         argv = ["docker", "exec", f"gpumesh-{self.lab.name}-{host}", "timeout", str(seconds), "sh", "-c", loop]
@@ -138,7 +138,7 @@ class Cluster:
     # Jobs
 
     def start_jobs(self, operation: Operation) -> None:
-        """Have one on each member that lives through the operation. A machine with jobs does not leave."""
+        """Start a job on each member that remains after the operation. A machine with jobs cannot be removed."""
         if not self.state.members:
             self.jobs = []
             return
@@ -176,7 +176,7 @@ class Cluster:
     # Proofs
 
     def prove(self, died: str) -> None:
-        """The record, the nodes, the jobs, and what is left on machines that are not members. ``died``: a host."""
+        """Check the record, the nodes, the jobs, and what is left on machines outside the cluster. ``died``: a host."""
         state = self.state
         self._prove_record(state)
         if state.members:
@@ -246,10 +246,10 @@ class Cluster:
                 raise ProofError(f"not within {seconds:.0f} s: {what}")
             time.sleep(0.5)
 
-    # When something is wrong
+    # When a proof fails
 
     def diagnose(self, folder: Path) -> None:
-        """Keep what tells why."""
+        """Save what helps to find the cause."""
         asked = {
             "processes": "ps -eo pid,ppid,lstart,etimes,user,args --sort=start_time",
             "sockets": "ss -tlnp",

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What chaos does to a cluster, as data: operations, the moments at which they are killed, and an order for them.
+"""The chaos experiments on a cluster, as data: operations, the moments at which they are killed, and their order.
 
 Nothing here runs anything.
 """
@@ -38,7 +38,7 @@ TASKS = {
 
 
 class State(NamedTuple):
-    """What the cluster is between two operations. Without members there is none."""
+    """The state of the cluster between two operations. Without members there is no cluster."""
 
     members: frozenset[str] = frozenset()
     manager: str = "c1"
@@ -77,14 +77,14 @@ class Operation(NamedTuple):
         return {"remove": self.machine, "hand-over": self.manager}.get(self.name, "")
 
     def before(self, state: State) -> State:
-        """The state from which it can be done, as near to this one as there is."""
+        """The state closest to this one in which it can be performed."""
         if self.name == "create":
             return State(frozenset(), self.manager, "one")
         members = frozenset(MACHINES) - ({self.machine} if self.name == "join" else set())
         return State(members, self.manager, state.volumes)
 
     def after(self, state: State) -> State:
-        """What it makes of the state."""
+        """The state afterwards."""
         everybody = frozenset(MACHINES)
         if self.name in {"create", "join"}:
             return state._replace(members=everybody)
@@ -98,7 +98,7 @@ class Operation(NamedTuple):
         return state
 
 
-#: Those that are tried, in an order in which each begins where the one before ends. c3 has no service manager.
+#: The operations, in an order in which each starts in the final state of the previous one. c3 has no service manager.
 VARIANTS = tuple(
     Operation.parse(text)
     for text in (
@@ -180,9 +180,9 @@ def draw_moment(chance: random.Random, tasks: Sequence[Task], name: str) -> tupl
 
 
 def draw_kill(chance: random.Random, kind: str, operation: Operation, tasks: Sequence[Task]) -> Kill:
-    """One of the kind."""
+    """Draw a kill of this kind."""
     if kind == "boundary":
-        # Where nothing was recorded, any task will do.
+        # If nothing was recorded, use any task.
         return Kill("boundary", chance.choice(boundaries(tasks) or TASKS[operation.name]))
     task, delay = draw_moment(chance, tasks, operation.name)
     return Kill(kind, task, delay, "" if kind == "controller" else chance.choice(MACHINES))
@@ -195,7 +195,7 @@ def draw(
     kills: Sequence[str],
     recorded: Mapping[Operation, Sequence[Task]],
 ) -> list[Experiment]:
-    """Experiments by chance, each of the operations as often as the others, and so the kinds of kills."""
+    """Random experiments, with each operation and each kind of kill equally often."""
     found = []
     for number in range(count):
         name = operations[number % len(operations)]
@@ -223,7 +223,7 @@ def sample(chance: random.Random) -> list[Experiment]:
 
 
 def all_boundaries(operations: Sequence[str], recorded: Mapping[Operation, Sequence[Task]]) -> list[Experiment]:
-    """One at each boundary of the operations that were recorded."""
+    """An experiment at each boundary of the recorded operations."""
     return [
         Experiment(operation, Kill("boundary", task))
         for operation, tasks in recorded.items()

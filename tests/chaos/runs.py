@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A playbook that is killed, run again until its end, and once more to see that nothing is left to do."""
+"""Kill a playbook, run it again to completion, and once more to check that nothing is left to do."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from experiments import Experiment, Kill, Operation, Task
 from lab_hosts import BIN, RECAP, ROOT
 
 CALLBACKS = Path(__file__).resolve().parent / "callback"
-#: What a run may take at most, in seconds, before it counts as one that hangs.
+#: The maximum duration of a run in seconds, after which it is considered hung.
 LONGEST = 900
 
 
 class Result(NamedTuple):
-    """What came of an experiment."""
+    """The result of an experiment."""
 
     experiment: Experiment
     seconds: float
@@ -42,7 +42,7 @@ class Steps:
     def lines(self) -> list[dict[str, object]]:
         if not self.path.exists():
             return []
-        # A line may be half there.
+        # The last line may be incomplete.
         whole = self.path.read_text(encoding="utf-8").rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines()]
 
@@ -100,7 +100,7 @@ class Play:
             )
 
     def wait(self) -> int:
-        """Its exit status. One that hangs is killed, and has failed."""
+        """Its exit status. A hung run is killed, and has failed."""
         try:
             return self.process.wait(timeout=LONGEST)
         except subprocess.TimeoutExpired:
@@ -138,7 +138,7 @@ class Chaos:
         self.logs = logs
 
     def undisturbed(self, operation: Operation, folder: str) -> list[Task]:
-        """Do it to its end, as a way to a state; its tasks."""
+        """Run it to completion, to reach a state; its tasks."""
         logs = self._folder(folder)
         self.cluster.start_jobs(operation)
         play = self._through(operation, logs / "undisturbed")

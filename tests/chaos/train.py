@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Training runs on four hosts, each of which is hit once while it runs, and has to finish all the same.
+"""Disturb training runs on four hosts, each once while it runs, and require them to finish nevertheless.
 
     make chaos PART=train                                        # 20 random ones
     python tests/chaos/train.py --count 20 --seed 7
@@ -47,7 +47,7 @@ from train_runs import INTERVAL, STEPS, Found, TrainLab, all_samples, causes
 FILLED, NAMED = 20.0, 60.0
 #: Seconds of steps before somebody becomes slow: what is slower is measured against them.
 BEFORE = 40.0
-#: Percent of a processor, and what a node may send.
+#: Percent of a processor, and the maximum rate at which a node sends.
 SLOW_BY = {"cpu": "2", "link": "1mbit"}
 #: Of the shared volume: room for the checkpoints of all runs.
 SIZE = "size=256m"
@@ -69,7 +69,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def nothing() -> None:
-    """What undoes a kill that is over with itself."""
+    """Undo a kill that has no lasting effect."""
 
 
 class Hit(NamedTuple):
@@ -82,7 +82,7 @@ class Hit(NamedTuple):
 
 
 class Session:
-    """All that one call does."""
+    """Everything that one call does."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -107,7 +107,7 @@ class Session:
         assert done.code == 0, done.output[-3000:]
 
     def down(self) -> None:
-        """Leave nothing of it. The hosts have mounts of their own of what is mounted here."""
+        """Remove everything. The hosts have their own mounts of what is mounted here."""
         if os.path.ismount(self.lab.shared):
             subprocess.run(["umount", str(self.lab.shared)], check=True)
         self._playbook("down")
@@ -126,7 +126,7 @@ class Session:
         return f"{self.options.seed}-{self.number:03}-{text}"
 
     def undisturbed(self, ranks: int) -> str:
-        """A run that nobody disturbs; what is wrong with it."""
+        """Run an undisturbed training; what is wrong with it."""
         name = self.name(f"calm-{ranks}")
         self.lab.idle()
         self.lab.begin(name, "--nodes", str(ranks), "--hang-timeout", str(HANG_TIMEOUT))
@@ -149,7 +149,7 @@ class Session:
         return self.results[ranks]
 
     def experiment(self, experiment: Experiment) -> str:
-        """Hit a run; what is wrong with it."""
+        """Disturb a run; what is wrong with it."""
         ranks = int(experiment.options[1])
         result, starting = self.reference(ranks)
         name = self.name(experiment.kind)
@@ -172,7 +172,7 @@ class Session:
         return "; ".join(wrong)
 
     def await_next(self, experiment: Experiment, name: str, hit: Hit, starting: float) -> list[str]:
-        """Until the next attempt makes steps, where there has to be one."""
+        """Wait until the next attempt makes steps, if there has to be one."""
         if experiment.kind == "full":
             time.sleep(FILLED)
             hit.undo()
@@ -195,7 +195,7 @@ class Session:
     # What hits them
 
     def hit(self, experiment: Experiment, name: str, found: Found) -> Hit:
-        """Do it now."""
+        """Apply it now."""
         lab, nodes = self.lab, found["attempts"][-1]["nodes"]
         rank = experiment.victim(nodes)
         node = nodes[rank]
@@ -228,12 +228,12 @@ class Session:
         return Hit(rank, node, at, undo)
 
     def start_slurmd(self, node: str) -> None:
-        """Where nobody else has done it."""
+        """Start slurmd if nothing else has."""
         if not self.lab.run(node, "pgrep", "-x", "slurmd", check=False):
             starts = "systemctl restart slurmd || supervisorctl start gpumesh-slurmd"
             self.lab.run(node, "sh", "-c", starts, check=False)
 
-    # Who is slow
+    # Stragglers
 
     def slow(self, experiment: Experiment) -> str:
         """Make a node slow while a run goes on; what is wrong."""
@@ -265,7 +265,7 @@ class Session:
     # All of it
 
     def one(self, kind: str, words: str, work: Callable[[], str]) -> None:
-        """One run, and what came of it."""
+        """One run and its result."""
         began = time.monotonic()
         self.kinds[kind] += 1
         try:
@@ -290,7 +290,7 @@ class Session:
             (self.logs / f"{self.number:03}-{host}.slurm").write_text(said, encoding="utf-8")
 
     def run(self) -> int:
-        """Do them; the exit status."""
+        """Run them; the exit status."""
         options = self.options
         print(f"seed {options.seed}", flush=True)
         try:
@@ -330,7 +330,7 @@ class Session:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the experiments."""
     sys.exit(Session(read_arguments()).run())
 
 

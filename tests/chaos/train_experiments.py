@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What chaos does to a training run, as data: what is killed, at which step, and what the run has to say of it.
+"""The chaos experiments on a training run, as data: what is killed, at which step, and what the run must report.
 
 Nothing here runs anything.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 MANAGER = "t1"
-#: A run makes 120 steps; a kill comes early enough for the run to be there still.
+#: A run makes 120 steps; a kill comes early enough for the run to be still active.
 MOMENTS = range(3, 70)
 #: By kind, what it is. Those without a culprit have to leave the run as it is.
 KILLS = {
@@ -79,7 +79,7 @@ class Experiment(NamedTuple):
 
 
 def draw(chance: random.Random, count: int, kinds: Sequence[str]) -> list[Experiment]:
-    """Experiments by chance, each of the kinds as often as the others."""
+    """Random experiments, with each kind equally often."""
     order: list[str] = []
     while len(order) < count:
         order += chance.sample(list(kinds), len(kinds))

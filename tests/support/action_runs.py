@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Action plugins as Ansible runs them, with results that are given in place of the modules on a host."""
+"""Run action plugins as Ansible does, with given results instead of the modules on a host."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Starts a job as AWX does: a private data directory, and ansible-runner on it.
+"""Start a job as AWX does: a private data directory, and ansible-runner on it.
 
-What it needs of the collection, surveys and types of credentials, is read from the installed archive.
+What it needs from the collection, surveys and credential types, is read from the installed archive.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Good input, broken at random: what takes it gives a value or a refusal in words, and nothing else ever happens.
+"""Valid input, broken at random: a parser must return a value or refuse it with an explanation, and nothing else.
 
-Random signs alone do not get past the first check of a parser. HYPOTHESIS_PROFILE=search tries 100,000 forms at each place,
-and other ones each time; a gate tries the same few.
+Random characters alone do not get past the first check of a parser. HYPOTHESIS_PROFILE=search tries 100,000 forms at
+each place, different ones each time; a gate tries the same few.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is decided about records, members and removals, with a refusal as a text, so that tests can look at both."""
+"""Decisions about records, members and removals, with a refusal as a text, so that tests can examine both."""
 
 from __future__ import annotations
 

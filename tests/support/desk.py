@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Somebody who follows the guides, with the archive of the collection and the machines of a lab."""
+"""A user who follows the guides, with the archive of the collection and the machines of a lab."""
 
 from __future__ import annotations
 

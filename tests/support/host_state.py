@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Everything of a host that a cluster could leave behind: read it before and after, and name what differs.
+"""Everything on a host that a cluster could leave behind: read it before and after, and name the differences.
 
-Packages may stay, so what belongs to them is left out: files that dpkg lists, and what their scripts make.
+Packages may stay, so what belongs to them is excluded: files that dpkg lists, and what their scripts create.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab of hosts with kernels of their own: commands by SSH, power that can be cut, boots that can be told apart."""
+"""A lab of hosts with their own kernels: commands over SSH, power that can be cut, boots that can be told apart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Modules as Ansible runs them, in a process of their own: arguments in, JSON out. The same for every ansible-core."""
+"""Run modules as Ansible does, in a separate process: arguments in, JSON out. The same for every ansible-core."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Mounts that nobody else sees, and that are gone with the test. Needs root."""
+"""Mounts that are private to a test and removed with it. Requires root."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The answers of hosts that tell the digests of their records, made of the answers of hosts that send them."""
+"""The answers of hosts that announce the digests of their records, derived from answers of hosts that send them."""
 
 from __future__ import annotations
 

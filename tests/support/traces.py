@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Traces of a training whose truth is known, as PyTorch's profiler and gpumesh_profile write them.
+"""Traces of a training with known timing, as written by PyTorch's profiler and gpumesh_profile.
 
-In each step a rank computes, half of it before it starts the first all-reduce, which the other half hides. Then it starts the
-second one, which nothing hides. All ranks leave an all-reduce `transfer` after the last one has come. Then each rank has some
-time of its own, and the next step begins.
+In each step, a rank computes, half of it before it starts the first all-reduce, which the other half hides. Then it
+starts the second one, which nothing hides. All ranks leave an all-reduce `transfer` after the last one has entered.
+Then each rank has some time of its own, and the next step begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab of scenario tracking, and its MLflow by the interface for programs."""
+"""The lab of the scenario tracking, and its MLflow through the API."""
 
 from __future__ import annotations
 

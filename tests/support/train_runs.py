@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of gpumesh-train in the lab of scenario train, or in one of its shape, and what can be done to their hosts."""
+"""Runs of gpumesh-train in the lab of the scenario train, or in a similar one, and what can be done to their hosts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tasks of a session on its nodes: fetch the images, run a container, enter one. As the job's user, by podman."""
+"""The tasks of a session on its nodes: fetch the images, run a container, enter one. As the job's user, with podman."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.job import
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME as PROGRAM
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role
 
-#: Of the one container that each of our podman's stores has.
+#: The name of the only container in each of our podman stores.
 NAME = "session"
 _PID, _ENDED, _SPEC = "pid", "ended", "spec"
 _LOCAL = ("oci-archive:", "docker-archive:", "oci:", "dir:")
 _QUIET = {"PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
-#: Seconds until a container can be entered whose session runs, and for one image.
+#: Seconds until a container of a running session can be entered, and for one image.
 _PATIENCE = 60.0
 #: Seconds for the containers of a node to start.
 _START = 300.0
@@ -47,7 +47,7 @@ _CDI_KIND = "nvidia.com/gpu"
 
 
 class Place(NamedTuple):
-    """The folders of one container. ``images``: the store that all sessions of the user have on this node."""
+    """The directories of one container. ``images``: the store of all sessions of the user on this node."""
 
     run: str
     storage: str
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
 
 class ContainerError(HostStateError):
-    """A container has ended with an exit status of its own."""
+    """A container ended with its own exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -63,13 +63,13 @@ class ContainerError(HostStateError):
 
 
 def place_of(job: int, local: int, storage: str) -> Place:
-    """Where a container is. ``storage``: the setting, with {user}."""
+    """The place of a container. ``storage``: the setting, with {user}."""
     base = os.path.normpath(storage.replace("{user}", own_name()))
     return Place(f"{node.folder(job)}/{local}", f"{node.storage(job)}/{local}", f"{base}/images")
 
 
 def images_command(images: str) -> List[str]:
-    """podman with the store of images, which has all of its folders to itself: podman remembers them."""
+    """podman with the store of images, which shares no directory: podman remembers them."""
     folders = ["--root", images, "--runroot", f"{images}-run", "--tmpdir", f"{images}-tmp"]
     return ["podman", "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=file", *folders]
 
@@ -89,14 +89,14 @@ def podman_environment(folder: str) -> Dict[str, str]:
 
 
 def reference(image: str) -> str:
-    """The image as podman pulls it: files and folders by their transport."""
+    """The image as podman pulls it: files and directories with their transport."""
     return image if image.startswith((*_LOCAL, "docker://")) else f"docker://{image}"
 
 
 def run_arguments(
     role: Role, own: Container, place: Place, image: str, variables: Mapping[str, str], gpus: Sequence[str]
 ) -> List[str]:
-    """What comes after podman to run the container. ``image``: its identifier. Most variables come from the environment."""
+    """The arguments of podman to run the container. ``image``: its identifier. Most variables are in the environment."""
     mounts = [f"{place.run}/hosts:/etc/hosts:ro", f"{place.run}/hostfile:/etc/gpumesh-hostfile:ro"]
     mounts += [
         f"{place.run}/resolv.conf:/etc/resolv.conf:ro",
@@ -150,9 +150,9 @@ def prepare(run: Runner, word: str, job: int, storage: str, key: str) -> int:
     _refuse_unfit(roles)
     place = place_of(job, here[0].local, storage)
     images, variables = place.images, podman_environment(f"{place.run}/fetch")
-    # podman makes it only where the folder of the state is the same.
+    # podman creates it only if the directory of the state is the same.
     os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
-    # Whoever could write there could run anything as this user.
+    # Anyone who can write there can run anything as this user.
     os.close(owned(os.path.dirname(images), "session_storage_dir", 0o022))
     for image in sorted({role.image for role in roles}):
         if not _identifier(run, images_command(images), image, variables)[0]:
@@ -254,7 +254,7 @@ def run_container(run: Runner, job: int, local: int, storage: str) -> int:
         raise ContainerError(f"{own.name} on {own.node} ended with status {status}: {last}", status)
     write_atomic(f"{place.run}/{_ENDED}", "", 0o600)
     if own.rank:
-        # The session goes on as long as its first container does, and ends with the first step.
+        # The session continues as long as its first container, and ends with the first step.
         while True:
             time.sleep(3600)
     return status
@@ -275,7 +275,7 @@ def _login(run: Runner, place: Place, own: Container, session: Sequence[Containe
 
 
 def _pass_on(source: int) -> str:
-    """Copy what a container or podman prints on the standard error, until its end; the last line of it."""
+    """Copy the standard error of a container or podman until its end; its last line."""
     tail = b""
     while True:
         chunk = os.read(source, _LONGEST_TAIL)
@@ -292,7 +292,7 @@ def _last_line(text: str) -> str:
 
 
 def await_all(run: Runner, job: int, storage: str) -> int:
-    """Wait until each container of this node runs, or is done; the exit status. Raises HostStateError."""
+    """Wait until each container of this node runs, or has ended; the exit status. Raises HostStateError."""
     plan = node.read_plan(job)
     waiting = {one.name: place_of(job, one.local, storage) for one in _containers(plan) if one.name in plan["here"]}
     end = time.monotonic() + _START
@@ -311,12 +311,12 @@ def await_all(run: Runner, job: int, storage: str) -> int:
 def _started(run: Runner, place: Place) -> bool:
     if os.path.exists(f"{place.run}/{_ENDED}"):
         return True
-    # podman writes it a moment before the container runs, and to ask podman costs more.
+    # podman writes it shortly before the container runs, and querying podman costs more.
     return os.path.exists(f"{place.run}/{_PID}") and _runs(run, place)
 
 
 def enter(run: Runner, job: int, local: int, storage: str, words: Sequence[str], terminal: bool) -> int:
-    """Run a command in the container, which may just be starting; its exit status. Raises GpumeshError."""
+    """Run a command in the container, which may still be starting; its exit status. Raises GpumeshError."""
     place = place_of(job, local, storage)
     end = time.monotonic() + _PATIENCE
     variables = podman_environment(place.run)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a container finds in its environment: the model of jobs, with the containers of the session for its nodes."""
+"""The environment of a container: that of jobs, with the containers of the session as nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 #: The model, as the role job_environment has it on each node, and what it is told of this one.
 MODEL = "/etc/gpumesh/task_prolog"
 SETTINGS = "/etc/gpumesh/job_environment.json"
-#: What all sessions have, whatever other jobs have. Where two set the same, the last one counts.
+#: The dialects of all sessions, regardless of other jobs. If two set the same variable, the last one takes effect.
 DIALECTS = ("dstack", "skypilot", "runpod", "backendai")
-#: Of rank 0 where the network is the session's own, as Backend.AI has it.
+#: The port of rank 0 if the session has its own network, as in Backend.AI.
 PORT = 12345
 
 
@@ -55,7 +55,7 @@ def variables(
         given["MASTER_PORT"] = str(PORT)
     known = model.Settings(json.dumps(document))
     found: Dict[str, str] = model.all_variables(_world(model, job, session, own, gpus), known, hostfile, given)
-    # Elsewhere addresses are asked for, and names here.
+    # TF_CONFIG has names instead of addresses.
     named = _world(model, job, [one._replace(address=one.name) for one in session], own, gpus)
     found["TF_CONFIG"] = model.tf_config(named, int(found["MASTER_PORT"]))
     if "DSTACK_MASTER_NODE_IP" in found:
@@ -70,7 +70,7 @@ def _world(model: Any, job: int, session: Sequence[Container], own: Container, g
 
 
 def hostfile(session: Sequence[Container], gpus: Mapping[str, int]) -> str:
-    """For mpirun: a slot a GPU, or one."""
+    """For mpirun: one slot per GPU, or one."""
     return "".join(f"{one.name} slots={gpus.get(one.role, 0) or 1}\n" for one in session)
 
 
@@ -90,6 +90,6 @@ def hosts(session: Sequence[Container]) -> str:
 
 
 def resolvers(text: Optional[str]) -> str:
-    """/etc/resolv.conf of a container: not the host's own resolver, which no container reaches."""
+    """/etc/resolv.conf of a container: without the host's own resolver, which no container can reach."""
     kept = [line for line in (text or "").splitlines() if not line.startswith(("nameserver 127.", "nameserver ::1"))]
     return "".join(f"{line}\n" for line in kept)

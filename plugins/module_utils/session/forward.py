@@ -1,10 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ports of main1 at the manager's cluster address: one ssh on the manager, as the session's user, as long as there is the job.
+"""Ports of main1 on the manager's cluster address: one ssh on the manager, as the session's user, while the job exists.
 
-Its connection is the standard input and output of a step of the job, which is an sshd in the namespace of main1: nothing is
-opened between the hosts and the session. The key of the session stays in the memory of an agent that ends with this.
+Its connection is the standard input and output of a step of the job, which is an sshd in the namespace of main1:
+nothing is opened between the hosts and the session. The key of the session stays in the memory of an agent that ends
+with this.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, Spec
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job
 
-#: Seconds between two looks at a session that does not run yet, or again.
+#: Seconds between two queries of a session that does not run yet, or again.
 _SPACING = 3.0
-#: Seconds for a forward to begin once the session runs.
+#: Seconds for a forward to start once the session runs.
 _PATIENCE = 30.0
 
 
 def pairs(ports: Sequence[str]) -> List[Tuple[int, int]]:
-    """The manager's port and that of main1, of each."""
+    """The manager's port and the port of main1 for each forward."""
     found = (one.partition(":")[::2] for one in ports)
     return [(int(outer), int(inner)) for outer, inner in found]
 
@@ -64,7 +65,7 @@ def keep(run: Runner, program: str, number: int, ports: Sequence[str], settings:
         try:
             found = job.follow(run, number)
         except CommandError:
-            # The forward is of use as long as the session goes on, whatever becomes of the controller meanwhile.
+            # The forward is useful as long as the session runs, even if the controller fails meanwhile.
             continue
         if found is None or found.over:
             return 0
@@ -73,7 +74,7 @@ def keep(run: Runner, program: str, number: int, ports: Sequence[str], settings:
             try:
                 public = _learn(run, step(program, number, first, "key"))
             except CommandError:
-                # It has just ended, or is not there yet.
+                # It has just ended, or does not exist yet.
                 time.sleep(_SPACING)
                 continue
             proxy = step(program, number, first, "daemon")
@@ -83,7 +84,7 @@ def keep(run: Runner, program: str, number: int, ports: Sequence[str], settings:
 
 
 def _learn(run: Runner, argv: Sequence[str]) -> str:
-    """Have the agent know the session's key, and nothing else; the public half. Raises CommandError."""
+    """Add the session's key, and nothing else, to the agent; its public half. Raises CommandError."""
     private = run(_beside_first(argv)).stdout
     run(["ssh-add", "-q", "-D"])
     run(["ssh-add", "-q", "-"], stdin=private)
@@ -92,7 +93,7 @@ def _learn(run: Runner, argv: Sequence[str]) -> str:
 
 def step(program: str, number: int, first: Container, verb: str) -> List[str]:
     """srun that runs a command beside the first container, in its namespace."""
-    # Without it, the rest of a line waits for its end.
+    # Without it, an incomplete line is held back.
     return [*job.beside(number, first), "--unbuffered", program, verb, str(number), str(first.local)]
 
 
@@ -130,7 +131,7 @@ def shown(spec: Spec, settings: Settings) -> List[str]:
 
 
 def started(ports: Sequence[str], settings: Settings) -> bool:
-    """Whether the forwards have begun within a moment."""
+    """Whether the forwards have started within a moment."""
     end = time.monotonic() + _PATIENCE
     address = settings.members[settings.manager]
     for outer, _inner in pairs(ports):

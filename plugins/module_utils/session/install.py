@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`gpumesh-session`, the plugin of Slurm and the rules of nftables, as they are on this host."""
+"""`gpumesh-session`, the Slurm plugin and the nftables rules, as installed on this host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FLAGS = ("-O2", "-Wall", "-fPIC", "-shared")
 _HEADERS = "/usr/include/slurm"
 _PROGRAMS = ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit", "nft", "ip", "sysctl", "gcc", "sshd")
 _FILES = (f"{_HEADERS}/spank.h", "/usr/include/stdio.h")
-#: The second is Debian's own and of others, where it is there.
+#: The second one exists on Debian and some others.
 _LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
 _YAML = ("/usr/lib/python3/dist-packages/yaml", "/usr/lib64/python3*/site-packages/yaml")
 
@@ -68,7 +68,7 @@ def refuse_unfit(run: Runner, machine: str) -> None:
 
 
 def settings_of(params: Mapping[str, Any]) -> Dict[str, Any]:
-    """What the program is installed with, checked. Raises InputError."""
+    """The validated settings with which the program is installed. Raises InputError."""
     settings = {name: params[name] for name in Settings._fields}
     plan.parse_pools(settings["pools"])
     network.parse_allowed(settings["allow"])
@@ -76,7 +76,7 @@ def settings_of(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def parts(run: Runner, params: Mapping[str, Any]) -> Dict[str, Part]:
-    """What is desired, by its path, by the parameters of the module session. Raises GpumeshError."""
+    """The desired files by path, from the parameters of the module session. Raises GpumeshError."""
     if params["state"] == "absent":
         return {
             "jobs": _jobs_gone(run),
@@ -107,7 +107,7 @@ def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
 
 
 def _jobs_gone(run: Runner) -> Part:
-    """Sessions that are left on a host that goes."""
+    """The sessions left on a host that leaves."""
     left = node.jobs_here()
     return Part(bool(left), "".join(f"the session of job {job}\n" for job in left), "", lambda: node.clear(run))
 
@@ -142,7 +142,7 @@ def _plugin(run: Runner, source: str) -> Part:
     def apply() -> None:
         if changed:
             compile_library(run, "The plugin for Slurm", text, PLUGIN, _FLAGS, "gcc and libslurm-dev")
-            # Last: it says what the plugin was made of.
+            # Last: it shows from what the plugin was compiled.
             write_atomic(_SOURCE, text, 0o644)
 
     return Part(changed, before, text, apply)
@@ -153,7 +153,7 @@ def _no_source() -> Part:
 
     def apply() -> None:
         part.apply()
-        # The library of a pod may be there too.
+        # The library of a pod may be there as well.
         remove_empty(FOLDER)
 
     return part._replace(apply=apply)

@@ -29,17 +29,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job, without_job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
-#: The comment of each job of a session begins with it, then come the token and how far it is.
+#: The comment of each job of a session starts with it, followed by the token and the stage.
 MARK = NAME
-#: What the plugin of Slurm hands on to the nodes, and what tells it which container a step is about.
+#: What the Slurm plugin passes to the nodes, and what tells it to which container a step belongs.
 VARIABLE, PLACE = "GPUMESH_SESSION", "GPUMESH_SESSION_PLACE"
-#: The place of a step that is about no container.
+#: The place of a step that belongs to no container.
 HOST = "host"
 #: Minutes of the job beyond those of the session, in which images are fetched.
 _ALLOWANCE = 30
 _LONGEST = 96 << 10
 _SQUEUE = ("squeue", "--noheader", "--format=%A|%u|%T|%N|%B|%r|%k")
-#: What Slurm says of a job that it does not know any more.
+#: Slurm's messages about a job that it no longer knows.
 _FORGOTTEN = "Invalid job id"
 #: Seconds for Slurm's controller to answer, and between two questions.
 _PATIENCE = 60.0
@@ -74,7 +74,7 @@ class Session(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """How a session is placed on the nodes that there are. ``size``: of each of its nodes."""
+    """How a session is placed on the existing nodes. ``size``: of each of its nodes."""
 
     layout: Tuple[plan.Row, ...]
     size: plan.Size
@@ -89,7 +89,7 @@ def encode(spec: Spec) -> str:
 
 
 def decode(word: str) -> Spec:
-    """The session of such a word. Raises InputError."""
+    """The session from such a word. Raises InputError."""
     try:
         document = json.loads(base64.urlsafe_b64decode(word.encode("ascii")))
     except ValueError as failure:
@@ -110,7 +110,7 @@ def options(spec: Spec, token: Token, size: plan.Size, log: str) -> List[str]:
 
 
 def script(program: str, spec: Spec) -> str:
-    """The batch script. The session may have secrets in its environment, and everybody can list the arguments of programs."""
+    """The batch script. The environment of the session may contain secrets, and everybody can list program arguments."""
     return f"#!/bin/sh\nexec {shlex.quote(program)} supervise <<'END'\n{encode(spec)}\nEND\n"
 
 
@@ -121,7 +121,7 @@ def _step(number: int, nodes: int) -> List[str]:
 
 
 def everywhere(number: int, nodes: int) -> List[str]:
-    """srun for one task on each node, beside whatever else runs there. One node may take longer than another."""
+    """srun for one task on each node, besides anything else that runs there. Some nodes may take longer than others."""
     return [*_step(number, nodes), "--overlap", "--mem=0", "--gres=none", "--wait=0"]
 
 
@@ -130,7 +130,7 @@ def step(number: int, role: Role, containers: Sequence[Container]) -> List[str]:
     nodes = [one.node for one in containers]
     words = [*_step(number, len(nodes)), f"--nodelist={','.join(nodes)}", "--exact", "--wait=2"]
     words += [f"--cpus-per-task={role.cpus}", *([f"--mem={role.memory}M"] if role.memory else [])]
-    # A step has all GPUs of its job unless it says how many.
+    # A step gets all GPUs of its job unless it requests a number.
     return [*words, f"--gres=gpu:{role.gpus}" if role.gpus else "--gres=none"]
 
 
@@ -161,10 +161,10 @@ def parse_queue(text: str) -> List[Session]:
             token = plan.parse_token(words[1])
             names = expand(nodes) if nodes else []
         except (InputError, IndexError):
-            # Somebody else's comment, which looks like ours.
+            # Somebody else's comment that looks like ours.
             continue
         state, stage = state.lower(), words[2] if len(words) > 2 else WAITING
-        # One that is started again waits, however far it was.
+        # A session that is started again waits, regardless of its previous stage.
         told = stage if state == "running" or (stage == FAILED and state != "pending") else WAITING
         said, host = " ".join(words[3:]), "" if first == "n/a" else first
         sessions.append(Session(int(number), user, state, reason, told, token, names, printable(said), host))
@@ -172,7 +172,7 @@ def parse_queue(text: str) -> List[Session]:
 
 
 def queue(run: Runner, *arguments: str) -> List[Session]:
-    """The sessions that wait or run. Raises CommandError."""
+    """The waiting and running sessions. Raises CommandError."""
     return parse_queue(run([*_SQUEUE, *arguments]).stdout)
 
 
@@ -210,7 +210,7 @@ def named(run: Runner, name: str) -> Session:
 
 
 def containers(session: Session, settings: Settings) -> List[Container]:
-    """Those of a session that has its nodes. Raises InputError for one that waits."""
+    """The containers of a session that has its nodes. Raises InputError for one that waits."""
     if not session.nodes:
         raise InputError(
             f"The session '{session.token.name}' has no nodes yet: {session.reason}.", "Wait for it to start."
@@ -255,7 +255,7 @@ def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings
                 slot=plan.free_slot(settings.pools, taken, int.from_bytes(os.urandom(4), "big") % count)
             )
         job = _sbatch(run, options(spec, token, place.size, log), script(program, spec), plan.token_text(token))
-        # Two that submit at the same time may have chosen the same: the later one steps back.
+        # Two concurrent submissions may have chosen the same slot: the later one is withdrawn.
         earlier = [one for one in queue(run) if one.token.slot == token.slot and one.job < job]
         if token.slot < 0 or not earlier:
             return job
@@ -273,13 +273,13 @@ def _sbatch(run: Runner, words: Sequence[str], text: str, token: str) -> int:
 
 
 def cancel(run: Runner, job: int) -> None:
-    """Raises CommandError, but not for a job that is over."""
+    """Raises CommandError, except for a job that has ended."""
     done = run(["scancel", str(job)], check=False)
     if done.rc and _FORGOTTEN not in done.stderr:
         raise CommandError(["scancel", str(job)], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
 
 
 def note(run: Runner, job: int, token: str, stage: str) -> None:
-    """Tell how far the session is, where everybody can read it. ``stage``: with the reason of what has failed."""
+    """Publish the stage of the session, where everybody can read it. ``stage``: with the reason of a failure."""
     words = " ".join(stage.split())[:_LONGEST_REASON]
     run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"], check=False)

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The network of a session on one node: the commands for each container's namespace, and the hosts' table of rules. Pure.
+"""The network of a session on one node: the commands for each container's namespace, and the hosts' nftables table.
 
-A container has a namespace of its own. Its eth0 is a bridge over a VXLAN device with the container's own identifier; each
-peer is a static entry with the node, the identifier and the address of the peer, so that nothing is learnt or flooded and
-the containers of a node need nothing in common. The bridge has no other port: it is there because the kernel hands a packet
-for a neighbour on the same node over with the sender's route still attached, which a bridge drops.
+Each container has its own namespace. Its eth0 is a bridge over a VXLAN device with the container's own identifier; each
+peer is a static entry with the node, the identifier and the address of the peer, so that nothing is learned or flooded
+and the containers of a node share nothing. The bridge has no other port: it is there because the kernel passes a packet
+for a neighbour on the same node with the sender's route still attached, which a bridge drops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import List, NamedTuple, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, mac_of
 
-#: UDP, between the members. Not VXLAN's own port, which overlays of others may have.
+#: The UDP port between the members. Not VXLAN's own port, which other overlays may use.
 PORT = 8474
 TABLE = "gpumesh_session"
 #: Names of our namespaces, and of the hosts' ends of ways out, begin with it.
@@ -27,7 +27,7 @@ INTERFACE = "eth0"
 _GATEWAY = "169.254.1.1"
 _OUT = "out0"
 _INNER, _OUTER = 6, 10
-#: What takes a namespace from the network, for ``ip -batch``.
+#: The commands that disconnect a namespace from the network, for ``ip -batch``.
 REMOVAL = f"link delete vx0\nlink delete {_OUT}\n"
 _ALLOWED = re.compile(r"(?P<address>[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?):(?P<port>[0-9]{1,5})")
 SYSCTLS = (
@@ -53,18 +53,18 @@ def namespace(job: int, local: int) -> str:
 
 
 def owner(name: str) -> int:
-    """The job of a namespace of ours; 0 for one of others."""
+    """The job of a namespace; 0 if it is not ours."""
     found = re.fullmatch(rf"{PREFIX}([0-9]{{1,10}})\.[0-9]{{1,3}}", name)
     return int(found.group(1)) if found else 0
 
 
 def mtu(underlay: int, address: str) -> int:
-    """What a packet of a session may have, by what the cluster's interface takes."""
+    """The MTU of a session, from that of the cluster's interface."""
     return underlay - (70 if ":" in address else 50)
 
 
 def commands(job: int, own: Container, session: Sequence[Container], settings: Settings, underlay: int) -> Commands:
-    """What makes the network of a container on this node. ``underlay``: the MTU of the cluster's interface."""
+    """The commands that set up the network of a container on this node. ``underlay``: its MTU."""
     name, here = namespace(job, own.local), settings.members[settings.machine]
     size = mtu(underlay, here)
     host = [f"link add vx0 netns {name} type vxlan id {own.vni} dstport {PORT} local {here} nolearning ttl 64"]
@@ -101,12 +101,12 @@ def commands(job: int, own: Container, session: Sequence[Container], settings: S
 
 
 def outlet(own: Container) -> str:
-    """The host's end of a container's way out."""
+    """The host's end of a container's uplink."""
     return f"{PREFIX}{own.vni:06x}"
 
 
 def parse_allowed(texts: Sequence[str]) -> List[Tuple[str, int]]:
-    """Addresses and TCP ports that sessions may reach although they are the cluster's. Raises InputError."""
+    """Addresses and TCP ports of the cluster that sessions may reach. Raises InputError."""
     pairs = []
     for text in texts:
         found = _ALLOWED.fullmatch(text)
@@ -125,7 +125,7 @@ def _is_network(text: str) -> bool:
 
 
 def table(settings: Settings) -> str:
-    """The rules of a host, the same whatever sessions there are. Loading them replaces those that are there."""
+    """The rules of a host, which do not depend on its sessions. Loading them replaces the existing ones."""
     four = sorted(address for address in settings.members.values() if ":" not in address)
     six = sorted(address for address in settings.members.values() if ":" in address)
     guards = []
@@ -149,7 +149,7 @@ def table(settings: Settings) -> str:
                 *guards,
             ],
         ),
-        # A packet from a namespace belongs to no user of the host: only the kernel may speak on the port.
+        # A packet from a namespace belongs to no user of the host: only the kernel may use the port.
         *_chain(
             "from_host",
             "filter hook output priority filter - 10",

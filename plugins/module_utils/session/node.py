@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A session's job on this node: what root makes before it begins, and what is left of it afterwards.
+"""A session's job on this node: what root creates before it starts, and what is removed afterwards.
 
-Everything has the number of the job in its name, so that whatever a killed prolog or epilog leaves is found again: by a
-process that watches while there is anything on the node, by the next session's prolog, or by a run of the playbook. All steps
-can be repeated.
+Everything has the job ID in its name, so that whatever a killed prolog or epilog leaves behind is found again: by a
+process that watches while anything is left on the node, by the next session's prolog, or by a run of the playbook. All
+steps can be repeated.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
-#: What holds as long as the node is up, and what is large. Below each, a folder for each job.
+#: For data that lasts until the node is shut down, and for large data. Each has a directory for each job.
 FOLDER = "/run/gpumesh/session"
 STORAGE = "/var/lib/gpumesh/session"
 TABLE_FILE = "/etc/gpumesh/session.nft"
 _NAMESPACES = "/run/netns"
 _FORWARDING = "/proc/sys/net/ipv4/ip_forward"
-#: What the plugin of Slurm hands on.
+#: What the Slurm plugin passes on.
 VARIABLE = "SPANK_GPUMESH_SESSION"
 #: Seconds for the kernel to forget an identifier.
 _PATIENCE = 20.0
-#: Seconds between two looks of the process that watches.
+#: Seconds between two checks of the watching process.
 _WATCH = 15.0
 _SYSTEMD = "/run/systemd/system"
 _STEP = re.compile(rb"slurmstepd: \[([0-9]{1,10})[.\]]")
@@ -68,7 +68,7 @@ def storage(job: int) -> str:
 
 
 def read_plan(job: int) -> Dict[str, Any]:
-    """What the prolog has written down. Raises HostStateError with its words where it has failed."""
+    """What the prolog has written. Raises HostStateError with its message if it failed."""
     said = read_text(f"{folder(job)}/{_ERROR}")
     if said is not None:
         raise HostStateError(said.strip())
@@ -84,15 +84,15 @@ def read_plan(job: int) -> Dict[str, Any]:
 
 
 def prolog(run: Runner, settings: Settings, variables: Mapping[str, str]) -> None:
-    """Make what the job needs on this node. An error is written down for its tasks, which then do not start."""
+    """Create what the job needs on this node. An error is written for its tasks, which then do not start."""
     job, uid = int(variables["SLURM_JOB_ID"]), int(variables["SLURM_JOB_UID"])
     with _locked():
         sweep(run, settings.machine, job)
         forget(run, job)
         os.mkdir(folder(job), 0o755)
-        # While the lock is held: one that is about to end has seen the folder, or has ended.
+        # While the lock is held: a watching process about to end has seen the directory, or has ended.
         guard(run)
-        # From here on, no task of the job begins without a namespace.
+        # From here on, no task of the job starts without a namespace.
         write_atomic(f"{folder(job)}/{_PRIVATE}", "", 0o644)
         try:
             _prepare(run, settings, variables, job, uid)
@@ -141,7 +141,7 @@ def _make_folders(job: int, uid: int, here: Sequence[Container]) -> None:
 
 
 def _refuse_taken(slot: int, job: int) -> None:
-    """Two sessions never share a subnet on a node: whoever is there first has it."""
+    """Two sessions never share a subnet on a node: the first one keeps it."""
     for name in os.listdir(FOLDER):
         if name.isdecimal() and int(name) != job:
             text = read_text(f"{folder(int(name))}/{_PLAN}")
@@ -174,7 +174,7 @@ def make(run: Runner, job: int, own: Container, session: Sequence[Container], se
 
 
 def _batch(run: Runner, argv: Sequence[str], lines: Sequence[str]) -> None:
-    """The kernel forgets what a namespace had a moment after it is gone, and until then refuses the same again."""
+    """The kernel releases what a namespace had shortly after it is gone, and refuses to reuse it until then."""
     if not lines:
         return
     rest, end = list(lines), time.monotonic() + _PATIENCE
@@ -209,12 +209,12 @@ def epilog(run: Runner, variables: Mapping[str, str]) -> None:
 
 
 def forget(run: Runner, job: int) -> None:
-    """Remove what has the number of the job. Whatever still runs in its namespaces is killed."""
+    """Remove what has the number of the job. Processes that still run in its namespaces are killed."""
     for name in sorted(_namespaces(job)):
         for pid in inside(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # Somebody elsewhere may hold the namespace open, and it goes on until they close it.
+        # Another process may hold the namespace open, and it exists until that is closed.
         run(["ip", "-force", "-netns", name, "-batch", "-"], stdin=network.REMOVAL, check=False)
         run(["ip", "netns", "delete", name], check=False)
     for path in (storage(job), folder(job)):
@@ -222,12 +222,12 @@ def forget(run: Runner, job: int) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """What is in it belongs to a user: it is removed by descriptors alone."""
+    """Its contents belong to a user: they are removed through file descriptors only."""
     for _attempt in range(3):
         shutil.rmtree(path, ignore_errors=True)
         if not os.path.lexists(path):
             return
-        # A killed container may have left mounts, or its last file a moment ago.
+        # A killed container may have left mounts, or just created its last file.
         time.sleep(0.2)
 
 
@@ -253,7 +253,7 @@ def inside(name: str) -> List[int]:
 
 
 def jobs_here() -> List[int]:
-    """The jobs of which this node has anything."""
+    """The jobs of which anything is left on this node."""
     names = [network.owner(name) for name in os.listdir(_NAMESPACES)] if os.path.isdir(_NAMESPACES) else []
     for top in (FOLDER, STORAGE):
         if os.path.isdir(top):
@@ -274,13 +274,13 @@ def sweep(run: Runner, machine: str, current: int = 0) -> List[int]:
         done = run(argv)
     except CommandError:
         return []
-    # One that is started again is on other nodes, or none yet.
+    # A job that is started again is on other nodes, or none yet.
     over = (*ENDED, "pending")
     lines = (line.strip().partition("|") for line in done.stdout.splitlines())
     alive = {int(job) for job, _bar, state in lines if job.isdecimal() and not state.lower().startswith(over)}
     gone = [job for job in left if job not in alive]
     for job in gone:
-        # What cannot be removed now is found again, and must not hold up others.
+        # What cannot be removed now is found again, and must not block others.
         with contextlib.suppress(CommandError):
             forget(run, job)
     return gone
@@ -295,7 +295,7 @@ def clean(run: Runner, machine: str) -> List[int]:
 
 
 def clear(run: Runner) -> None:
-    """Remove what all jobs have on this node, which may still run."""
+    """Remove everything of all jobs on this node, even if they still run."""
     if not jobs_here():
         return
     with _locked():
@@ -303,11 +303,11 @@ def clear(run: Runner) -> None:
             forget(run, job)
 
 
-# --- While there is anything
+# --- While anything is left
 
 
 def guard(run: Runner) -> None:
-    """Begin to watch in the background, outside of the control group of slurmd, which starts this."""
+    """Start watching in the background, outside the cgroup of slurmd, which starts this."""
     program = os.path.abspath(sys.argv[0])
     if os.path.isdir(_SYSTEMD):
         options = ["--quiet", "--collect", "--no-block", "--property=Restart=on-failure"]
@@ -317,7 +317,7 @@ def guard(run: Runner) -> None:
 
 
 def watch(run: Runner, machine: str) -> None:
-    """Remove what jobs leave that are over, until nothing is left. One process on each node does it."""
+    """Remove what ended jobs leave behind, until nothing is left. One process on each node does this."""
     os.makedirs(FOLDER, mode=0o755, exist_ok=True)
     with _lock_file(".watch") as lock:
         try:
@@ -327,7 +327,7 @@ def watch(run: Runner, machine: str) -> None:
         while True:
             time.sleep(_WATCH)
             with _locked():
-                # A job whose steps are here goes on. Slurm's controller is asked of others alone.
+                # A job with steps here is running. Slurm's controller is asked only about others.
                 if set(jobs_here()) - _stepping():
                     sweep(run, machine)
                 if not jobs_here():
@@ -342,14 +342,14 @@ def _stepping() -> Set[int]:
         if pid.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as stream:
                 step = _STEP.match(stream.read(64))
-                # Any program can have such a name.
+                # Any program can have this name.
                 if step is not None and _user_of(pid) == os.geteuid():
                     found.add(int(step.group(1)))
     return found
 
 
 def _user_of(pid: str) -> int:
-    """Who runs a process. The owner of its files says less: root's are also those of one that must not be traced."""
+    """The user of a process. The owner of its files does not tell: root also owns those of an untraceable process."""
     with open(f"/proc/{pid}/status", "rb") as stream:
         return next((int(line.split()[2]) for line in stream if line.startswith(b"Uid:")), -1)
 
@@ -365,7 +365,7 @@ def _locked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock_file(name: str) -> Iterator[int]:
-    """A file that only root can open, since whoever can open it can lock it."""
+    """A file that only root can open, since anyone who can open it can lock it."""
     lock = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(lock, 0o600)

@@ -1,12 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a session to its places: nodes, addresses and network identifiers. Pure.
+"""From a session to the placement of its containers: nodes, addresses and network identifiers. Pure.
 
-A session is one job whose nodes are alike for Slurm, each as large as the fullest needs; its roles may differ, and share
-nodes. All nodes derive the same from the token of the job and its nodes, without a word between them. A session has a /24 of the
-pool, its slot, and each container an address in it and a VXLAN identifier: slot and rank. A node refuses a slot that
-another session has there, and packets go to the nodes of the session alone: two sessions of one slot could never meet.
+A session is one job whose nodes are alike for Slurm, each as large as the fullest needs; its roles may differ, and
+share nodes. All nodes derive the same placement from the token of the job and its nodes, without communicating. A
+session has a /24 of the pool, its slot, and each container an address in it and a VXLAN identifier: slot and rank. A
+node refuses a slot that another session uses there, and packets go only to the nodes of the session: two sessions of
+one slot can never meet.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 _PREFIX = 24
 #: Of the 24 bits of an identifier, 8 are the rank's.
 MOST_SLOTS = 1 << 16
-#: As many as a session may have, since ranks are the last part of an address in a /24.
+#: The maximum number of containers, since ranks are the last part of an address in a /24.
 MOST_CONTAINERS = 250
 _TOKEN = re.compile(
     r"(?P<slot>[0-9]{1,5}|-);(?P<name>[a-z0-9-]{1,32});(?P<roles>[a-z,-]{1,4000});(?P<nodes>[0-9,*+]{1,4000})"
 )
 _ROW = re.compile(r"(?:(?P<times>[1-9][0-9]{0,2})\*)?(?P<counts>[0-9]{1,3}(?:,[0-9]{1,3})*)")
 
-#: So many times the CPUs and the memory of its containers may a session take to be on more nodes.
+#: A session may take up to this many times the CPUs and memory of its containers to use more nodes.
 _BEARABLE = 1.5
 
-#: How many containers of each role, in their order, are on a node.
+#: The number of containers of each role, in their order, on a node.
 Row = Tuple[int, ...]
 
 
@@ -76,7 +77,7 @@ def parse_pools(pools: Sequence[str]) -> List[ipaddress.IPv4Network]:
 
 
 def slots(pools: Sequence[str]) -> int:
-    """For how many sessions the pool has a subnet."""
+    """The number of sessions for which the pool has a subnet."""
     return min(MOST_SLOTS, sum(1 << (_PREFIX - network.prefixlen) for network in parse_pools(pools)))
 
 
@@ -94,7 +95,7 @@ def subnet(pools: Sequence[str], slot: int) -> ipaddress.IPv4Network:
 
 
 def free_slot(pools: Sequence[str], taken: Iterable[int], start: int) -> int:
-    """A slot that nobody has, searched for from ``start`` on. Raises InputError where all are taken."""
+    """A free slot, searched from ``start`` on. Raises InputError if all are taken."""
     count, used = slots(pools), set(taken)
     for offset in range(count):
         slot = (start + offset) % count
@@ -112,7 +113,7 @@ def layouts(spec: Spec, nodes: int, threads: int) -> List[Tuple[Row, ...]]:
     numbers = [role.replicas // _unit_of(role) for role in spec.roles]
     least = max((role.replicas // role.per_node for role in spec.roles if role.per_node), default=1)
     most = max(min(nodes, sum(numbers)), least)
-    # Fewer nodes are of use only where one of them gets more.
+    # Fewer nodes help only if one of them gets more.
     counts = {least, most}
     for number in (*numbers, sum(numbers)):
         counts |= {count for count in range(least + 1, most) if -(-number // count) < -(-number // (count - 1))}
@@ -132,7 +133,7 @@ def _cost(needed: Size, size: Size, nodes: int) -> Tuple[int, float, int]:
 
 
 def _layout(spec: Spec, nodes: int, threads: int) -> Tuple[Row, ...]:
-    """The containers on so many nodes, which are filled alike. The first container is on the first node."""
+    """The containers on this many nodes, which are filled evenly. The first container is on the first node."""
     rows, sizes = [[0] * len(spec.roles) for _node in range(nodes)], [Size()] * nodes
     units = [(place, role) for place, role in enumerate(spec.roles) for _unit in range(role.replicas // _unit_of(role))]
     large = sorted(units[1:], key=lambda unit: _size(unit[1], threads), reverse=True)
@@ -150,7 +151,7 @@ def _unit_of(role: Role) -> int:
 
 
 def _size(role: Role, threads: int) -> Size:
-    """Of what is placed at once."""
+    """The size of what is placed at once."""
     return _times(role, _unit_of(role), threads)
 
 
@@ -159,7 +160,7 @@ def _times(role: Role, count: int, threads: int) -> Size:
 
 
 def fullest(spec: Spec, layout: Sequence[Row], threads: int) -> Size:
-    """What each node has to have: of each resource as much as the node that needs most."""
+    """What each node must have: as much of each resource as the node that needs the most."""
     sizes = []
     for row in layout:
         size = Size()
@@ -178,7 +179,7 @@ def token_text(token: Token) -> str:
 
 
 def parse_token(text: str) -> Token:
-    """Raises InputError: whoever submits a job can write what they like."""
+    """Raises InputError: the user who submits a job can write anything."""
     found = _TOKEN.fullmatch(text)
     rows = list(_rows(found.group("nodes"))) if found else []
     roles = tuple(found.group("roles").split(",")) if found else ()

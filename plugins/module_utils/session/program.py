@@ -34,14 +34,14 @@ PATH = f"/usr/local/bin/{NAME}"
 COMMANDS = ("start", "list", "show", "enter", "run", "stop")
 _USAGE = """gpumesh-session start FILE [--detach] | list | show NAME | stop NAME
        gpumesh-session enter NAME [CONTAINER] [-- COMMAND [ARGUMENT...]] | run NAME -- COMMAND [ARGUMENT...]"""
-#: YAML is read by Debian's module for it; this program needs nothing but Python's own.
+#: YAML is read with Debian's module; this program requires only the standard library.
 _READ_YAML = "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout, default=str)"
 _SHELL = ("/bin/sh", "-c", "test -x /bin/bash && exec /bin/bash; exec /bin/sh")
 _FOLLOW = 1.0
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """The exit status: 0 if all is well, 1 for what has failed, 2 for what is refused, else a command's own."""
+    """The exit status: 0 on success, 1 on failure, 2 if the request is refused, otherwise that of a command."""
     return exit_status(NAME, lambda: _main(Settings(**values), list(arguments)))
 
 
@@ -58,7 +58,7 @@ def _main(settings: Settings, arguments: List[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What users can say."""
+    """The parser of users' commands."""
     made = argparse.ArgumentParser(NAME, _USAGE, "Containers with roles on a private network, as a Slurm job.")
     made.add_argument("command", choices=COMMANDS)
     made.add_argument("name", nargs="?", default="", help="start: the file; else the name of a session")
@@ -77,7 +77,7 @@ def _task(work: Any) -> int:
     try:
         return int(work())
     except GpumeshError as failure:
-        # One line, which is also the reason that the job gives.
+        # One line, which is also the reason in the comment of the job.
         sys.stderr.write(f"{NAME}: {' '.join(str(failure).split())}\n")
         sys.stderr.flush()
         return failure.status if isinstance(failure, container.ContainerError) else 1
@@ -130,7 +130,7 @@ def _inside(settings: Settings, words: Sequence[str]) -> int:
 
 
 def _login(settings: Settings, words: Sequence[str]) -> int:
-    """What somebody wants who comes by ssh is in the environment."""
+    """The request of an ssh login is in the environment."""
     given = os.environ.get("SSH_ORIGINAL_COMMAND")
     return _inside(settings, [*words, *(("/bin/sh", "-c", given) if given else _SHELL)])
 
@@ -277,7 +277,7 @@ def _run(settings: Settings, given: argparse.Namespace, command: Sequence[str]) 
         reader.start()
     for reader in readers:
         reader.join()
-    # What a signal has ended has a negative status.
+    # A process ended by a signal has a negative status.
     status = max(abs(process.wait()) for _name, process in running)
     if unread:
         raise BrokenPipeError

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Start a session, and look at it: for the program and for the module alike."""
+"""Start and inspect sessions, for the program and for the module."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FILES = ("oci-archive:", "docker-archive:", "oci:", "dir:")
 
 
 class Started(NamedTuple):
-    """A session that was submitted. ``log``: where what its containers print is."""
+    """A submitted session. ``log``: the file with the output of its containers."""
 
     job: int
     log: str
 
 
 def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit:
-    """Refuse what could not work, before anything is submitted; how it fits the cluster. Raises GpumeshError."""
+    """Refuse requests that cannot work, before they are submitted; how the session fits the cluster. Raises GpumeshError."""
     if os.geteuid() == 0:
         raise InputError("A session cannot be root's.", "Start it as another user; in the playbook, set session_user.")
     forward.refuse(spec, settings)
@@ -55,7 +55,7 @@ def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
     number = job.submit(run, program, spec, fit, settings, log)
     first = job.own(run, spec.name)
     if first is not None and first.job < number:
-        # Two were started at the same time.
+        # Two sessions were started at the same time.
         job.cancel(run, number)
         raise _taken(spec.name)
     if spec.ports:
@@ -73,7 +73,7 @@ def _logs(settings: Settings) -> str:
 
 
 def failure(session: Optional[job.Session]) -> str:
-    """Why a session has failed; empty for one that goes on, or whose first container is done."""
+    """Why a session failed; empty if it is running, or if its first container has ended."""
     if session is None:
         return "it has ended."
     if session.stage == job.FAILED:

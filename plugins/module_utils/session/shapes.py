@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a session is: roles and their containers, and what its job tells the nodes of them."""
+"""The data of a session: roles and their containers, and what its job passes to its nodes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.compiler import FOLDER
 
-#: The program, which begins its messages with it.
+#: The program; its messages start with this name.
 NAME = "gpumesh-session"
 #: Of Slurm.
 PLUGIN = f"{FOLDER}/gpumesh_session.so"
 PRIVATE, HOST = "private", "host"
-#: The slot of a session that has no network of its own.
+#: The slot of a session without its own network.
 NO_SLOT = -1
 
 
-#: How Slurm calls jobs that have ended, in lower case.
+#: Slurm's states of jobs that have ended, in lower case.
 ENDED = (
     "completed",
     "cancelled",
@@ -48,7 +48,7 @@ class Role(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """A session as somebody asks for it. ``time`` in minutes, 0 for no limit. ``ports``: as 9000:8888, the
+    """A requested session. ``time`` in minutes, 0 for no limit. ``ports``: as 9000:8888, the
     manager's and that of main1."""
 
     name: str

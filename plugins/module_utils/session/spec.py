@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A session as it is written down, to what is asked for. Everything that can be refused is refused here. Pure."""
+"""Parse and validate the description of a session. All invalid requests are refused here. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SESSION = ("name", "roles", "time", "network", "partition", "retry", "ports")
 
 
 def parse(document: Any) -> Spec:
-    """What a file or a playbook asks for; its keys with or without ``session_``. Raises InputError."""
+    """The request of a file or a playbook; its keys with or without ``session_``. Raises InputError."""
     if not isinstance(document, Mapping):
         raise InputError("The session is not a mapping.", "Give at least session_name and session_roles.")
     given = {str(key)[8:] if str(key).startswith("session_") else str(key): value for key, value in document.items()}
@@ -88,7 +88,7 @@ def mebibytes(where: str, value: Any) -> int:
     found = _MEMORY.fullmatch(str(value).strip())
     if found is None:
         raise InputError(f"{where} is '{value}'.", "Give memory as 4G or 512M.")
-    # Not down to 0, which is no limit.
+    # Not rounded down to 0, which means no limit.
     return math.ceil(int(found.group(1)) * _MIB[found.group(2).upper()])
 
 
@@ -151,7 +151,7 @@ def mount(where: str, text: str) -> str:
 
 
 def refuse_mounts(spec: Spec, allowed: Sequence[str]) -> None:
-    """Refuse folders of the hosts that are not below what the administrator allows. Raises InputError."""
+    """Refuse directories of the hosts that are not below those that the administrator allows. Raises InputError."""
     for role in spec.roles:
         for text in role.mounts:
             folder = text.split(":")[0].rstrip("/") or "/"
@@ -240,14 +240,14 @@ def _environment(where: str, value: Any) -> Tuple[Tuple[str, str], ...]:
     for name in value:
         if not _VARIABLE.fullmatch(str(name)):
             raise InputError(f"{where}: '{name}' is not a valid name of an environment variable.")
-    # YAML has nothing for what is empty.
+    # An empty value in YAML is null.
     texts = {str(name): "" if text is None else str(text) for name, text in value.items()}
     _refuse_zeros(where, "env", texts.values())
     return tuple(texts.items())
 
 
 def _refuse_zeros(where: str, field: str, texts: Iterable[str]) -> None:
-    """No program can be given such a text."""
+    """A NUL byte cannot be passed to a program."""
     if any("\0" in text for text in texts):
         raise InputError(f"{where}: {field} has a character with the code 0.", "Remove it.")
 

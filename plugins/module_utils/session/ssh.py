@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ssh between the containers of a session: what its daemons and clients are told. Pure, but for the key.
+"""ssh between the containers of a session: the configuration of its daemons and clients. Pure, except for the key.
 
-In the namespace of each container, the user runs the host's own sshd, which knows one key and enters the container: an image
-needs no sshd. The key is the session's own, for logins and for the daemons alike: whoever is in one container of a session
+In the namespace of each container, the user runs the host's own sshd, which knows one key and enters the container: an
+image needs no sshd. The session has one key, for logins and for the daemons alike: anyone in one container of a session
 may enter the others.
 """
 
@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container
 
-#: Not that of ssh, which the sshd of an image may have.
+#: Not the standard port of ssh, which the sshd of an image may use.
 PORT = 2200
 #: In the folder of a container on its node, and in the container.
 KEY, SERVER, CLIENT = "key", "sshd_config", "ssh"
@@ -64,7 +64,7 @@ def server(own: Container, folder: str, user: str, command: str) -> str:
         "PrintLastLog no",
         "UseDNS no",
         "LogLevel ERROR",
-        # mpirun begins all of its logins at once.
+        # mpirun starts all of its logins at once.
         "MaxStartups 1000",
         "MaxSessions 1000",
     ]
@@ -72,7 +72,7 @@ def server(own: Container, folder: str, user: str, command: str) -> str:
 
 
 def client(session: Sequence[Container], user: str) -> str:
-    """What ssh is told inside."""
+    """The configuration of ssh in the container."""
     names = " ".join(name for one in session for name in (one.name, one.address))
     lines = [
         f"Port {PORT}",
@@ -89,7 +89,7 @@ def client(session: Sequence[Container], user: str) -> str:
 
 
 def mounts(folder: str) -> Sequence[str]:
-    """What podman mounts. ``folder``: of the container, on its node."""
+    """The mounts for podman. ``folder``: of the container, on its node."""
     inside = os.path.join(folder, CLIENT)
     return [f"{inside}:{INSIDE}:ro", f"{inside}/config:{INCLUDED}:ro"]
 

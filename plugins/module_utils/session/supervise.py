@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The batch script of a session: it has the images fetched and the containers run, and says how far it is.
+"""The batch script of a session: it has the images fetched and the containers run, and reports the progress.
 
-Whatever fails has said why in one line of its standard error, which goes to the log like all others, and into the comment
-of the job, where whoever waits for the session reads it.
+A task that fails writes the reason as one line to its standard error, which goes to the log like all others, and into
+the comment of the job, where it can be read by whoever waits for the session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHUNK = 1 << 16
 
 
 class Errors:
-    """Copies what a step prints on its standard error, and keeps the first line that is ours."""
+    """Copies the standard error of a step, and keeps the first line of this program."""
 
     def __init__(self, source: IO[bytes], target: int) -> None:
         self.said = ""
@@ -45,7 +45,7 @@ class Errors:
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of it."""
+        """Wait for its end."""
         self._thread.join(seconds)
 
     def _copy(self) -> None:
@@ -59,7 +59,7 @@ class Errors:
                 return
             write_all(self._target, chunk)
             *lines, self._rest = (self._rest + chunk).split(b"\n")
-            # A bar of progress has no end of line.
+            # A progress bar has no line ends.
             self._rest = self._rest[:_LONGEST_LINE]
             ours = [line[len(_MARK) :] for line in lines if line.startswith(_MARK)]
             if ours and not self.said:
@@ -73,7 +73,7 @@ class Step(NamedTuple):
     errors: Errors
 
     def tell(self, text: str) -> None:
-        """Give the tasks something to read."""
+        """Write to the standard input of the tasks."""
         target: Any = self.process.stdin
         with contextlib.suppress(BrokenPipeError), target:
             target.write(text.encode())
@@ -94,7 +94,7 @@ class Batch:
         try:
             found = node.read_plan(self.number)
             self.session = [Container(**one) for one in found["containers"]]
-            # Slurm begins a job on any of its nodes, not always on that of the first container.
+            # Slurm starts a job on any of its nodes, not always on that of the first container.
             local = next(one.local for one in self.session if one.name in found["here"])
             private = self.token.slot != NO_SLOT
             key = ssh.make_key(self.run, f"{node.folder(self.number)}/{local}/{ssh.KEY}") if private else ""
@@ -122,11 +122,11 @@ class Batch:
             _stop([watching, *containers])
 
     def everywhere(self, verb: str, source: int = subprocess.DEVNULL) -> Step:
-        """Begin a step with a task on each node, outside of the containers' network."""
+        """Start a step with a task on each node, outside the containers' network."""
         return self._step(job.everywhere(self.number, len(self.token.nodes)), verb, job.HOST, source)
 
     def containers(self) -> List[Step]:
-        """Begin the steps of the containers."""
+        """Start the steps of the containers."""
         return [
             self._step(job.step(self.number, self.spec.role(some[0].role), some), "container", some[0].local)
             for some in plan.steps(self.session)
@@ -168,6 +168,6 @@ def _stop(steps: Sequence[Step]) -> None:
 
 
 def _said(steps: Sequence[Step]) -> str:
-    """What the steps say of why they have failed."""
+    """Why the steps have failed, according to their messages."""
     _stop(steps)
     return next((step.errors.said for step in steps if step.errors.said), "")

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the time of a step goes, which rank the others wait for, and which link is slow. Pure.
+"""Where the time of a step is spent, which rank the others wait for, and which link is slow. Pure.
 
-A rank that begins a collective waits until the last one has begun it. From then on data moves: that is communication.
+A rank that enters a collective waits until the last rank enters it. From then on data moves: that is communication.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.spans import Busy, Span
 
-#: A rank that the others await for this share of a step is named, if it is so many times what the next one costs.
+#: A rank for which the others wait this share of a step is named, if it costs this many times what the next one costs,
 _SHARE = 0.05
 _TIMES = 2.0
-#: And if that is more than so many standard errors of its mean over the steps.
+#: and if that is more than this many standard errors of its mean over the steps.
 _SURE = 2.0
-#: A link is slow with less than this share of what the others have, or with so many times their milliseconds and some.
+#: A link is slow below this share of the others' rate, or above this multiple of their round-trip time plus a constant.
 _LEAST = 0.5
 _MOST = 3.0
 _BESIDES = 0.2
 _TOP = 10
-#: What a rank does is told in so many pieces.
+#: The number of pieces into which the activity of a rank is divided.
 _PIECES = 4000
 
 
@@ -57,7 +57,7 @@ class _Rank(NamedTuple):
     waiting: Dict[int, List[Span]]
 
     def computing(self, begin: float, end: float) -> float:
-        """How much of that time it computes."""
+        """How much of this time it computes."""
         return self.busy.within(self.clock.back(begin), self.clock.back(end)) * (1.0 + self.clock.drift)
 
     def hidden(self, parts: Sequence[Span]) -> float:
@@ -70,12 +70,12 @@ class _Rank(NamedTuple):
 
     @property
     def all_waiting(self) -> List[Span]:
-        """For whichever rank."""
+        """The waiting for all ranks together."""
         return spans.union(itertools.chain(*self.waiting.values()))
 
 
 def analyse(name: str, traces: Mapping[int, RankTrace]) -> Analysis:
-    """Raises InputError where the traces have no step in common."""
+    """Raises InputError if the traces have no step in common."""
     steps = common_steps(traces)
     if not steps:
         raise InputError(f"The traces of {name} have no step in common.", "Record a profile of all ranks together.")
@@ -177,7 +177,7 @@ def _shares(
 
 
 def slowest(shares: Sequence[RankShare]) -> Optional[Slow]:
-    """The rank that holds the others up, or the node if all of its ranks do; None if none clearly does."""
+    """The rank that slows down the others, or the node if all of its ranks do; None if none clearly does."""
     by_node: Dict[str, List[RankShare]] = defaultdict(list)
     for share in shares:
         by_node[share.node].append(share)
@@ -224,14 +224,14 @@ def _slowest_of(groups: Sequence[Sequence[RankShare]]) -> Optional[Slow]:
 
 
 def _between_nodes(links: Sequence[Link], traces: Mapping[int, RankTrace]) -> List[Link]:
-    """Those between two nodes; all of them where there is one node only."""
+    """The links between two nodes; all of them if there is only one node."""
     nodes = {rank: trace.node for rank, trace in traces.items()}
     between = [link for link in links if nodes.get(link.source) != nodes.get(link.target)]
     return sorted(between or links)
 
 
 def slow_links(links: Sequence[Link]) -> List[Link]:
-    """Those that are much slower than most of the others, the slowest one first."""
+    """The links that are much slower than most of the others, slowest first."""
     found = []
     for link in links:
         others = [other for other in links if other is not link]
@@ -245,7 +245,7 @@ def slow_links(links: Sequence[Link]) -> List[Link]:
 
 
 def top(traces: Mapping[int, RankTrace]) -> List[TopOperation]:
-    """The operations that take most of the time."""
+    """The operations that take the most time."""
     times: Dict[str, Dict[int, float]] = defaultdict(dict)
     calls: Dict[str, int] = defaultdict(int)
     for rank, trace in traces.items():
@@ -264,7 +264,7 @@ def top(traces: Mapping[int, RankTrace]) -> List[TopOperation]:
 
 
 def _moment(traces: Mapping[int, RankTrace], steps: Sequence[int], aligned: Mapping[int, Clock]) -> Step:
-    """The step that takes as long as most do: from its first begin to its last end on any rank."""
+    """A step of typical duration: from its first begin to its last end on any rank."""
     found = []
     for number in steps:
         own = [_step_spans(trace, [number], aligned[rank])[number] for rank, trace in traces.items()]

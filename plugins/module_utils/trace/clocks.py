@@ -1,13 +1,14 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring the times of all ranks to the clock of rank 0.
+"""Convert the times of all ranks to the clock of rank 0.
 
-While it was recorded, each rank has asked rank 0 for its time, before and after the profiled steps. That is wrong by half of the
-time that the question took at most. Where a rank has not, the ends of collectives tell: all ranks leave an all-reduce at about
-the same time. Those that took the least time tell it best, and by how much they differ from each other is how wrong it may be.
+While the profile was recorded, each rank asked rank 0 for its time, before and after the profiled steps. The error of
+an answer is at most half of its round-trip time. For a rank that did not ask, the ends of collectives are used: all
+ranks leave an all-reduce at about the same time. The fastest ones are the most precise, and their variation is the
+error.
 
-Both are checked by what cannot be: a collective that ends on a rank before another one has begun it.
+Both are checked for the impossible: a collective that ends on a rank before another rank has begun it.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Clock, Exchange, Probe, RankTrace
 
-#: Of the collectives, so many tell the time: those that took least.
+#: The share of the collectives that are used: the fastest ones.
 _BEST = 0.5
-#: Of them, so many agree within the error.
+#: The share of these that lie within the error.
 _AGREE = 0.9
 Collective = Mapping[int, Exchange]
 
 
 def by_probes(probes: Sequence[Probe]) -> Tuple[float, float, float]:
-    """How far rank 0 is ahead at time 0, by how much more in each microsecond, and the error.
+    """The offset of rank 0 at time 0, its drift per microsecond, and the error.
 
-    A clock that runs at another speed is told from one that does not by what the errors do not explain.
+    A drift is assumed only if the errors do not explain the difference.
     """
     first, last = probes[0], probes[-1]
     apart = last.ahead - first.ahead
@@ -40,8 +41,8 @@ def by_probes(probes: Sequence[Probe]) -> Tuple[float, float, float]:
 
 
 def by_ends(differences: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
-    """How far a rank is behind, and the error. ``differences``: for each collective how long it took at least, and by how much
-    it ended earlier here than there.
+    """The offset of a rank, and the error. ``differences``: for each collective the minimum duration, and by how much it
+    ended earlier here than there.
     """
     best = sorted(differences)[: max(1, int(len(differences) * _BEST))]
     middle = median(apart for _took, apart in best)
@@ -76,7 +77,7 @@ def align(traces: Mapping[int, RankTrace], collectives: Sequence[Collective]) ->
 def _next(
     traces: Mapping[int, RankTrace], collectives: Sequence[Collective], found: Mapping[int, Clock]
 ) -> Optional[int]:
-    """A rank that takes part in a collective with one whose clock is known."""
+    """A rank that shares a collective with one whose clock is known."""
     shared: Dict[int, int] = {}
     for collective in collectives:
         if any(rank in found for rank in collective):
@@ -97,7 +98,7 @@ def _differences(rank: int, collectives: Sequence[Collective], found: Mapping[in
 
 
 def late(collectives: Sequence[Collective], clocks: Mapping[int, Clock]) -> float:
-    """By how much a collective ends on a rank before another one begins it; 0 where none does."""
+    """By how much a collective ends on a rank before another one begins it; 0 if none does."""
     most = 0.0
     for collective in collectives:
         begun = max(clocks[rank].at(part.begin) for rank, part in collective.items())

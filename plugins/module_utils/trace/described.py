@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a rank says of its trace, in rank-N.json, which gpumesh_profile has written."""
+"""The description of a rank's trace, rank-N.json, as written by gpumesh_profile."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Link, Probe
 
-#: More ranks than this are a mistake, and so are more steps.
+#: More ranks or steps than this are considered an error.
 MOST_RANKS = 1 << 16
 _MOST_STEPS = 1 << 53
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
-#: Letters of the name of a node.
+#: The maximum length of a node's name.
 _LONGEST = 64
-#: Nanoseconds since 1970 after which no clock is; and the same for the difference of two.
+#: The latest plausible time in nanoseconds since 1970, and the largest difference of two clocks.
 _LATEST = 1 << 62
 
 
@@ -40,7 +40,7 @@ class Described(NamedTuple):
 
 
 def whole(value: Any, least: int, most: int) -> Optional[int]:
-    """The number if it is one in these bounds."""
+    """The number, if it is valid and within these bounds."""
     return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None
 
 
@@ -67,7 +67,7 @@ def _objects(values: Mapping[str, Any], name: str) -> List[Mapping[str, Any]]:
 
 
 def parse(values: Any) -> Described:
-    """Raises ValueError for what is none."""
+    """Raises ValueError if it is invalid."""
     values = values if isinstance(values, dict) else {}
     trace, node = values.get("trace"), values.get("node", "")
     if not isinstance(trace, str) or not _FILE.fullmatch(trace):

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make of the events of a trace what is kept of it.
+"""Reduce the events of a trace to what is needed.
 
-On a GPU, kernels and copies are what counts, those of NCCL and RCCL as communication. On a CPU it is the operators of
-PyTorch, and the work of Gloo, which the trace has as annotations. Time in which there is neither is the program's own: Python,
-the reading of data, starting kernels.
+On a GPU, kernels and copies are counted, those of NCCL and RCCL as communication. On a CPU, these are the operators of
+PyTorch, and the work of Gloo, which the trace has as annotations. The remaining time is the program's own: Python,
+reading data, starting kernels.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 _OPERATOR = "cpu_op"
 _ANNOTATION = "user_annotation"
-#: Annotations of communication on a CPU, and kernels of it.
+#: Annotations of communication on a CPU, and communication kernels.
 _HOST_COMMUNICATION = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
 _KERNEL_COMMUNICATION = re.compile(r"(?:nccl|rccl|mscclpp?)\w*?(?:Kernel|KERNEL)_?([A-Za-z]*)")
-#: Collectives that no rank can leave before all have come.
+#: Collectives that no rank can leave before all have entered.
 _WAITING = ("allreduce", "allgather", "reducescatter", "barrier", "alltoall")
-#: Letters of a name that are kept: those of kernels may have thousands.
+#: The maximum length of a name: names of kernels may have thousands of characters.
 _LONGEST = 160
-#: The number of the only step of a trace that has none.
+#: The number of the only step in a trace without steps.
 _WHOLE = 0
-#: Microseconds and nanoseconds beyond which no time is.
+#: The latest plausible times, in microseconds and nanoseconds.
 _LATEST = 1 << 62
 
 
@@ -54,7 +54,7 @@ def _kind(name: str) -> str:
 
 
 class _Columns:
-    """Events, a column each."""
+    """Events, by column."""
 
     def __init__(self) -> None:
         self.begin = array("d")
@@ -105,11 +105,11 @@ class Digest:
 
     @property
     def gpu(self) -> bool:
-        """Whether there was work on a GPU."""
+        """Whether any work ran on a GPU."""
         return bool(self._on_gpu or self._kernels)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """One of them. What is damaged is left out."""
+        """Process an event. Damaged ones are ignored."""
         if event.get("ph") != "X":
             return
         try:
@@ -182,7 +182,7 @@ class Digest:
         ]
 
     def exchanges(self, groups: Mapping[str, Tuple[int, ...]]) -> List[Exchange]:
-        """In the order in which they began."""
+        """The exchanges, in the order in which they began."""
         begins = [step.begin for step in self.steps]
 
         def made(name: str, group: str, started: float, begin: float, end: float) -> Exchange:
@@ -231,7 +231,7 @@ class Digest:
         return {name: Operation(int(entry[0]), entry[1]) for name, entry in found.items()}
 
     def _own_times(self) -> List[Tuple[int, float]]:
-        """The time of each operator without that of those inside of it, in the same thread."""
+        """The time of each operator without that of operators inside it, in the same thread."""
         columns = self._columns
         own = {one: columns.length[one] for one in self._operators}
         order = sorted(self._operators, key=lambda one: (columns.thread[one], columns.begin[one], -columns.length[one]))
@@ -248,7 +248,7 @@ class Digest:
         return [(one, max(0.0, time)) for one, time in own.items()]
 
     def slices(self, most: int) -> Slices:
-        """The ``most`` longest events. What is around another one is longer, so that none hangs in the air."""
+        """The ``most`` longest events. An enclosing event is longer, so none is without its parents."""
         columns = self._columns
         total = len(columns.begin)
         shortest = 0.0

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pictures of a run: the mean step of each rank as a bar, and one step of all ranks on a time line. Pure."""
+"""Pictures of a run: the mean step of each rank as a bar, and one step of all ranks on a timeline. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.words import
 
 WIDTH = 1000
 _TICKS = 5
-#: Height of a rank: of few, and of many.
+#: The height of a rank: with few ranks, and with many.
 _ROW, _THIN = 26, 13
 _MANY = 24
 _BASE = 26
-#: Letters take about so much.
+#: The approximate width of a character.
 _LETTER = 7.4
 _MOST_LETTERS = 26
 
@@ -49,7 +49,7 @@ def _tick(time: float) -> str:
 
 
 def _frame(run: Analysis, longest: float, width: int, label: str, rows: Iterator[str]) -> str:
-    """Names on the left, milliseconds below, and what is drawn of each rank between them."""
+    """Names on the left, milliseconds below, and the drawing of each rank between them."""
     row, left = _rows(run)
     height = row * len(run.shares)
     spacing = _round_up(longest / _TICKS)
@@ -116,7 +116,7 @@ def lanes(run: Analysis, longest: float, width: int = WIDTH) -> str:
 
 
 def _visible(states: Sequence[State], pixel: float) -> Iterator[Tuple[float, float, str]]:
-    """What can be seen: within a pixel only what most of it is."""
+    """The visible states: for each pixel, only the predominant one."""
     begin = end = 0.0
     times: Dict[str, float] = {}
     for first, last, what, _rank in states:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the traces of a run, and read those of all ranks at the same time."""
+"""Find the traces of a run, and read those of all ranks in parallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 def folder_of(path: str, attempt: int) -> Path:
-    """Where the traces of a run are: ``path`` is its directory, or one with traces. Raises InputError."""
+    """The directory with the traces of a run: ``path`` is its directory, or one with traces. Raises InputError."""
     given = Path(path)
     if not given.is_dir():
         raise InputError(f"There is no run and no directory {path}.", "See 'gpumesh-train list'.")
@@ -70,14 +70,14 @@ def sources(folder: Path) -> List[Source]:
 
 
 def _foreign(folder: Path) -> List[Path]:
-    """Traces that another program has made, in the order of the numbers in their names."""
+    """Traces made by another program, in the order of the numbers in their names."""
     found = [path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz")) and path.is_file()]
     found = [path for path in found if not path.name.startswith(("timeline", "report"))]
     return sorted(found, key=lambda path: [int(word) if word.isdigit() else 0 for word in _NUMBER.split(path.name)])
 
 
 def _described(path: Path) -> Optional[Described]:
-    """None for a trace that has such a name itself."""
+    """None for a trace that has this name itself."""
     try:
         values = from_json(path.read_text(encoding="utf-8"))
         return None if isinstance(values, dict) and "traceEvents" in values else described.parse(values)
@@ -90,7 +90,7 @@ def _digest(source: Source) -> RankTrace:
 
 
 def _try(source: Source) -> Any:
-    """Errors are values here: between processes they would lose what belongs to them."""
+    """Errors are values here: passed between processes, exceptions would lose their attributes."""
     try:
         return _digest(source)
     except GpumeshError as failure:

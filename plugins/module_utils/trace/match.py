@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find in the traces of all ranks what belongs together: the parts of one collective."""
+"""Match the parts of each collective in the traces of all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Key = Tuple[Tuple[int, ...], str, int]
 
 
 class Matched(NamedTuple):
-    """``collectives``: of each, the part of every rank that has one. ``unmatched``: parts that were left over."""
+    """``collectives``: of each, the part of every rank that has one. ``unmatched``: the remaining parts."""
 
     collectives: List[Dict[int, Exchange]]
     unmatched: int

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One run, or two side by side, as one HTML file that needs nothing else. Pure.
+"""One run, or two side by side, as one self-contained HTML file. Pure.
 
-Everything that a trace says is escaped: names of operations and nodes come from programs of users.
+Everything from a trace is escaped: names of operations and nodes come from users' programs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OWN_STYLE = """\
 @media (max-width: 760px) { .facts, .facts.both { grid-template-columns: 1fr 1fr; } .two { grid-template-columns: minmax(0, 1fr); } }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-#: A change of less than this share is none.
+#: Smaller changes are not shown.
 _NOTHING = 0.02
 Cell = Tuple[str, str]
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`gpumesh-trace`: what is in the profile of a run, and the start of a program that is to have one."""
+"""`gpumesh-trace`: report on the profile of a run, and start a program with a profile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profi
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.program import Settings
 
 _NAME = "gpumesh-trace"
-#: Where it is installed, on all nodes.
+#: The path of the program on all nodes.
 PATH = f"/usr/local/bin/{_NAME}"
 _RECORD = "record"
 _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]
@@ -34,7 +34,7 @@ _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """The exit status: 0, or 2 for what is refused."""
+    """The exit status: 0, or 2 if the request is refused."""
     return exit_status(_NAME, lambda: _main(values, list(arguments)))
 
 
@@ -70,7 +70,7 @@ def _title(folder: Path) -> str:
 
 
 def report(settings: Settings, given: argparse.Namespace) -> int:
-    """Read the traces of one run or two, and write what they say. Raises GpumeshError."""
+    """Read the traces of one run or two, and write the report. Raises GpumeshError."""
     if len(given.runs) > 2:
         raise InputError(f"{len(given.runs)} runs cannot be compared.", "Give one or two.")
     folders = [_folder(settings, name, given.run_dir, given.attempt) for name in given.runs]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a trace in Chrome's format a piece at a time: it may be larger than the memory for its values."""
+"""Read a trace in Chrome's format in pieces: its values may need more memory than there is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _EVENTS = "traceEvents"
 
 
 class DamagedError(ValueError):
-    """It is not JSON, or not all of it."""
+    """The text is not JSON, or incomplete."""
 
 
 class _Source:
-    """The text with a place in it. What was read is forgotten."""
+    """The text with a position. Text that was read is discarded."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -51,11 +51,11 @@ class _Source:
             self._fill()
 
     def skip(self) -> None:
-        """Go beyond that letter."""
+        """Skip that character."""
         self._place += 1
 
     def value(self) -> Any:
-        """The value that begins there. Raises DamagedError."""
+        """The value that starts there. Raises DamagedError."""
         self.peek()
         while True:
             try:
@@ -67,7 +67,7 @@ class _Source:
                     raise DamagedError(str(failure)) from failure
                 self._fill()
                 continue
-            # A number at the end of what was read may go on.
+            # A number at the end of the text read so far may be incomplete.
             if end == len(self._text) and self._more:
                 self._fill()
                 continue

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Arithmetic with spans of time. A list of them is in order, and no two of them touch."""
+"""Arithmetic with spans of time. A list of spans is sorted, and no two of them touch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def union(spans: Iterable[Span]) -> List[Span]:
 
 
 def common(one: List[Span], other: List[Span]) -> List[Span]:
-    """What is in both."""
+    """The time in both."""
     return [
         (max(begin, first), min(end, last)) for (begin, end), beside in _beside(one, other) for first, last in beside
     ]
 
 
 def without(one: List[Span], other: List[Span]) -> List[Span]:
-    """What is in the first and not in the second."""
+    """The time in the first but not in the second."""
     made: List[Span] = []
     for (begin, end), beside in _beside(one, other):
         at = begin
@@ -65,7 +65,7 @@ def _beside(one: List[Span], other: List[Span]) -> Iterator[Tuple[Span, List[Spa
 
 
 def length(spans: Iterable[Span]) -> float:
-    """Altogether."""
+    """The total length."""
     return sum(end - begin for begin, end in spans)
 
 
@@ -75,7 +75,7 @@ class Busy:
     def __init__(self, made: List[Span]) -> None:
         self._begin = array("d", (begin for begin, _end in made))
         self._end = array("d", (end for _begin, end in made))
-        #: How much there is before each of them, and after the last one.
+        #: The total length before each of them, and after the last one.
         self._before = array("d", [0.0])
         for begin, end in made:
             self._before.append(self._before[-1] + end - begin)
@@ -83,12 +83,12 @@ class Busy:
     def between(self, begin: float, end: float, most: int) -> Optional[List[Span]]:
         """Those that begin between two times; None if they are more than so many."""
         first, last = bisect_right(self._begin, begin), bisect_right(self._begin, end)
-        # One that began before may go on.
+        # A span that began earlier may extend into it.
         first = max(0, first - 1)
         return list(zip(self._begin[first:last], self._end[first:last])) if last - first <= most else None
 
     def within(self, begin: float, end: float) -> float:
-        """How much of them is between two times."""
+        """How much of their length is between two times."""
         return self._until(end) - self._until(begin)
 
     def _until(self, time: float) -> float:

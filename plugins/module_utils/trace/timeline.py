@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All ranks on one time line, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+"""All ranks on one timeline, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 
-A rank is a process there. Its first track says what it does: computing, communicating, waiting for which rank; below are its
-threads and its GPU, as in its own trace, with times by the clock of rank 0.
+A rank is a process there. Its first track shows what it does: computing, communicating, or waiting for which rank;
+below are its threads and its GPU, as in its own trace, with times by the clock of rank 0.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Dict, Iterator, List, Mapping, TextIO
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, Clock, RankTrace
 
-#: Events of all ranks together: browsers cannot hold many more.
+#: The maximum number of events of all ranks together: browsers cannot handle many more.
 MOST = 1_000_000
-#: For each rank as many at least.
+#: The minimum number for each rank.
 _LEAST = 2_000
-#: Events in one piece that is written.
+#: Events that are written at a time.
 _PIECE = 4_096
 _STATES = 0
 
@@ -89,7 +89,7 @@ def _write(stream: TextIO, events: Iterator[str], about: Dict[str, object]) -> N
 
 
 def write(path: str, traces: Mapping[int, RankTrace], analysis: Analysis) -> None:
-    """Replace the file when all of it is there. Raises HostStateError."""
+    """Replace the file once the new one is complete. Raises HostStateError."""
     errors = {str(rank): clock.error for rank, clock in sorted(analysis.clocks.items())}
     about: Dict[str, object] = {"run": analysis.name, "clock_error_us": errors, "left_out_below_us": analysis.shortest}
     draft = f"{path}.new"

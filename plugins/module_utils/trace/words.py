@@ -10,14 +10,14 @@ from typing import Any, Dict, List, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankShare, Slow
 
-#: What a step consists of.
+#: The parts of a step.
 PARTS = (
     ("computing", "Computing"),
     ("communicating", "Communicating"),
     ("waiting", "Waiting"),
     ("other", "The program's own"),
 )
-#: A part of what a rank needs longer is not told below this share.
+#: Parts of the additional time of a rank below this share are not mentioned.
 _LITTLE = 0.02
 _METHODS = {
     "reference": "the reference",
@@ -54,7 +54,7 @@ def rank_name(share: RankShare) -> str:
 
 
 def slow_name(slow: Slow) -> str:
-    """What holds the others up."""
+    """What slows down the others."""
     who = f"rank {slow.ranks[0]}" if len(slow.ranks) == 1 else "all ranks"
     return who + (f" on {slow.node}" if slow.node else "")
 
@@ -73,7 +73,7 @@ def headline(run: Analysis) -> str:
 
 
 def slow_words(run: Analysis) -> Tuple[str, str]:
-    """What is known of the rank that holds the others up, and what to do. There must be one."""
+    """The findings about the rank that slows down the others, and the remedy. There must be one."""
     slow = run.slow
     if slow is None:
         raise ValueError("no rank is slow")

@@ -1,8 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MLflow in a Python environment of its own: the packages that are pinned with their hashes, from where pip of the host gets
-its packages. An environment that is complete says so in a file; one that is not is made anew."""
+"""MLflow in its own Python environment: pinned packages from the package index of the host's pip.
+
+A complete environment is marked by a file; an incomplete one is created again.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import LIBRARY, environment_of
 
-#: Seconds, for 250 MiB of packages by a slow line.
+#: The timeout in seconds, for 250 MiB of packages over a slow line.
 _PATIENCE = 3600.0
-#: For which there are packages.
+#: The versions of Python for which there are packages.
 PYTHONS = ("3.11", "3.12", "3.13")
 _COMPLETE = "gpumesh.json"
-#: The newest version of each schema that this MLflow has.
+#: The newest version of each schema in this MLflow.
 _HEADS = """
 import json, os, mlflow, mlflow.server.auth
 from alembic.config import Config
@@ -39,7 +41,7 @@ print("\\n" + json.dumps({
 
 
 def python_version(run: Runner) -> str:
-    """The version of the host's Python, such as 3.13. Raises HostStateError for one that there are no packages for."""
+    """The version of the host's Python, such as 3.13. Raises HostStateError if there are no packages for it."""
     words = run(["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).stdout.strip()
     if words not in PYTHONS:
         raise HostStateError(
@@ -50,18 +52,18 @@ def python_version(run: Runner) -> str:
 
 
 def can_make(run: Runner) -> bool:
-    """Whether the host's Python can make environments."""
+    """Whether the host's Python can create environments."""
     return run(["/usr/bin/python3", "-c", "import ensurepip, venv"], check=False).rc == 0
 
 
 def facts(folder: str) -> Optional[Dict[str, str]]:
-    """What is known of a complete environment: the version of MLflow, and of the schemata; None where it is not complete."""
+    """The facts of a complete environment: the versions of MLflow and of the schemas; None if it is not complete."""
     text = read_text(os.path.join(folder, _COMPLETE))
     return None if text is None else dict(json.loads(text))
 
 
 def build(run: Runner, requirements: str, python: str) -> str:
-    """Make the environment unless it is complete; its folder. Raises CommandError with pip's words."""
+    """Create the environment unless it is complete; its directory. Raises CommandError with pip's message."""
     folder = environment_of(requirements, python)
     if facts(folder) is not None:
         return folder
@@ -84,7 +86,7 @@ def build(run: Runner, requirements: str, python: str) -> str:
 
 
 def last_json(said: str) -> Dict[str, str]:
-    """The last line of what a program has said, since libraries say things, too."""
+    """The last line of a program's output, since libraries print messages as well."""
     return dict(json.loads(said.strip().splitlines()[-1]))
 
 

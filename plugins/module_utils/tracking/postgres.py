@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""PostgreSQL of Debian on this host: the database of the tracking server, made, migrated, saved and loaded.
+"""Debian's PostgreSQL on this host: the database of the tracking server is created, migrated, saved and loaded.
 
-What needs the rights of PostgreSQL's own account is asked by ``psql``, as that account. A dump comes from another machine:
-it is loaded with the rights of the server's account, whom PostgreSQL lets into this one database only.
+Statements that need the rights of PostgreSQL's own account are run by ``psql`` as that account. A dump comes from
+another machine: it is loaded with the rights of the server's account, which has access to this one database only.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings 
 _PATIENCE = 3600.0
 _OWNER = "postgres"
 _DROP = 'DROP DATABASE IF EXISTS :"account" WITH (FORCE);'
-#: The tables in which MLflow notes the version of its schema, and of that of its users.
+#: The tables in which MLflow stores the versions of its schema and of that of its users.
 VERSIONS = ("alembic_version", "alembic_version_auth")
 
 
 class Cluster(NamedTuple):
-    """A server of PostgreSQL as Debian has it."""
+    """A PostgreSQL cluster, in Debian's sense."""
 
     version: str
     name: str
@@ -36,7 +36,7 @@ class Cluster(NamedTuple):
 
     @property
     def socket(self) -> str:
-        """Where it listens."""
+        """The socket on which it listens."""
         return f"{SOCKETS}/.s.PGSQL.{self.port}"
 
     @property
@@ -46,7 +46,7 @@ class Cluster(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What runs it in the foreground."""
+        """The command that runs it in the foreground."""
         settings = f"/etc/postgresql/{self.version}/{self.name}/postgresql.conf"
         return f"/usr/lib/postgresql/{self.version}/bin/postgres -D {self.data} -c config_file={settings}"
 
@@ -61,7 +61,7 @@ def parse_clusters(text: str) -> List[Cluster]:
 
 
 def find_cluster(run: Runner) -> Cluster:
-    """The one that Debian makes, of the newest version. Raises HostStateError where there is none."""
+    """The cluster that Debian creates, of the newest version. Raises HostStateError if there is none."""
     found = [one for one in parse_clusters(run(["pg_lsclusters", "--no-header"]).stdout) if one.name == "main"]
     if not found:
         raise HostStateError(
@@ -73,7 +73,7 @@ def find_cluster(run: Runner) -> Cluster:
 def sql(
     run: Runner, cluster: Cluster, statements: str, user: str = _OWNER, database: str = "postgres", **names: str
 ) -> List[str]:
-    """The rows of the statements, which come by standard input. Raises CommandError with PostgreSQL's words.
+    """The rows of the statements, which are passed on standard input. Raises CommandError with PostgreSQL's message.
 
     ``names``: what stands for :'NAME' and :"NAME" in them, besides ``account``.
     """
@@ -84,12 +84,12 @@ def sql(
 
 
 def exists(run: Runner, cluster: Cluster) -> bool:
-    """Whether there is the database."""
+    """Whether the database exists."""
     return sql(run, cluster, "SELECT 1 FROM pg_database WHERE datname = :'account';") == ["1"]
 
 
 def create(run: Runner, cluster: Cluster) -> None:
-    """Make the account and the database where they are missing."""
+    """Create the account and the database if they are missing."""
     if not sql(run, cluster, "SELECT 1 FROM pg_roles WHERE rolname = :'account';"):
         sql(run, cluster, 'CREATE ROLE :"account" LOGIN;')
     if not exists(run, cluster):
@@ -104,7 +104,7 @@ def drop(run: Runner, cluster: Cluster) -> None:
 
 
 def versions(run: Runner, cluster: Cluster) -> Dict[str, str]:
-    """The versions of the schemata, by their tables; none where MLflow has not been there yet."""
+    """The versions of the schemas, by table; none if MLflow has not used the database yet."""
     found = {}
     for table in VERSIONS:
         known = sql(run, cluster, "SELECT to_regclass('public.' || :'table');", ACCOUNT, ACCOUNT, table=table)
@@ -161,7 +161,7 @@ def remove(path: str) -> None:
 
 
 def reason(failure: CommandError) -> Optional[str]:
-    """Why PostgreSQL does not let the account in, in words; None for another failure."""
+    """The explanation if PostgreSQL rejects the account; None for another failure."""
     if "Peer authentication failed" in failure.message or "no pg_hba.conf entry" in failure.message:
         return "Let local accounts log in by their own names: 'local all all peer' in pg_hba.conf."
     return None

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run written to the tracking server and read back, by MLflow's own interface for programs."""
+"""Write a run to the tracking server and read it back, through MLflow's API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VALUE = 0.25
 
 
 class Client(NamedTuple):
-    """The server, and the password of CHECKER; None where this host does not have it. ``timeout`` in seconds."""
+    """The server, and the password of CHECKER; None if this host does not have it. ``timeout`` in seconds."""
 
     uri: str
     trust: str
@@ -30,7 +30,7 @@ class Client(NamedTuple):
     password: Optional[str]
 
     def ask(self) -> None:
-        """Whether the server is well. Raises HostStateError."""
+        """Check that the server is healthy. Raises HostStateError."""
         said = self._request("health", None)
         if said.strip() != b"OK":
             raise HostStateError(f"{self.uri}/health does not say OK.", "See journalctl -u gpumesh-tracking there.")

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tracking server on its host: what it is, what it has to be, and the way from one to the other.
+"""The tracking server on its host: its current state, its desired state, and the way from one to the other.
 
-Interrupted anywhere and run again, the end is the same: an environment counts when it is complete, a database that has come
-from another member is there as a file until it has been loaded, and the schema is compared before each start.
+It can be interrupted anywhere and run again with the same result: an environment counts when it is complete, a database
+from another member is kept as a file until it has been loaded, and the schema is compared before each start.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STILL_HERE = "the server is still here"
 
 
 class Request(NamedTuple):
-    """What this host has to have. ``users``, ``certificate``, ``key`` and ``trust`` are None where what is there stays."""
+    """The desired state of this host. ``users``, ``certificate``, ``key`` and ``trust`` are None to keep them."""
 
     server: Server
     serves: bool
@@ -55,19 +55,19 @@ class Request(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What was changed, in words, and the daemons that were restarted."""
+    """Descriptions of the changes, and the daemons that were restarted."""
 
     words: List[str]
     restarted: List[str]
 
 
 def is_here() -> bool:
-    """Whether this host has a tracking server of ours."""
+    """Whether this host has a tracking server of this collection."""
     return os.path.lexists(settings.PROGRAM) or os.path.lexists(settings.AUTHENTICATION)
 
 
 def leftover(request: Request) -> bool:
-    """Whether this host has something of a server that is not here, or not any more."""
+    """Whether this host has remains of a server that does not run here, or no longer does."""
     return not request.serves and (is_here() or (not request.server.tls and os.path.lexists(settings.TRUST)))
 
 
@@ -75,7 +75,7 @@ def leftover(request: Request) -> bool:
 
 
 def refuse_account(uid: int) -> None:
-    """Refuse a number that somebody else has here. Raises HostStateError."""
+    """Refuse a UID or GID that another account has here. Raises HostStateError."""
     ids = {"user": _number(pwd.getpwnam, 2), "group": _number(grp.getgrnam, 2)}
     names = {"user": _number(pwd.getpwuid, 0, uid), "group": _number(grp.getgrgid, 0, uid)}
     for kind, has in ids.items():
@@ -94,7 +94,7 @@ def refuse_account(uid: int) -> None:
 
 
 def _number(find_entry: Callable[[Any], Sequence[Any]], field: int, key: Any = settings.ACCOUNT) -> Any:
-    """A field of an entry of the users or the groups; None where there is no such entry."""
+    """A field of an entry of the users or the groups; None if there is no such entry."""
     try:
         return find_entry(key)[field]
     except KeyError:
@@ -110,7 +110,7 @@ def missing() -> List[str]:
 
 
 def refuse_server(request: Request) -> None:
-    """Refuse what cannot be, before anything changes. Raises GpumeshError."""
+    """Refuse invalid requests before anything changes. Raises GpumeshError."""
     server = request.server
     refuse_account(server.uid)
     if not os.path.isdir(server.mount_point):
@@ -142,7 +142,7 @@ def refuse_member(request: Request) -> None:
 
 
 def make_account(run: Runner, uid: int) -> bool:
-    """Make the account where there is none; whether it was."""
+    """Create the account if there is none; whether it was created."""
     try:
         pwd.getpwnam(settings.ACCOUNT)
     except KeyError:
@@ -161,7 +161,7 @@ def _add_account(run: Runner, uid: int) -> None:
 
 
 def make_folders(server: Server) -> bool:
-    """Make what is missing: the home, and with the account's own rights its folders on the volume. Raises HostStateError."""
+    """Create missing directories: the home and, as the account, those on the volume. Raises HostStateError."""
     entry = account(settings.ACCOUNT)
     made = not os.path.isdir(settings.HOME)
     if made:
@@ -212,7 +212,7 @@ def _make_on_volume(mount_point: str, name: str, entry: pwd.struct_passwd) -> bo
 
 
 def _make(path: str, folder: Optional[int]) -> bool:
-    """Make a directory; whether it was missing."""
+    """Create a directory; whether it was missing."""
     try:
         os.mkdir(path, 0o700, dir_fd=folder)
     except FileExistsError:
@@ -221,14 +221,14 @@ def _make(path: str, folder: Optional[int]) -> bool:
 
 
 class Secret(NamedTuple):
-    """A file that only the server's account can read. ``text`` None: what is there stays."""
+    """A file that only the server's account can read. ``text`` None: the current content is kept."""
 
     path: str
     text: Optional[str]
 
 
 def secret_files(request: Request, port: int) -> List[Secret]:
-    """What has to be written, none of which is ever shown."""
+    """The files to write, whose content is never shown."""
     found = []
     if not os.path.lexists(settings.SECRET):
         found.append(Secret(settings.SECRET, secrets.token_urlsafe(48)))
@@ -241,7 +241,7 @@ def secret_files(request: Request, port: int) -> List[Secret]:
 
 
 def checker_password() -> Optional[str]:
-    """The password of the account by which the check writes its run; None where there is no server."""
+    """The password of the account with which the check writes its run; None if there is no server."""
     for line in (read_text(settings.AUTHENTICATION) or "").splitlines():
         name, _equals, value = line.partition("=")
         if name.strip() == "admin_password":
@@ -250,21 +250,21 @@ def checker_password() -> Optional[str]:
 
 
 def write_secrets(files: Sequence[Secret]) -> None:
-    """Write them, for the account alone to read."""
+    """Write them, readable only by the account."""
     entry = account(settings.ACCOUNT)
     for one in files:
         write_atomic(one.path, one.text or "", mode=0o600, owner=(entry.pw_uid, entry.pw_gid))
 
 
 def trust_file(request: Request) -> Optional[Secret]:
-    """By which certificates this member trusts the server; None where that is right."""
+    """The certificates against which this member verifies the server; None if they are up to date."""
     if not request.server.tls or request.trust is None or read_text(settings.TRUST) == request.trust:
         return None
     return Secret(settings.TRUST, request.trust)
 
 
 def daemons(server: Server, cluster: postgres.Cluster, systemd: bool) -> List[Tuple[Any, Any]]:
-    """PostgreSQL and MLflow, each with what is there when it can be used."""
+    """PostgreSQL and MLflow, each with what exists once it can be used."""
     database = daemon.Daemon(
         cluster.unit if systemd else "postgresql",
         "started",
@@ -292,7 +292,7 @@ def mlflow_daemon(state: str) -> daemon.Daemon:
 
 
 def look(run: Runner, request: Request) -> List[str]:
-    """What differs, in words. Changes nothing."""
+    """Descriptions of the differences. Changes nothing."""
     words = [f"{trust.path} differs"] if (trust := trust_file(request)) else []
     if not request.serves:
         return words + ([STILL_HERE] if leftover(request) else [])
@@ -335,7 +335,7 @@ def requested(params: Mapping[str, Any]) -> Request:
 
 
 def apply(run: Runner, request: Request) -> Done:
-    """Bring it about. Raises GpumeshError."""
+    """Apply the desired state. Raises GpumeshError."""
     done = Done([], [])
     trust = trust_file(request)
     if trust is not None:
@@ -371,7 +371,7 @@ def _serve(run: Runner, request: Request, done: Done) -> None:
     _run_daemon(run, request, systemd, database, done)
     _prepare(run, request, systemd, cluster, folder, heads, words)
     _run_daemon(run, request, systemd, mlflow, done)
-    # The account of the check as well: the database may have come from a member where it had another password.
+    # The account of the check as well: the database may come from a member where it had another password.
     own = {"name": settings.CHECKER, "password": checker_password(), "administrator": True}
     words += [
         f"user {name} changed"
@@ -397,7 +397,7 @@ def _run_daemon(run: Runner, request: Request, systemd: bool, wanted: Tuple[Any,
 
 
 def _stop(run: Runner, request: Request, systemd: bool) -> None:
-    """Stop MLflow, also at boot: nothing may be written to a database that is on its way."""
+    """Stop MLflow, also at boot: nothing may be written to a database that is being transferred."""
     plan = mlflow_daemon("absent")
     daemon.bring_about(run, _manager(systemd), plan, request.places, daemon.Ready(None, None, None), _READY, False)
 
@@ -438,14 +438,14 @@ def _prepare(
 
 
 def _variables() -> Dict[str, str]:
-    """What MLflow's own commands read."""
+    """The variables that MLflow's own commands read."""
     return {"HOME": settings.HOME, "MLFLOW_AUTH_CONFIG_PATH": settings.AUTHENTICATION}
 
 
 def settle_users(
     run: Runner, folder: str, cluster: postgres.Cluster, wanted: Sequence[Mapping[str, Any]], look_only: bool
 ) -> List[str]:
-    """Bring MLflow's users about; the names of those who differ. The passwords go by standard input."""
+    """Apply MLflow's users; the names of those that differ. The passwords are passed on standard input."""
     given = {"url": settings.database_url(cluster.port), "users": list(wanted), "look": look_only}
     program = os.path.join(settings.LIBRARY, "users.py")
     source = inspect.getsource(users)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the tracking server of a cluster is on its host: names, paths and the texts of its files. Pure."""
+"""The settings of a cluster's tracking server on its host: names, paths and the contents of its files. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import hashlib
 import shlex
 from typing import Any, Dict, List, Mapping, NamedTuple
 
-#: The account of the system, of PostgreSQL, and the database. PostgreSQL knows it by its socket.
+#: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
 ACCOUNT = "gpumesh_tracking"
-#: The account of MLflow by which the check writes a run, an administrator. Its password is the server's own.
+#: The MLflow account with which the check writes a run, an administrator. Its password belongs to the server.
 CHECKER = "gpumesh"
-#: Of the users that are given, who may do everything.
+#: The given user who may do everything.
 ADMINISTRATOR = "admin"
 
 SERVICE = "gpumesh-tracking"
@@ -25,7 +25,7 @@ CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
 #: Says that the database has been written to the volume, so that what is here is not needed any more.
 MOVED = f"{FOLDER}/moved"
-#: By which members know the server; of every member.
+#: The certificates against which members verify the server; on every member.
 TRUST = "/etc/gpumesh/tracking-ca.crt"
 LIBRARY = "/usr/local/lib/gpumesh/mlflow"
 PROGRAM = f"{LIBRARY}/serve"
@@ -55,7 +55,7 @@ class Server(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """What the server has on the volume."""
+        """The directory of the server on the volume."""
         return f"{self.mount_point}/mlflow-{self.cluster}"
 
     @property
@@ -81,10 +81,10 @@ def database_url(port: int) -> str:
 
 
 def authentication(port: int, password: str) -> str:
-    """MLflow's file of its authentication, with the password of CHECKER: everybody reads, and changes what is theirs."""
+    """MLflow's authentication file, with CHECKER's password: users read everything, and change what is theirs."""
     return (
         f"{_WRITTEN}[mlflow]\ndefault_permission = READ\n"
-        # The file knows no other quoting.
+        # The file supports no other quoting.
         f"database_uri = {database_url(port).replace('%', '%%')}\n"
         f"admin_username = {CHECKER}\nadmin_password = {password}\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
@@ -99,7 +99,7 @@ def origins(server: Server) -> List[str]:
 
 
 def program(server: Server, environment: str, port: int) -> str:
-    """What starts the server, under any service manager: the secret is neither in a unit nor in a process list."""
+    """The program that starts the server. The secret is neither in a unit nor in a process list."""
     argv = [
         f"{environment}/bin/mlflow",
         "server",
@@ -109,7 +109,7 @@ def program(server: Server, environment: str, port: int) -> str:
         f"--workers={_WORKERS}",
         f"--backend-store-uri={database_url(port)}",
         f"--artifacts-destination={server.artifacts}",
-        # By whatever name a browser has come: each request has a password.
+        # Regardless of the host name that a browser uses: each request has a password.
         "--allowed-hosts=*",
         # A page of another origin may not act for the user who has it open. Those of localhost are always allowed.
         f"--cors-allowed-origins={','.join(origins(server))}",
@@ -133,7 +133,7 @@ def unit(cluster: str) -> str:
     return (
         f"{_WRITTEN}[Unit]\nDescription=Experiments of gpumesh cluster {cluster} (MLflow)\n"
         "Wants=network-online.target\nAfter=network-online.target postgresql.service\n"
-        # An address of the mesh may come late.
+        # A mesh address may be assigned late.
         "StartLimitIntervalSec=0\n\n"
         f"[Service]\nUser={ACCOUNT}\nGroup={ACCOUNT}\nExecStart={PROGRAM}\nRestart=always\nRestartSec=3\n"
         "NoNewPrivileges=yes\nProtectSystem=full\n\n"

@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""MLflow's users. Run by the Python of the tracking server, as its account, with the passwords on standard input.
+"""MLflow's users. Run with the Python of the tracking server, as its account, with the passwords on standard input.
 
-In: {"url": ..., "users": [{"name", "password" (null: no such user), "administrator"}], "look": bool}. Out: {"changed": [names]}.
+In: {"url": ..., "users": [{"name", "password" (null: no such user), "administrator"}], "look": bool}.
+Out: {"changed": [names]}.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Dict, List
 
 
 def settle(store: Any, users: List[Dict[str, Any]], look: bool) -> List[str]:
-    """Bring the users about in MLflow's store; the names of those who differ."""
+    """Apply the users in MLflow's store; the names of those that differ."""
     changed = []
     for user in users:
         name, password = user["name"], user["password"]

@@ -1,11 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ranks of one node: start them, keep what they write, tell the supervisor what happens, and end them.
+"""The ranks of one node: start them, keep their output, report to the supervisor, and end them.
 
-It is the one task of its node in a job step. What it tells goes to its standard output, and what the supervisor orders comes
-by its standard input, a word a line; srun carries both. A supervisor that falls silent has died, or its node is cut off.
-Then the ranks end, and one of the agents becomes the supervisor, in the same job: Slurm leaves a job its other nodes.
+The agent is the only task of its node in a job step. It reports on standard output and receives the supervisor's orders
+on standard input, one word per line; srun carries both. If the supervisor falls silent, it has died, or its node is cut
+off. The ranks then end, and one of the agents becomes the supervisor, in the same job: Slurm keeps a job's remaining
+nodes.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profi
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Progress
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
-#: Seconds between two looks at the ranks, and between two signs of life.
+#: Seconds between two checks of the ranks, and between two keepalives.
 _SPACING = 0.5
 _BEAT = 1.0
-#: Seconds without a word from the supervisor after which it is taken for dead. It says something every second.
+#: Seconds without a message from the supervisor after which it is presumed dead. It sends one every second.
 _SILENCE = 10.0
-#: Seconds that a rank has to end after SIGTERM.
+#: Seconds for a rank to end after SIGTERM.
 _PATIENCE = 5.0
 #: Bytes of a rank's last output that are kept for the supervisor.
 _TAIL = 4096
 #: Seconds for the stacks of the ranks to arrive in their output.
 _DUMP = 0.5
-#: From MASTER_PORT to the port on which agents time their ways to each other. Nothing else of a run uses those below.
+#: The offset from MASTER_PORT to the port on which agents time their paths to each other. Nothing else of a run uses
+#: the ports below.
 _BELOW = 4000
 #: Seconds for an heir to begin another attempt, before another agent tries; seconds between two looks for the controller;
 #: and how often that is done.
@@ -105,7 +107,7 @@ class Rank:
         self._copying.start()
 
     def _copy(self, source: Any, log: Path) -> None:
-        """Keep what the rank writes. A volume that does not take it must not stop the rank."""
+        """Keep the output of the rank. A volume that cannot be written to must not stop the rank."""
         descriptor = -1
         with contextlib.suppress(OSError):
             log.parent.mkdir(exist_ok=True)
@@ -119,7 +121,7 @@ class Rank:
             os.close(descriptor)
 
     def look(self, last: bool = False) -> bool:
-        """Whether it has told of new progress. ``last``: it has ended, so that nothing comes after this look."""
+        """Whether it has reported new progress. ``last``: it has ended, so this is the last check."""
         try:
             # Two files that are written within a tick of the kernel's clock have the same time.
             stamp = os.stat(self._progress_file).st_mtime_ns
@@ -136,7 +138,7 @@ class Rank:
         return True
 
     def ended(self) -> bool:
-        """Whether it has ended by now. What it has started and left behind would go on using the GPU."""
+        """Whether it has ended by now. Processes that it left behind would keep using the GPU."""
         self.status = self._process.poll()
         if self.status is None:
             return False
@@ -150,24 +152,24 @@ class Rank:
         return self._process.pid
 
     def tail(self) -> str:
-        """What it has written last."""
+        """Its last output."""
         return self._tail.decode("utf-8", "replace")
 
     def signal(self, number: int) -> None:
-        """To the rank and all of its process group."""
+        """Send a signal to the rank and its whole process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def warn(self) -> None:
-        """Ask for a checkpoint, those that listen."""
+        """Ask the processes that handle the signal for a checkpoint."""
         processes.send(self._process.pid, signal.SIGUSR1)
 
     def dump(self) -> None:
-        """Have it write its stacks, if it has a handler for that."""
+        """Make it write its stacks, if it has a handler for that."""
         processes.send(self._process.pid, signal.SIGUSR2)
 
     def stopped(self) -> str:
-        """Why it does not run; empty while it may."""
+        """Why it does not run; empty while it can."""
         return processes.stopped(self._process.pid)
 
 
@@ -188,7 +190,7 @@ class Agent:
         self._load: Optional[load.Load] = None
 
     def say(self, event: str, **values: Any) -> None:
-        """Tell the supervisor. Where nobody reads any more, what follows from that is decided elsewhere."""
+        """Send a message to the supervisor. What follows if nobody reads it is decided elsewhere."""
         if self._listened_to:
             with contextlib.suppress(OSError):
                 self._output.writelines(lines.encode(lines.Said(event, self._node, values)))
@@ -283,7 +285,7 @@ class Agent:
             self._look()
 
     def _look(self) -> None:
-        """Tell what the ranks do."""
+        """Report what the ranks do."""
         for rank in self._living():
             rank.dump()
         time.sleep(_DUMP)
@@ -291,12 +293,12 @@ class Agent:
             self.say("state", rank=rank.number, stopped=rank.stopped(), place=cause.place(rank.tail()))
 
     def end(self) -> None:
-        """The attempt has ended: ask the ranks to end. They are killed a little later."""
+        """The attempt has ended: ask the ranks to end. They are killed shortly afterwards."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _PATIENCE
             for rank in self._living():
                 rank.signal(signal.SIGTERM)
-                # One that is stopped would not hear it.
+                # A stopped process would not receive it.
                 rank.signal(signal.SIGCONT)
 
     def _living(self) -> List[Rank]:
@@ -335,7 +337,7 @@ class Agent:
             self.say("staging", done=staging.done, total=staging.total, ready=bool(staging.path))
 
     def close(self) -> None:
-        """Leave nothing behind, and say so."""
+        """Clean up, and report it."""
         if self._staging:
             self._staging.stop()
         processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
@@ -355,7 +357,7 @@ def _address(node: str) -> str:
 
 
 def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> bool:
-    """Whether this node is to go on with the run, whose supervisor is lost. False once somebody has.
+    """Whether this node should continue the run, whose supervisor is lost. False once another node does.
 
     ``reaches``: whether the controller answers. Without it the run could not go on here. Most likely it is this node then
     that is cut off, not that of the supervisor, even if it still has the shared volume.

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank is to blame when many have ended: its error, not those that follow from it.
+"""Find the rank that is to blame when several have ended: its error, not those that follow from it.
 
-When one rank of a collective dies, the others fail a moment later, since their peer has gone. The clocks of the nodes may
-differ by more than that, so time alone does not tell. What a rank wrote last does: an error that names a peer is a
-consequence.
+When one rank of a collective dies, the others fail a moment later because their peer is gone. The clocks of the nodes
+may differ by more than that, so time alone is not sufficient. The last output of a rank is: an error that names a peer
+is a consequence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, RankEnd
 
-#: What the libraries of collectives and of rendezvous write when a peer has gone.
+#: The messages of collective and rendezvous libraries when a peer is gone.
 _CONSEQUENCE = re.compile(
     r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|ncclRemoteError|"
     r"remote process exited or there was a network error|NCCL communicator was aborted|"
@@ -33,12 +33,12 @@ _LONGEST = 300
 
 
 def follows(end: RankEnd) -> bool:
-    """Whether it looks like a consequence of another rank's end."""
+    """Whether it looks like a consequence of the end of another rank."""
     return end.status > 0 and _CONSEQUENCE.search(end.tail) is not None
 
 
 def error_line(end: RankEnd) -> str:
-    """The line that says best why the rank has ended."""
+    """The line that best explains why the rank ended."""
     if end.status < 0:
         return f"killed by {signal_name(-end.status)}"
     lines = [line.strip() for line in end.tail.splitlines() if line.strip()]
@@ -72,7 +72,7 @@ def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
 
 
 class Seen(NamedTuple):
-    """What is known of the ranks when nothing moves any more, by rank.
+    """What is known about the ranks when nothing progresses any more, by rank.
 
     ``stopped``: why a process does not run, by what the kernel says; ``places``: where a program that can say so is;
     ``through``: those that have ended well.
@@ -86,7 +86,7 @@ class Seen(NamedTuple):
 
 
 def hang(seen: Seen, seconds: float) -> Cause:
-    """The cause where nothing moves any more.
+    """The cause when nothing progresses any more.
 
     A rank that is stopped is to blame before the one that is behind, and that before the one that is somewhere else in the
     program. Where all are alike nobody is.

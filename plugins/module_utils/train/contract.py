@@ -1,25 +1,26 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a program and `gpumesh-train` tell each other: environment variables and two files, in any language.
+"""The contract between a program and `gpumesh-train`: environment variables and two files, in any language.
 
-The program finds, in each rank:
+Each rank has these variables:
 
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT    as with torchrun
-    GPUMESH_RUN              name of the run
-    GPUMESH_RUN_DIR          its folder, on the shared volume
-    GPUMESH_CHECKPOINT_DIR   where its checkpoints go, below that folder
-    GPUMESH_STAGE_DIR        the copy on the node's own disk of the data that --stage has named
+    GPUMESH_RUN              the name of the run
+    GPUMESH_RUN_DIR          its directory, on the shared volume
+    GPUMESH_CHECKPOINT_DIR   the directory for its checkpoints, below that directory
+    GPUMESH_STAGE_DIR        the copy of the data of --stage on the node's own disk
     GPUMESH_ATTEMPT          1, 2, ...: how often the run has been started
-    GPUMESH_PROGRESS_FILE    the rank writes it, on a local disk
+    GPUMESH_PROGRESS_FILE    the file to which the rank writes its progress, on a local disk
     GPUMESH_PROFILE          what is recorded of this attempt, such as torch:5, and
-    GPUMESH_PROFILE_DIR      where that goes; gpumesh_run.progress() does what is to be done with both
-    GPUMESH_STOP_FILE        is there as soon as the rank should save a checkpoint and end; SIGUSR1 says the same to a
-                             program that has a handler for it
+    GPUMESH_PROFILE_DIR      where the profile goes; gpumesh_run.progress() handles both
+    GPUMESH_STOP_FILE        exists as soon as the rank should save a checkpoint and exit; a program with a handler
+                             for SIGUSR1 receives that signal as well
 
-A progress file has one JSON object, {"step": 1200, "steps": 20000, "loss": 2.31, "checkpoint": 1150, "waited": 35.2}, all
-of them optional, written to another name and renamed. `checkpoint` is the step of the last checkpoint that is complete, and
-`waited` the seconds in all that the rank has waited for the others. A rank that never writes one is not watched for hangs.
+A progress file contains one JSON object, {"step": 1200, "steps": 20000, "loss": 2.31, "checkpoint": 1150, "waited":
+35.2}. All keys are optional. It is written under another name and renamed. `checkpoint` is the step of the last
+complete checkpoint, and `waited` the total seconds that the rank has waited for the others. A rank that never writes
+one is not monitored for hangs.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress
 
-#: A program that writes more than this is not taken to mean it.
+#: A larger file is not taken for progress.
 _LONGEST = 64 * 1024
 _MOST = 1 << 53
 
 
 def parse_progress(raw: bytes) -> Optional[Progress]:
-    """What a rank has written; None for what is none. A program may write whatever it likes, so nothing raises."""
+    """The progress that a rank wrote; None if it is invalid. A program may write anything, so this never raises."""
     if len(raw) > _LONGEST:
         return None
     try:
@@ -69,7 +70,7 @@ def _real(value: Any) -> Optional[float]:
 
 
 def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: str) -> Dict[str, str]:
-    """What MLflow tags the run with, where the job environment has said that experiments are tracked."""
+    """The tags of the run in MLflow, if the job environment says that experiments are tracked."""
     try:
         tags = json.loads(context)
     except ValueError:
@@ -84,7 +85,7 @@ def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: st
 
 
 class Place(NamedTuple):
-    """Where a rank is: its node among those of the attempt, and its number there."""
+    """The place of a rank: its node among those of the attempt, and its number there."""
 
     nodes: Sequence[str]
     node: str
@@ -144,7 +145,7 @@ def environment(
         "GPUMESH_ATTEMPT": str(attempt),
         "GPUMESH_PROGRESS_FILE": f"{local}/progress-{place.rank}.json",
         "GPUMESH_STOP_FILE": f"{local}/stop",
-        # Last words must not be lost in a buffer when a rank is killed.
+        # The last output must not be lost in a buffer when a rank is killed.
         "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1"),
         "PYTHONPATH": ":".join(part for part in (inherited.get("PYTHONPATH", ""), local) if part),
     }

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows when an attempt has ended: start again in this allocation, in another job, or not at all."""
+"""Decide what follows an attempt: a restart in this allocation, another job, or the end of the run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request
 
-#: The same failure at the same step so many times is the program's, and so many failures of one node are the node's.
+#: After this many times, the same failure at the same step is the program's fault, and failures of one node the node's.
 REPEATED = 3
-#: Ends of attempts that are nobody's failure.
+#: Ends of attempts that are not failures.
 _BLAMELESS = ("finished", "warned", "cancelled")
 
 
@@ -26,19 +26,19 @@ class Decision(NamedTuple):
 
 
 def unreliable(attempts: Sequence[Attempt]) -> List[str]:
-    """Nodes that have failed so often that no attempt uses them any more."""
+    """Nodes that have failed so often that no attempt uses them again."""
     failures = Counter(attempt.cause.node for attempt in attempts if attempt.cause and attempt.cause.kind == "node")
     return sorted(node for node, number in failures.items() if node and number >= REPEATED)
 
 
 def suspects(attempts: Sequence[Attempt]) -> List[str]:
-    """Nodes from which a failure came: their health is looked at before they are used again."""
+    """Nodes on which a failure occurred: their health is checked before they are used again."""
     causes = [attempt.cause for attempt in attempts if attempt.cause and attempt.cause.kind not in _BLAMELESS]
     return sorted({cause.node for cause in causes if cause.node})
 
 
 def left_out(attempts: Sequence[Attempt], before: Sequence[str], unfit: Mapping[str, str]) -> List[str]:
-    """In words, those of the nodes ``before`` that are not used any more. ``unfit``: why nodes cannot be used now."""
+    """A description of the nodes ``before`` that are no longer used. ``unfit``: why nodes cannot be used now."""
     barred = unreliable(attempts)
     words = dict.fromkeys(barred, f"is not used any more: it has failed {REPEATED} times in this run")
     return [f"{node} {words.get(node) or unfit[node]}" for node in before if node in barred or node in unfit]
@@ -58,7 +58,7 @@ def _error(detail: str) -> str:
 
 
 def restarts(attempts: Sequence[Attempt]) -> int:
-    """How many attempts have failed. One that a time limit has ended has not."""
+    """The number of failed attempts. An attempt ended by a time limit has not failed."""
     return sum(1 for attempt in attempts if attempt.cause and attempt.cause.kind not in _BLAMELESS)
 
 

@@ -1,14 +1,15 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""PyTorch's profiler around some steps of each rank, for `gpumesh_run.progress()`. Needs nothing but Python and PyTorch.
+"""Run PyTorch's profiler around some steps of each rank, for `gpumesh_run.progress()`. Needs only Python and PyTorch.
 
-Nothing is recorded of the first steps, which allocate and connect. Then the ranks compare their clocks with that of rank 0,
-each measures its way to the next rank, and the profiler warms up. After the last step the clocks are compared once more; the
-trace is compressed and copied in the background. Whatever fails here is said, and leaves the program alone.
+The first steps are not recorded, since they allocate memory and open connections. Then the ranks compare their clocks
+with that of rank 0, each measures the path to the next rank, and the profiler warms up. After the last step, the clocks
+are compared once more; the trace is compressed and copied in the background. Failures are logged, and do not affect the
+program.
 
-Clocks are compared as NTP does: rank 0 is asked for its time, again and again. The answer that came fastest counts; it is
-wrong by half of the time that it took at most.
+Clocks are compared as by NTP: rank 0 is asked for its time repeatedly. The fastest answer is used; its error is at most
+half of its round-trip time.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 #: Steps before the profiler starts, and steps in which it runs and keeps nothing.
 SKIPPED = 5
 WARM_UP = 2
-#: Steps that are recorded if nothing else is asked for.
+#: Steps that are recorded by default.
 _STEPS = 5
-#: Rank 0 tells its time on one of these ports, which follows from MASTER_PORT. They are those of jobs, so that the role
+#: Rank 0 returns its time on one of these ports, derived from MASTER_PORT. They are those of jobs, so that the role
 #: firewall keeps others out, and differ from those of the agents of gpumesh-train.
 _PORTS = range(15000, 25000)
 _FURTHER = 3000
-#: Questions for a time, and seconds for another rank to be there.
+#: Queries of the time, and seconds to wait for another rank.
 _QUESTIONS = 30
 _PATIENCE = 5.0
 #: Seconds for which data is sent to the next rank, and bytes of one part, and at most.
 _BULK = 0.2
 _PART = 1 << 18
 _LARGEST = 1 << 30
-#: Begins the name of an event of the trace that says what time it was by the clock of the node.
+#: The prefix of the name of a trace event with the time of the node's clock.
 ANCHOR = "gpumesh clock "
 
 Place = Tuple[str, int]
 
 
 class StrangerError(OSError):
-    """Something else listens there."""
+    """Another program listens there."""
 
 
 def clock_port(master_port: int) -> int:
-    """The port on which rank 0 tells its time."""
+    """The port on which rank 0 returns its time."""
     return _PORTS[(master_port + _FURTHER) % len(_PORTS)]
 
 
@@ -114,7 +115,7 @@ class Server(threading.Thread):
         return ""
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -124,7 +125,7 @@ class Peer:
     """A connection to the server of another rank."""
 
     def __init__(self, place: Place, greeting: str) -> None:
-        """Wait for it to be there. Nothing is sent to what does not greet as it does. Raises OSError."""
+        """Wait for the server. Nothing is sent to a server with a different greeting. Raises OSError."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -142,7 +143,7 @@ class Peer:
 
     @property
     def own_address(self) -> str:
-        """Of this rank, as the other one sees it."""
+        """The address of this rank, as seen by the other one."""
         return str(self._socket.getsockname()[0])
 
     def ask(self, words: str) -> str:
@@ -164,14 +165,14 @@ class Peer:
         return {"at": before + took // 2, "ahead": theirs - before - took // 2, "error": took // 2}
 
     def link(self) -> Dict[str, float]:
-        """Milliseconds for a question and its answer, and 10^6 bits a second of data that is sent there."""
+        """The round-trip time in milliseconds, and the rate of data sent there in 10^6 bits per second."""
         times = []
         for _question in range(_QUESTIONS):
             begun = time.perf_counter()
             self.ask("time")
             times.append(time.perf_counter() - begun)
         size, took, speed = _PART, 0.0, 0.0
-        # Until it takes long enough to tell.
+        # Until it takes long enough to measure.
         while took < _BULK and size <= _LARGEST:
             begun = time.perf_counter()
             self._stream.write(f"bulk {size}\n".encode())
@@ -192,7 +193,7 @@ class Peer:
 
 
 class Neighbours:
-    """The clocks and the links of the ranks. What cannot be measured is left out."""
+    """The clocks and the links of the ranks, without those that cannot be measured."""
 
     def __init__(self, rank: int, ranks: int, variables: Mapping[str, str]) -> None:
         self._rank, self._ranks = rank, ranks
@@ -204,7 +205,7 @@ class Neighbours:
         self.links: List[Dict[str, Any]] = []
 
     def open(self) -> None:
-        """Rank 0 is there for the others, long before they ask."""
+        """Rank 0 starts its server long before the others connect."""
         if self._able and self._rank == 0:
             with self._telling():
                 self._server = Server(self._first, self._ranks - 1, self._greeting)
@@ -283,7 +284,7 @@ class Recorder:
         atexit.register(self._explain)
 
     def step(self, number: int) -> None:
-        """The program has made a step."""
+        """Called when the program has made a step."""
         if self._over or number == self._last:
             return
         self._last = number
@@ -330,7 +331,7 @@ class Recorder:
         self._profiler.stop()
         self._profiler = None
         self._neighbours.close()
-        # The program does not wait for it, and Python does when it ends.
+        # The program does not wait for it, but Python does at exit.
         threading.Thread(target=self._keep, args=(self._exported,), name="gpumesh-profile").start()
 
     def _keep(self, path: str) -> None:
@@ -371,17 +372,17 @@ class Recorder:
 
 
 def recorder() -> Recorder:
-    """As the environment of the rank asks for."""
+    """The recorder that the environment of the rank requests."""
     steps = _number(os.environ.get("GPUMESH_PROFILE", "").partition(":")[2], _STEPS)
     return Recorder(steps, os.environ.get("GPUMESH_PROFILE_DIR") or "profile", os.environ)
 
 
 def _number(text: Optional[str], otherwise: int) -> int:
-    """A program must not fail for a variable that is wrong."""
+    """A program must not fail because of an invalid variable."""
     return int(text) if text and text.isascii() and text.isdigit() else otherwise
 
 
 def say(words: str) -> None:
-    """In the log of the rank."""
+    """Print to the log of the rank."""
     sys.stderr.write(f"gpumesh_profile: {words}\n")
     sys.stderr.flush()

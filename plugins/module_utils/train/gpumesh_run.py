@@ -1,15 +1,15 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a Python program under `gpumesh-train` may use instead of files and variables: ``import gpumesh_run``.
+"""The interface for Python programs under `gpumesh-train`, instead of files and variables: ``import gpumesh_run``.
 
-It is there for every rank, needs nothing but Python, and does nothing where the program runs by itself.
+It is available in every rank, requires only Python, and does nothing if the program is run without `gpumesh-train`.
 
     gpumesh_run.progress(step, steps, loss=loss, checkpoint=saved)    after each step
     if gpumesh_run.stopping(): save a checkpoint and exit
-    with gpumesh_run.waiting(): all_reduce(...)                       so that a rank that is slower than the others is named
+    with gpumesh_run.waiting(): all_reduce(...)                       so that a rank slower than the others is named
 
-The first of them is also what `--profile torch` needs, and `gpumesh-trace record` in jobs without `gpumesh-train`.
+The first one is also what `--profile torch` needs, and `gpumesh-trace record` in jobs without `gpumesh-train`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _recorders: List[Any] = []
 def progress(
     step: int, steps: Optional[int] = None, loss: Optional[float] = None, checkpoint: Optional[int] = None
 ) -> None:
-    """Tell where the program is. ``checkpoint``: the step of the last one that is complete."""
+    """Report the progress of the program. ``checkpoint``: the step of the last one that is complete."""
     if _PROGRESS_FILE:
         told = {"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint, **_waited}
         with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:

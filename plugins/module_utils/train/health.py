@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a node that a failure came from may be used again, as far as a user can tell.
+"""Whether a node on which a failure occurred may be used again, as far as a user can tell.
 
-The node's health program runs as root every few minutes, and drains the node for what it finds. Here the same checks are
-made at once, as the user, in a step on the node: those of GPUs, links and shared volumes. What a user may not read is not
-judged, and nothing is written: a volume that is full is no fault of the node.
+The node's health program runs as root every few minutes, and drains the node if it finds a fault. Here the same checks
+are made at once, as the user, in a step on the node: those of GPUs, links and shared volumes. What a user may not read
+is not evaluated, and nothing is written: a full volume is not a fault of the node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 #: The exit status of a node that is unhealthy.
 UNHEALTHY = 14
 _MOUNTS = "storage.mounts"
-#: Seconds for a volume to answer.
+#: Seconds in which a volume must respond.
 _PATIENCE = 5.0
 
 
@@ -40,5 +40,5 @@ def examine(
 
 
 def words(failing: Sequence[Result]) -> str:
-    """The same in one line."""
+    """The failures in one line."""
     return "; ".join(f"{result['id']}: {result['reason'].rstrip('.')}" for result in failing)

@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile, program
 
-#: Where programs find gpumesh_run that were not started by gpumesh-train.
+#: Where programs that were not started by gpumesh-train find gpumesh_run.
 LIBRARY = "/usr/local/lib/gpumesh/python"
 
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What agents tell the supervisor, as lines of text: srun carries them, together with much else that is printed.
+"""Messages of the agents to the supervisor, as lines of text: srun carries them together with other output.
 
-srun may cut lines of more than 1,024 bytes, and put those of other nodes in between. So a message is cut here.
+srun may split lines of more than 1,024 bytes, and insert those of other nodes in between. So messages are split here.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def encode(said: Said) -> List[str]:
 
 
 class Decoder:
-    """Puts the messages together again."""
+    """Reassembles the messages."""
 
     def __init__(self) -> None:
         self._begun: Dict[str, str] = {}
 
     def feed(self, line: str) -> Optional[Said]:
-        """The message that this line completes. None for part of one, and for all that no agent has written."""
+        """The message that this line completes. None for a part of one, and for lines that no agent wrote."""
         if not line.startswith(_MARK):
             return None
         node, _space, rest = line[len(_MARK) :].rstrip("\n").partition(" ")
@@ -61,5 +61,5 @@ class Decoder:
 
 
 def is_message(line: str) -> bool:
-    """Whether an agent has written the line."""
+    """Whether an agent wrote the line."""
     return line.startswith(_MARK)

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an agent measures beside its ranks: whether they get processors, and how far away the other nodes are.
+"""What an agent measures besides its ranks: whether they get processors, and the round-trip times to the other nodes.
 
-The kernel counts for each thread how long it was ready to run and had to wait for a processor, whether others had them or a
-limit held them back. That of a rank is the share of its thread that waited longest.
+The kernel counts for each thread how long it was ready to run and waited for a processor, because others had them or
+because of a limit. The value of a rank is the share of its thread that waited longest.
 
-The way to another node is timed by a TCP handshake with its agent. The kernel there answers by itself, so that a busy node
-does not look like a slow network. Agents of the same attempt listen on the same port.
+The path to another node is timed with a TCP handshake with its agent. The kernel there answers on its own, so a busy
+node does not look like a slow network. Agents of the same attempt listen on the same port.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PATIENCE = 2.0
 
 
 class Held:
-    """How long threads have waited for a processor."""
+    """The time that threads have waited for a processor."""
 
     def __init__(self) -> None:
         self._before: Dict[int, int] = {}
@@ -54,7 +54,7 @@ class Held:
 
 
 class Listener:
-    """Lets the agents of other nodes time a handshake. Says nothing, and takes nothing in."""
+    """Lets the agents of other nodes time a handshake. Sends nothing and reads nothing."""
 
     def __init__(self, address: str, port: int) -> None:
         self._socket: Optional[socket.socket] = None
@@ -69,7 +69,7 @@ class Listener:
                 listening.accept()[0].close()
 
     def close(self) -> None:
-        """Whoever connects from now on is refused."""
+        """Later connections are refused."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -81,7 +81,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def trip(address: str, port: int) -> Optional[float]:
-    """Milliseconds of one handshake; None where the other side is not there."""
+    """The milliseconds of one handshake; None if the other side does not answer."""
     begun = time.perf_counter()
     try:
         connection = socket.create_connection((address, port), _PATIENCE)
@@ -134,11 +134,11 @@ class Load:
         return {node: round(median(times), 3) for node, times in took.items() if node not in away}
 
     def take(self) -> Optional[Dict[str, Any]]:
-        """What was measured, once."""
+        """The measurements, once."""
         with self._lock:
             found, self._found = self._found, None
         return found
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self._over.set()

@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rank holds up the others while all of them run, and what that costs.
+"""Find the rank that slows down the others while all of them run, and what that costs.
 
-Ranks that exchange gradients make their steps at the same pace, that of the slowest. So what tells is not how long a step
-takes, but
+Ranks that exchange gradients advance at the same rate, that of the slowest. So the duration of a step is not
+sufficient, but these are:
 
-    what the program says      how long a rank has waited for the others: who is awaited waits least
-    what the kernel says       how long a rank was ready to run without getting a processor (a CPU limit, other programs)
-    how far away a node is     the time of a TCP handshake with the others has risen, and so has that of a step
-    steps of their own         where ranks do not wait for each other, one makes fewer of them
+    the program's report       how long a rank has waited for the others: the rank that they wait for waits least
+    the kernel's report        how long a rank was ready to run without a processor (a CPU limit, other programs)
+    the distance of a node     the time of a TCP handshake with the others has risen, and so has that of a step
+    different rates            if ranks do not wait for each other, a slow one makes fewer steps
 
-Nobody is named for one disturbed moment: it takes several looks in a row, and most of the others must be unlike the one
-that is named. Nothing here waits or runs anything.
+A single disturbed moment is not sufficient: it takes several measurements in a row, and the named rank must differ from
+most of the others. Nothing here waits or runs anything.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from typing import Any, Callable, Deque, Dict, FrozenSet, List, Mapping, NamedTu
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress, Straggler
 
-#: Seconds between two looks, at least: each rank has to have made a step meanwhile.
+#: The minimum seconds between two measurements: each rank must have made a step meanwhile.
 LOOK = 5.0
-#: Looks in a row after which a rank is named, and after which it is one no more.
+#: Measurements in a row after which a rank is named, and after which it no longer counts as slow.
 _IN_A_ROW = 4
-#: Shares of the time. A rank that costs less is not worth a word.
+#: Shares of the time. A rank that costs less is not reported.
 _COSTLY = 0.2
 _STARVED = 0.25
-#: Looks whose median is taken for the pace, or for the distance, of that time.
+#: Measurements whose median is used as the pace, or the distance, at that time.
 _SPAN = 3
-#: How many times as long as the others: a step of one's own, or the time without a processor.
+#: How many times as long as the others: a rank's own step, or the time without a processor.
 _SLOWER = 1.5
-#: How much a handshake takes longer than before: so many times as long, and so many milliseconds.
+#: By how much a handshake must be slower than before: by this factor, and by this many milliseconds.
 _FARTHER, _FARTHER_MS = 2.0, 5.0
 
 
 class Sign(NamedTuple):
-    """What makes a node unlike the others now. ``cost``: share of the time."""
+    """How a node differs from the others now. ``cost``: share of the time."""
 
     rank: Optional[int]
     cost: float
@@ -47,7 +47,7 @@ class Sign(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a rank has said last, and when that came."""
+    """The last report of a rank, and when it arrived."""
 
     at: float
     step: int
@@ -82,7 +82,7 @@ def _apart(
 
 
 def awaited(waits: Mapping[int, float], seconds: float, nodes: Mapping[int, str]) -> Dict[str, Sign]:
-    """Those for whom the others wait. ``waits``: seconds a step that each rank has waited; a step takes ``seconds``."""
+    """The ranks for which the others wait. ``waits``: seconds per step that a rank waited; a step takes ``seconds``."""
 
     def unlike(own: float, others: float) -> Optional[Sign]:
         cost = min(1.0, (others - own) / seconds)
@@ -92,7 +92,7 @@ def awaited(waits: Mapping[int, float], seconds: float, nodes: Mapping[int, str]
 
 
 def held_up(held: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Sign]:
-    """Those that get no processor when they need one. ``held``: the share of the time."""
+    """The ranks that get no processor when they need one. ``held``: the share of the time."""
 
     def unlike(own: float, others: float) -> Optional[Sign]:
         if own < _SLOWER * others or own < others + _STARVED:
@@ -103,7 +103,7 @@ def held_up(held: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Si
 
 
 def slower(steps: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Sign]:
-    """Those whose own steps take longer. ``steps``: seconds a step."""
+    """The ranks whose own steps take longer. ``steps``: seconds a step."""
 
     def unlike(own: float, others: float) -> Optional[Sign]:
         if own < _SLOWER * others:
@@ -114,13 +114,13 @@ def slower(steps: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Si
 
 
 def farther(trips: Mapping[Pair, float], before: Mapping[Pair, float], cost: float) -> Dict[str, Sign]:
-    """The node to and from which all takes longer than before. Milliseconds by pair of nodes."""
+    """The node to and from which everything takes longer than before. Milliseconds by pair of nodes."""
     known = {pair: trip for pair, trip in trips.items() if pair in before}
     risen = [pair for pair, trip in known.items() if trip > _FARTHER * before[pair] + _FARTHER_MS]
     if not risen or cost < _COSTLY:
         return {}
     ends = set(frozenset.intersection(*risen))
-    # Of a single pair, the node that is as near to others as ever is not the one.
+    # Of a single pair, the node whose distance to others is unchanged is not the cause.
     near = {node for pair in known if pair not in risen for node in pair}
     blamed = ends - near if len(ends) > 1 else ends
     if len(blamed) != 1:
@@ -131,14 +131,14 @@ def farther(trips: Mapping[Pair, float], before: Mapping[Pair, float], cost: flo
 
 
 class _Best:
-    """The least that something has taken for a while: the median of several looks in a row."""
+    """The minimum of a duration over a while: the median of several measurements in a row."""
 
     def __init__(self) -> None:
         self._last: Deque[float] = deque(maxlen=_SPAN)
         self.value: Optional[float] = None
 
     def add(self, value: float) -> None:
-        """One look."""
+        """Add a measurement."""
         self._last.append(value)
         if len(self._last) == _SPAN:
             lately = median(self._last)
@@ -146,7 +146,7 @@ class _Best:
 
 
 class _Suspicion:
-    """How often in a row a node was unlike the others, and since when."""
+    """How many times in a row a node differed from the others, and since when."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -172,24 +172,24 @@ class Pace:
 
     @property
     def stragglers(self) -> List[Straggler]:
-        """All that were named in this attempt, also those that are none any more."""
+        """All that were named in this attempt, including those that are no longer slow."""
         return [one.named for one in self._suspicions.values() if one.named is not None]
 
     def tell(self, rank: int, node: str, progress: Progress, now: float) -> None:
-        """Take in what a rank says."""
+        """Process the report of a rank."""
         if progress.step is not None:
             self._nodes[rank] = node
             self._told[rank] = Told(now, progress.step, progress.waited)
 
     def load(self, node: str, values: Mapping[str, Any]) -> None:
-        """Take in what an agent has measured: see `load`."""
+        """Process the measurements of an agent: see `load`."""
         for rank, share in values["held"].items():
             self._held.setdefault(int(rank), []).append(float(share))
         for other, trip in values["trips"].items():
             self._trips.setdefault(frozenset((node, other)), []).append(float(trip))
 
     def look(self, now: float, wall: float) -> List[Straggler]:
-        """Judge once more, if it is time; those that are named now for the first time. ``wall``: seconds since 1970."""
+        """Evaluate again, if due; returns those that are named for the first time. ``wall``: seconds since 1970."""
         if now - self._looked < LOOK or len(self._told) < self._ranks:
             return []
         made = {rank: told.step - self._before[rank].step for rank, told in self._told.items() if rank in self._before}
@@ -203,7 +203,7 @@ class Pace:
         return named
 
     def _signs(self, made: Mapping[int, int]) -> Dict[str, Sign]:
-        """By node, of all signs the one that says most."""
+        """The strongest sign, by node."""
         nodes, before = self._nodes, self._before
         steps = {rank: (told.at - before[rank].at) / made[rank] for rank, told in self._told.items()}
         seconds = max(median(steps.values()), 1e-6)
@@ -223,7 +223,7 @@ class Pace:
                 why = f"; {starved[node].words}" if node in starved else ""
                 found[node] = sign._replace(words=sign.words + why)
         else:
-            # Where the pace before is known, it says better what is lost.
+            # If the earlier pace is known, it is a better measure of the loss.
             cost = lost if lost >= _COSTLY else 0.0
             found.update({node: sign._replace(cost=cost or sign.cost) for node, sign in starved.items()})
         self._quickest.add(seconds)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is refused before anything is submitted: a run that could not work."""
+"""Refuse runs that cannot work, before anything is submitted."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profi
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
 _MOUNTS = "/proc/self/mountinfo"
-#: File systems that other nodes see too.
+#: File systems that other nodes see as well.
 _SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "9p", "virtiofs", "wekafs")
-#: Those of user space mostly are, such as MooseFS, which providers mount into containers, and sshfs.
+#: User-space file systems usually are, such as MooseFS, which providers mount into containers, and sshfs.
 _USERSPACE, _USERSPACE_PREFIX = "fuse", "fuse."
 _LOCAL_USERSPACE = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.bindfs")
-#: Nodes that are asked at the same time, and seconds for one of them.
+#: Nodes that are queried at the same time, and the timeout in seconds for each.
 _AT_ONCE = 32
 _PATIENCE = 10.0
-#: The exit status by which a node says that it lacks something. ssh's own is 255.
+#: The exit status of a node that lacks something. ssh's own is 255.
 _LACKS = 13
 
 
@@ -43,7 +43,7 @@ def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
 
 
 def refuse_local(path: str, volumes: Sequence[str], option: str = "--run-dir") -> None:
-    """Raises InputError for a folder that only this node sees."""
+    """Raises InputError for a directory that only this node sees."""
     with open(_MOUNTS, encoding="utf-8", errors="replace") as stream:
         mounts = stream.read()
     if not is_shared(os.path.realpath(path), volumes, mounts):
@@ -105,7 +105,7 @@ def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, st
 
 
 def refuse_lacking(found: Mapping[str, str]) -> None:
-    """Raises HostStateError where a node has not what the run needs."""
+    """Raises HostStateError if a node lacks what the run needs."""
     if found:
         words = ", ".join(f"{node} has no {what}" for node, what in sorted(found.items()))
         profiler = f"command {profile.NSYS}" in found.values()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The processes of this node, by what the kernel says of them in /proc."""
+"""The processes of this node, as reported by the kernel in /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import signal
 from typing import Collection, Dict, Iterator, List, Tuple
 
 _PROC = "/proc"
-#: States in which a process does not run and will not by itself.
+#: States in which a process does not run, and will not without intervention.
 _STOPPED = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "waiting for a disk or a file server"}
 
 
@@ -40,7 +40,7 @@ def run_delays(pid: int) -> Dict[int, int]:
 
 
 def stopped(number: int) -> str:
-    """Why one of a process group does not run; empty while all may."""
+    """Why a process of the group does not run; empty while all can."""
     reasons = [_STOPPED[words[0]] for _pid, words in _all() if int(words[2]) == number and words[0] in _STOPPED]
     return reasons[0] if reasons else ""
 
@@ -54,7 +54,7 @@ def _all() -> Iterator[Tuple[int, List[str]]]:
 
 
 def send(number: int, signal_number: int) -> None:
-    """Send a signal to those of a process group that have a handler for it: it would end the others."""
+    """Send a signal to the processes of a group that have a handler for it: it would end the others."""
     for pid in group(number):
         if _catches(pid, signal_number):
             with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ def _catches(pid: int, signal_number: int) -> bool:
 
 
 def kill_marked(variable: str, value: str) -> None:
-    """Kill every process of this user that has an environment variable, whoever its parent is now."""
+    """Kill every process of this user that has an environment variable, regardless of its current parent."""
     wanted = f"{variable}={value}".encode()
     for name in os.listdir(_PROC):
         if name.isdigit() and int(name) != os.getpid():

@@ -1,16 +1,16 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What --profile and GPUMESH_PROFILE ask for, and how a rank gets it.
+"""The profiles that --profile and GPUMESH_PROFILE request, and how a rank gets one.
 
-`torch:5`: PyTorch's profiler records 5 steps of each rank. The program has one line for that, gpumesh_run.progress() after
-each step. `nsys:10`: Nsight Systems records 10 seconds of each rank, and the program knows nothing of it.
+`torch:5`: PyTorch's profiler records 5 steps of each rank. The program needs one line for this, gpumesh_run.progress()
+after each step. `nsys:10`: Nsight Systems records 10 seconds of each rank, without a change to the program.
 
-The profile of an attempt is in a directory of its own, on the shared volume:
+The profile of an attempt is in its own directory, on the shared volume:
 
-    rank-0.trace.json.gz    what the rank did, in the format of Chrome's traces
+    rank-0.trace.json.gz    what the rank did, in Chrome's trace format
     rank-0.json             which steps these are, the clock of the rank and its link; written last
-    rank-0.nsys-rep         what Nsight Systems has recorded; rank-0.qdstrm where it has not all of its libraries
+    rank-0.nsys-rep         what Nsight Systems recorded; rank-0.qdstrm if it lacks some of its libraries
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ shift 3
 ) &
 exec nsys launch --session-new="$session" --trace=cuda,nvtx,osrt --wait=primary "$@"
 """
-#: What a rank of either kind has when its profile is there.
+#: What a rank has once its profile is complete, of either kind.
 _FILES = ("rank-*.json", "rank-*.nsys-rep", "rank-*.qdstrm")
-#: What is said where it is missing.
+#: The message if it is missing.
 INSTALL = "Install the package nsight-systems of Debian's non-free on every node, or use --profile torch."
 
 
 class Profile(NamedTuple):
-    """What is recorded. ``kind``: torch or nsys; ``amount``: steps or seconds."""
+    """A requested profile. ``kind``: torch or nsys; ``amount``: steps or seconds."""
 
     kind: str
     amount: int
@@ -74,7 +74,7 @@ def parse(text: str) -> Profile:
 
 
 def directory(run: str, attempt: int) -> str:
-    """Where the profile of an attempt is. ``run``: the directory of the run."""
+    """The directory of an attempt's profile. ``run``: the directory of the run."""
     return f"{run}/profile/{attempt:03}"
 
 
@@ -97,12 +97,12 @@ def needed(profile: str) -> List[str]:
 
 
 def variables(profile: str, folder: str) -> Dict[str, str]:
-    """What a rank finds in its environment; nothing without a profile."""
+    """The environment variables of a rank; empty without a profile."""
     return {"GPUMESH_PROFILE": str(parse(profile)), "GPUMESH_PROFILE_DIR": folder} if profile else {}
 
 
 def command(profile: str, argv: Sequence[str], folder: str, rank: int) -> List[str]:
-    """The command of a rank. Nsight Systems starts it, and leaves it alone when it has recorded enough."""
+    """The command of a rank. Nsight Systems starts it, and leaves it running after the recording."""
     if not needed(profile):
         return list(argv)
     target = f"{folder}/rank-{rank}"

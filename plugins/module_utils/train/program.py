@@ -33,20 +33,20 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
 _NAME = "gpumesh-train"
-#: Where it is installed, on all nodes.
+#: The path of the program on all nodes.
 PATH = f"/usr/local/bin/{_NAME}"
-#: What is done with runs that are there.
+#: The commands for existing runs.
 COMMANDS = ("list", "show", "logs", "cancel", "resume")
-#: Seconds between two looks at a run that is followed.
+#: Seconds between two queries of a run that is followed.
 _FOLLOW = 2.0
-#: Seconds between two lines of a run that goes on, where they stay.
+#: Seconds between two lines of a running run, if they are not redrawn.
 _SELDOM = 30.0
 _USAGE = """gpumesh-train --nodes N --name NAME [options] [--sbatch OPTION...] -- COMMAND [ARGUMENT...]
        gpumesh-train list | show NAME | logs NAME | cancel NAME | resume NAME"""
 
 
 class Settings:
-    """What the program was installed with. ``volumes``: mount points that all nodes see."""
+    """The settings with which the program was installed. ``volumes``: mount points that all nodes see."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.volumes: List[str] = list(values["volumes"])
@@ -54,7 +54,7 @@ class Settings:
         self.stage_dir: str = str(values.get("stage_dir") or stage.DIRECTORY)
 
     def base(self, given: str) -> str:
-        """The folder with the runs of this user. Raises InputError where there is none."""
+        """The directory with the runs of this user. Raises InputError if there is none."""
         if given:
             return os.path.abspath(given)
         if self.run_dir:
@@ -64,12 +64,12 @@ class Settings:
         raise InputError("The cluster has no shared volume.", "Give a directory that all nodes see with --run-dir.")
 
     def local(self, given: str) -> str:
-        """Where nodes have this user's copies of data."""
+        """The directory of this user's copies of data on the nodes."""
         return os.path.normpath(os.path.join("/", given or self.stage_dir.replace("{user}", getpass.getuser())))
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """The exit status: 0 for a run that has finished or goes on, 1 for one that has failed, 2 for what is refused."""
+    """The exit status: 0 if the run has finished or continues, 1 if it has failed, 2 if the request is refused."""
     return exit_status(_NAME, lambda: _main(Settings(values), list(arguments)))
 
 
@@ -137,7 +137,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def split(arguments: Sequence[str]) -> Tuple[List[str], List[str], List[str]]:
-    """Our options, those after ``--sbatch``, and the command after ``--``."""
+    """Split the arguments into our options, those after ``--sbatch``, and the command after ``--``."""
     ours, command = list(arguments), []
     if "--" in ours:
         place = ours.index("--")
@@ -182,7 +182,7 @@ def _start(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> int
 
 
 def manager() -> argparse.ArgumentParser:
-    """The commands for runs that are there, with their options."""
+    """The parser of the commands for existing runs."""
     made = argparse.ArgumentParser(_NAME, _USAGE)
     made.add_argument("command", choices=COMMANDS)
     made.add_argument("name", nargs="?", default="", help="name of the run")
@@ -222,7 +222,7 @@ def _seen(host: runs.Host, folder: Folder, now: float) -> Tuple[Run, float, str]
 
 
 def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
-    """Show the run until it has ended. Whoever leaves does not end it."""
+    """Show the run until it has ended. Stopping to watch does not end it."""
     if detach:
         sys.stdout.write(show.line(run, time.time()) + "\n")
         return 0
@@ -241,7 +241,7 @@ def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
 
 
 class Screen:
-    """On a terminal one line that changes; else a line where something has happened, and one now and then."""
+    """On a terminal, one line that is redrawn; otherwise a line for each event, and one from time to time."""
 
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()
@@ -295,7 +295,7 @@ def _agent(program: str, text: str) -> int:
 
 
 def _examine(settings: Settings, path: str) -> int:
-    """Say whether this node is healthy, as far as a user can tell."""
+    """Report whether this node is healthy, as far as a user can tell."""
     try:
         gpus = bool(Folder(path).request().gpus_per_node)
     except InputError as failure:

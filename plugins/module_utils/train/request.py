@@ -15,11 +15,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
-#: A name is a folder, the name of a job and a word of a command line.
+#: A name is used for a directory, a job and a word of a command line.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 #: As Slurm's --time has it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
 _TIME = re.compile(r"\d+(?:-\d{1,2}(?::\d{1,2}){0,2}|(?::\d{1,2}){0,2})|UNLIMITED|INFINITE", re.IGNORECASE)
-#: Options of sbatch that would take from `gpumesh-train` what it decides itself.
+#: Options of sbatch that would override decisions of `gpumesh-train`.
 _RESERVED = (
     "--array",
     "--error",
@@ -36,14 +36,14 @@ _RESERVED = (
     "--time",
     "--wrap",
 )
-#: Who says how many processors a rank gets wants to share the nodes.
+#: Options that set the processors of a rank mean that nodes are shared.
 _SHARING = ("--cpus-per-gpu", "--cpus-per-task", "--exclusive", "--oversubscribe")
 #: Seconds between the warning of Slurm and the end of the time that a run has to save a checkpoint.
 _RESERVE = 30
 
 
 def checked(request: Request) -> Request:
-    """The same request. Raises InputError for what cannot be meant."""
+    """Return the request. Raises InputError if it is invalid."""
     if not _NAME.fullmatch(request.name):
         raise InputError(
             f"Invalid run name '{request.name}'.",
@@ -135,7 +135,7 @@ def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = Fal
         options.append(f"--partition={request.partition}")
     options += request.sbatch
     if excluded:
-        # Of several such options the last one counts.
+        # The last of several such options takes effect.
         own = [option.partition("=")[2] for option in request.sbatch if option.startswith("--exclude=")]
         options.append(f"--exclude={','.join([*own, *excluded])}")
     return options

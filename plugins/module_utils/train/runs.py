@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is done with runs, for the program and for the playbook: start, resume, cancel, look."""
+"""Operations on runs, for the program and for the playbook: start, resume, cancel, follow."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
-#: Seconds for the supervisor to say that it was cancelled.
+#: Seconds for the supervisor to report the cancellation.
 _CANCEL = 40.0
 
 
 class Host(NamedTuple):
-    """What the program needs to know of where it runs. ``program``: its path, the same on all nodes.
+    """What the program needs to know about its host. ``program``: its path, the same on all nodes.
 
     ``code_limit``: MiB that a snapshot of code may have.
     """
@@ -39,7 +39,7 @@ class Host(NamedTuple):
 
 
 def refuse(host: Host, request: Request) -> None:
-    """Raises GpumeshError for a run that cannot be."""
+    """Raises GpumeshError for a run that cannot work."""
     checked(request)
     if store.is_run(request.folder):
         raise store.in_use(request.name, request.folder)
@@ -77,7 +77,7 @@ def start(host: Host, request: Request) -> Run:
 
 
 def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
-    """Have a run go on; whether it had to be submitted again. One that is queued or runs is left alone.
+    """Resume a run; whether it had to be submitted again. A queued or running run is left unchanged.
 
     Raises GpumeshError.
     """
@@ -106,7 +106,7 @@ def _submit(host: Host, folder: Folder, run: Run) -> Run:
 
 
 def look(host: Host, folder: Folder) -> Tuple[Run, str]:
-    """The run, and what Slurm says of its job, empty where it is over. Raises GpumeshError.
+    """The run, and the state of its job in Slurm, empty if it has ended. Raises GpumeshError.
 
     A run whose job was submitted and has not begun yet is queued, whatever became of the job before. One whose job is over
     without having said so has failed.
@@ -118,7 +118,7 @@ def look(host: Host, folder: Folder) -> Tuple[Run, str]:
         return run, ""
     waits = scheduler.job_state(host.run, submission.job)
     if not waits:
-        # It may have ended meanwhile.
+        # It may have ended in the meantime.
         run = folder.read()
         if run.state not in ENDED:
             run = run._replace(state="failed", detail=f"job {submission.job} is over, and the run was not through")
@@ -153,7 +153,7 @@ def find(base: str, name: str) -> Folder:
 
 
 def read_log(folder: Folder, rank: int, attempt: int = 0) -> str:
-    """What a rank has written in an attempt, by default the last one. Raises HostStateError."""
+    """The output of a rank in an attempt, by default the last one. Raises HostStateError."""
     number = attempt or len(folder.read().attempts)
     path = folder.attempt(number) / f"rank-{rank}.log"
     try:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run asks of Slurm."""
+"""The requests of a run to Slurm."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
 _TIME_LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
-#: States of nodes in which an attempt goes on, but no other one begins.
+#: Node states in which an attempt continues, but no new one starts.
 _LEAVING = ("drain", "fail")
-#: Those in which nothing runs.
+#: Node states in which nothing runs.
 _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "block", "maint", "perfctrs")
 
 
 def submit(
     run: Runner, folder: Folder, program: str, excluded: Sequence[str] = (), fewer: bool = False, hold: int = 0
 ) -> Submission:
-    """Give the run another job. From now on that one is in charge, and every other one ends when it notices.
+    """Submit another job for the run. From then on it is in charge, and every other job ends when it notices.
 
     ``hold``: seconds before which it does not start. Raises GpumeshError.
     """
@@ -51,13 +51,13 @@ def _clean(program: str) -> List[str]:
 
 
 def refuse_impossible(run: Runner, request: Request, program: str) -> None:
-    """Have Slurm say whether the job could ever run. Raises HostStateError with what it says."""
+    """Ask Slurm whether the job could ever run. Raises HostStateError with its answer."""
     text = requests.batch_script(request, program, "")
     _sbatch(run, ["--test-only", *requests.submission(request)], text)
 
 
 def _sbatch(run: Runner, options: Sequence[str], script: str) -> str:
-    """What sbatch prints. Raises HostStateError with what it says when it refuses."""
+    """The output of sbatch. Raises HostStateError with its message if it refuses."""
     done = run([*_clean("sbatch"), *options], stdin=script, timeout=60.0, check=False)
     if done.rc:
         lines = [line.partition("error: ")[2] or line.partition(": ")[2] for line in done.stderr.splitlines()]
@@ -73,7 +73,7 @@ def parse_states(text: str) -> Dict[str, str]:
 
 
 def node_states(run: Runner, partition: str = "") -> Dict[str, str]:
-    """The state of each node. Raises CommandError where the controller does not answer."""
+    """The state of each node. Raises CommandError if the controller does not answer."""
     only = [f"--partition={partition}"] if partition else []
     return parse_states(run(["sinfo", "--noheader", "--Node", "--format=%N|%T", *only], timeout=20.0).stdout)
 
@@ -92,7 +92,7 @@ def note(run: Runner, job: int, text: str) -> None:
 
 
 def answers(run: Runner) -> bool:
-    """Whether the controller does."""
+    """Whether the controller answers."""
     try:
         node_states(run)
     except CommandError:
@@ -137,7 +137,7 @@ def job_state(run: Runner, job: int) -> str:
 
 
 def cancel(run: Runner, job: int) -> None:
-    """Raises CommandError, but not for a job that is over."""
+    """Raises CommandError, except for a job that has ended."""
     done = run(["scancel", str(job)], timeout=30.0, check=False)
     if done.rc and "Invalid job id" not in done.stderr:
         raise CommandError(["scancel", str(job)], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)

@@ -1,10 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a training run is: what was asked for, and what has happened so far.
+"""The data of a training run: the request, and what has happened so far.
 
-A *run* has a name and a folder. It consists of *attempts*, one after the other: in each, the same ranks start together on
-some nodes, and go on from the last complete checkpoint. An attempt ends as a whole, for one *cause*, which has a *culprit*.
+A *run* has a name and a directory. It consists of *attempts*, one after the other: in each, the same ranks start
+together on some nodes, and continue from the last complete checkpoint. An attempt ends as a whole, for one *cause*,
+which has a *culprit*.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 
 class Request(NamedTuple):
-    """What was asked for. ``ranks_per_node``: processes that a node starts; one a GPU, or one where there are none.
+    """The request. ``ranks_per_node``: processes that a node starts; one a GPU, or one where there are none.
 
     ``min_nodes``: with fewer than this many nodes the run is queued again; ``spare``: nodes that it holds besides.
     ``hang_timeout`` and ``grace`` in seconds: without progress of any rank, and to save a checkpoint after a warning.
@@ -49,7 +50,7 @@ class Request(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a rank has told last. ``checkpoint``: the step of the last one that is complete.
+    """The last report of a rank. ``checkpoint``: the step of the last one that is complete.
 
     ``waited``: seconds in all that it has waited for other ranks.
     """
@@ -62,7 +63,7 @@ class Progress(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """How a rank has ended. ``status``: its exit status, or the number of the signal that killed it, below zero.
+    """How a rank ended. ``status``: its exit status, or the number of the signal that killed it, below zero.
 
     ``at``: seconds since 1970 by the clock of its node. ``tail``: the last lines that it wrote.
     """
@@ -75,7 +76,7 @@ class RankEnd(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Why an attempt has ended.
+    """Why an attempt ended.
 
     ``kind``: finished, crash, node (lost, rebooted, drained), hang, warned (time limit or preemption), cancelled, start (it
     could not begin). ``rank`` and ``node`` are the culprit, as far as there is one; ``detail`` says it in one line.
@@ -88,7 +89,7 @@ class Cause(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """A rank, or all of a node, that holds up the others. ``cost``: about the share of the time that is lost by it.
+    """A rank, or all ranks of a node, that slow down the others. ``cost``: the approximate share of the time lost.
 
     ``since`` and ``until`` in seconds since 1970; the latter is None while it goes on.
     """
@@ -122,19 +123,19 @@ class Attempt(NamedTuple):
     stragglers: Tuple[Straggler, ...] = ()
 
 
-#: A run in one of these states goes on only when it is resumed.
+#: A run in one of these states continues only if it is resumed.
 ENDED = ("finished", "failed", "cancelled")
 
 
 class Submission(NamedTuple):
-    """The job that a run was given last. Only the job whose script has this ``token`` is in charge of the run."""
+    """The last job that was submitted for a run. Only the job whose script has this ``token`` is in charge."""
 
     token: str
     job: int = 0
 
 
 class Run(NamedTuple):
-    """What run.json has. ``state``: queued, running, or one of ENDED, and ``detail`` says why.
+    """The content of run.json. ``state``: queued, running, or one of ENDED, and ``detail`` says why.
 
     ``token``: of the submission that it goes back to. ``counted``: the first attempt whose failures count, since those
     before a resume do not.
@@ -170,7 +171,7 @@ def as_values(run: Run) -> Dict[str, Any]:
 
 
 def from_values(values: Any) -> Run:
-    """The reverse of ``as_values``. Raises ValueError for what is none."""
+    """The reverse of ``as_values``. Raises ValueError if they are invalid."""
     try:
         attempts: List[Attempt] = [
             Attempt(

@@ -84,7 +84,7 @@ def attempts(run: Run, now: float) -> List[str]:
 
 
 def full(request: Request, run: Run, now: float, waits: str = "") -> str:
-    """All of a run."""
+    """All details of a run."""
     nodes = f"{request.nodes} nodes" + (f", at least {request.min_nodes}" if request.min_nodes < request.nodes else "")
     command = printable(" ".join(request.command))
     heads = [line(run, now, waits), f"  {nodes}, {request.folder}", f"  {command}"]

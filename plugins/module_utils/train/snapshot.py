@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The code of a run: a copy of a directory, made before the run is submitted, which all of its attempts use.
 
-What the copy has: files with their permissions and times, directories and links. A link within the directory becomes one
-within the copy; one that leads out of it leads to the same place as before. Pipes, sockets and devices are left out, and so
-is what version control and Python keep for themselves.
+The copy contains files with their permissions and times, directories and links. A link within the directory becomes a
+link within the copy; a link to somewhere outside keeps its target. Pipes, sockets and devices are excluded, and so are
+the files of version control and Python's caches.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
 
-#: The directory in that of the run.
+#: The name of the copy in the directory of the run.
 NAME = "code"
-#: What is left out, wherever it is.
+#: Names that are excluded everywhere.
 LEFT_OUT = (".git", ".hg", ".svn", "__pycache__")
-#: MiB that a snapshot may have unless the user says otherwise: it is code, and no data.
+#: The default maximum size of a snapshot in MiB: it is code, not data.
 LIMIT = 256
 _MIB = 1 << 20
-#: How often a file is copied that changes meanwhile.
+#: How often a file that changes meanwhile is copied again.
 _TRIES = 3
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def start_directory(source: str, directory: str, folder: str) -> str:
-    """Where the command starts: at the place in the copy where the user is in the original, else at its top."""
+    """Where the command starts: at the place of the user's current directory, otherwise at the top."""
     root, here = os.path.realpath(source), os.path.realpath(directory)
     top = f"{folder}/{NAME}"
     inside = here.startswith(root.rstrip("/") + "/")
@@ -75,7 +75,7 @@ def listed(root: str, without: Sequence[str] = ()) -> Iterator[Found]:
 
 
 def check(source: str, command: Sequence[str], directory: str, limit: int, without: Sequence[str] = ()) -> None:
-    """Raises InputError for a directory that is none, that is too large, or that lacks the command."""
+    """Raises InputError if it is not a directory, is too large, or lacks the command."""
     root = os.path.realpath(source)
     if not os.path.isdir(root):
         raise InputError(f"{source} is not a directory.", "Give the directory of the code with --code.")
@@ -99,7 +99,7 @@ def check(source: str, command: Sequence[str], directory: str, limit: int, witho
 
 
 def take(source: str, folder: str, limit: int, without: Sequence[str] = ()) -> None:
-    """Make the copy. It has its name when it is complete, not before. Raises GpumeshError."""
+    """Make the copy. It gets its name only when it is complete. Raises GpumeshError."""
     root = os.path.realpath(source)
     draft = f"{folder}/.{NAME}.{secrets.token_hex(4)}"
     left = limit * _MIB
@@ -134,7 +134,7 @@ def take(source: str, folder: str, limit: int, without: Sequence[str] = ()) -> N
 
 
 def link_target(root: str, path: str, target: str) -> str:
-    """What a link at ``path`` below ``root`` says in the copy."""
+    """The target in the copy of a link at ``path`` below ``root``."""
     place = os.path.dirname(os.path.join(root, path))
     absolute = os.path.normpath(os.path.join(place, target))
     if absolute == root or absolute.startswith(root.rstrip("/") + "/"):
@@ -188,6 +188,6 @@ def _unreadable(path: str, failure: OSError) -> HostStateError:
 
 
 def without(folder: str) -> List[str]:
-    """What is never in a snapshot: the directory with the runs, where it is in that of the code."""
+    """What is never in a snapshot: the directory of the runs, if it is inside that of the code."""
     base = os.path.realpath(os.path.dirname(folder))
     return [base, f"{base}/{os.path.basename(folder)}"]

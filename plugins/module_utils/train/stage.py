@@ -1,15 +1,15 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Data sets on a local disk of each node, for file servers that are too slow for what the ranks read again and again.
+"""Data sets on a local disk of each node, for file servers that are too slow for data that the ranks read repeatedly.
 
-When a run is submitted, the manifest of the data is written: its files with their sizes and times. By that, each node makes
-a copy of its own before its ranks start, and compares the checksum of all of it with that of the other nodes.
+When a run is submitted, the manifest of the data is written: its files with their sizes and times. From it, each node
+makes its own copy before its ranks start, and compares the checksum of the whole copy with that of the other nodes.
 
-DIRECTORY/                 of the user alone
+DIRECTORY/                 accessible only by the user
     <key of a manifest>/   locked: shared by those that use it, exclusively while it is written
         data/              what the ranks read
-        whole.json         its checksum; there once all of the data is
+        whole.json         its checksum; written once all of the data is there
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: Where nodes have their copies, by default; {user} is the user of the run.
+#: The default directory of the copies on the nodes; {user} is the user of the run.
 DIRECTORY = "/var/tmp/gpumesh-{user}"
 _MANIFEST = "stage.json"
 _SUM = "stage.sum"
 _WHOLE = "whole.json"
 #: More files than this belong into shards: each node looks at all of them before each attempt.
 _MOST = 100_000
-#: Bytes that are left free for others.
+#: Bytes that stay free for others.
 _RESERVE = 1 << 30
 #: Files that are copied at the same time.
 _AT_ONCE = 4
 _PART = 1 << 20
-#: Seconds between two tries to get a copy that another run is writing, and to end a copy.
+#: Seconds between two attempts to get a copy that another run is writing, and to end a copy.
 _SPACING = 0.5
 _PATIENCE = 5.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,7 +67,7 @@ class Entry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What the data was when the run was submitted, or resumed."""
+    """The data as it was when the run was submitted, or resumed."""
 
     source: str
     files: Tuple[Entry, ...]
@@ -79,7 +79,7 @@ class Manifest(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of a copy: another one for other data."""
+        """The name of a copy, which differs for different data."""
         return hashlib.sha256(_text(self).encode()).hexdigest()[:32]
 
 
@@ -123,7 +123,7 @@ def _walk(root: str, place: str) -> Iterator[Entry]:
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Note what the nodes are to copy from now on. Raises HostStateError."""
+    """Write what the nodes have to copy from now on. Raises HostStateError."""
     try:
         remove_in(None, f"{folder}/{_SUM}")
         write_atomic(f"{folder}/{_MANIFEST}", _text(manifest) + "\n", 0o644)
@@ -151,17 +151,17 @@ def read(folder: str) -> Manifest:
 
 
 class _StoppedError(Exception):
-    """The attempt has ended meanwhile."""
+    """The attempt has ended in the meantime."""
 
 
 class Staging:
-    """The copy of this node. It is made in a thread: what the copy waits for must not keep the agent from talking."""
+    """The copy of this node. It is made in a thread: waiting for it must not block the agent."""
 
     def __init__(self, manifest: Manifest, directory: str, folder: str) -> None:
         self.total = manifest.size
-        #: Bytes that are there.
+        #: Bytes that have been copied.
         self.done = 0
-        #: Where the data is, as soon as all of it is there.
+        #: The path of the data, once it is complete.
         self.path = ""
         self.failure: Optional[GpumeshError] = None
         self._manifest = manifest
@@ -174,7 +174,7 @@ class Staging:
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def begin(self) -> None:
-        """Start to copy."""
+        """Start copying."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -204,7 +204,7 @@ class Staging:
             self.failure = HostStateError(f"{self._directory}: {failure.strerror}.", "Look at the disk.")
 
     def _bring(self, base: int) -> None:
-        """Hold a copy that is whole. Of several processes that want it, one makes it."""
+        """Hold a complete copy. Of several processes that need it, one makes it."""
         name = self._manifest.key
         while True:
             self._held = _open_in(base, name)
@@ -213,7 +213,7 @@ class Staging:
                 if found:
                     self._agree(found)
                     self.done = self.total
-                    # For those who look for the one that was not used for longest.
+                    # Read when the least recently used copy is searched for.
                     os.utime(self._held)
                     self.path = f"{self._directory}/{name}/data"
                     return
@@ -259,7 +259,7 @@ class Staging:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 sums = list(pool.map(self._file, self._manifest.files))
         except (_StoppedError, GpumeshError, OSError) as stopped:
-            # The failure because of which the other files were given up.
+            # The failure that stopped the copies of the other files.
             failure = self._broken or stopped
             if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT):
                 shutil.rmtree(f"/proc/self/fd/{held}/data", ignore_errors=True)
@@ -315,7 +315,7 @@ class Staging:
         return digest
 
     def _copy(self, entry: Entry, copy: int) -> str:
-        """Raises InputError for what has changed since the run was submitted."""
+        """Raises InputError if the file has changed since the run was submitted."""
         original = f"{self._manifest.source}/{entry.path}"
         total = hashlib.sha256()
         try:
@@ -365,7 +365,7 @@ def _unreadable(path: str, failure: OSError) -> InputError:
 
 
 def whole(held: int, manifest: Manifest) -> str:
-    """The checksum of a copy; empty where it lacks something."""
+    """The checksum of a copy; empty if it is incomplete."""
     try:
         values: Any = from_json(read_text(f"/proc/self/fd/{held}/{_WHOLE}") or "")
         digest = str(values["digest"])
@@ -397,7 +397,7 @@ def _lock(held: int, how: int) -> bool:
 
 
 def _same(base: int, name: str, held: int) -> bool:
-    """Whether the name still leads there: whoever makes room takes copies away."""
+    """Whether the name still refers to it: copies are removed to make room."""
     try:
         found = os.stat(name, dir_fd=base, follow_symlinks=False)
     except FileNotFoundError:
@@ -406,7 +406,7 @@ def _same(base: int, name: str, held: int) -> bool:
 
 
 def make_room(base: int, kept: str, need: int) -> bool:
-    """Remove copies that nobody uses until so many bytes are free, the one first that was not used for longest."""
+    """Remove copies that nobody uses until so many bytes are free, the least recently used first."""
 
     def free() -> int:
         about = os.statvfs(base)

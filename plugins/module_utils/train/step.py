@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The job step of an attempt, and what a supervisor asks of nodes and of the controller while it runs."""
+"""The job step of an attempt, and the supervisor's queries to nodes and to the controller while it runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Pro
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent, health, scheduler
 
-#: Seconds between two words to the agents.
+#: Seconds between two messages to the agents.
 _SPACING = 1.0
-#: Seconds for srun to be gone after its agents.
+#: Seconds for srun to end after its agents.
 _PARTING = 1.0
-#: Seconds for a node to say that it is there.
+#: Seconds for a node to answer.
 _PROBE = 8.0
-#: The same to say how it is.
+#: Seconds for a node to report its health.
 _EXAMINATION = 30.0
 
 
@@ -59,7 +59,7 @@ class Step:
             bufsize=1,
             start_new_session=True,
         )
-        #: Each with the time at which it came: whoever reads them may be late.
+        #: Each with its time of arrival, since it may be read later.
         self.lines: queue.Queue[Tuple[float, str]] = queue.Queue()
         self._orders: queue.Queue[str] = queue.Queue()
         for work, stream in ((self._read, self._process.stdout), (self._write, self._process.stdin)):
@@ -70,7 +70,7 @@ class Step:
             self.lines.put((time.monotonic(), line))
 
     def _write(self, stream: TextIO) -> None:
-        """Orders, and a sign of life every second whatever else holds this process up, such as the shared volume."""
+        """Send orders, and a keepalive every second, even if this process is blocked, such as by the shared volume."""
         with contextlib.suppress(OSError, ValueError):
             while True:
                 try:
@@ -80,7 +80,7 @@ class Step:
                 os.write(stream.fileno(), f"{word}\n".encode())
 
     def order(self, word: str) -> None:
-        """Tell all agents."""
+        """Send an order to all agents."""
         self._orders.put(word)
 
     def over(self) -> bool:
@@ -88,7 +88,7 @@ class Step:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Be rid of srun, whose agents are gone or out of reach."""
+        """Kill srun, whose agents are gone or unreachable."""
         deadline = time.monotonic() + _PARTING
         while not self.over() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -98,7 +98,7 @@ class Step:
 
 
 class Asking:
-    """Questions to the controller and to nodes, which may take long: in threads, so that the ranks are heard meanwhile."""
+    """Queries to the controller and to nodes, which may take long: in threads, so that ranks are still heard."""
 
     def __init__(self, runner: Runner, job: int, examination: Sequence[str] = (), gpus_per_node: int = 0) -> None:
         """``examination``: the command by which a node says whether it is healthy."""
@@ -114,11 +114,11 @@ class Asking:
         self.time_left: Optional[float] = None
 
     def node(self, node: str) -> None:
-        """Ask whether a node answers; ``answers`` gets it."""
+        """Check whether a node answers; ``answers`` receives the result."""
         self._begin(node, lambda: self.answers.put((node, self.probe(node))))
 
     def controller(self) -> None:
-        """Ask for the nodes' states and the time that is left."""
+        """Query the nodes' states and the remaining time."""
         self._begin("", self._ask)
 
     def _begin(self, name: str, work: Callable[[], None]) -> None:
@@ -127,7 +127,7 @@ class Asking:
             self._pending[name].start()
 
     def _ask(self) -> None:
-        """A controller that does not answer is no reason for anything."""
+        """Nothing follows from a controller that does not answer."""
         with contextlib.suppress(CommandError):
             self.states = scheduler.node_states(self._runner)
             self.time_left = scheduler.time_left(self._runner, self._job)
@@ -137,7 +137,7 @@ class Asking:
         return ["srun", *one]
 
     def probe(self, node: str) -> bool:
-        """Whether a step runs there, which is what an attempt needs."""
+        """Whether a step can run there, as an attempt requires."""
         try:
             self._runner([*self._srun(node), "true"], timeout=_PROBE)
         except CommandError:
@@ -145,7 +145,7 @@ class Asking:
         return True
 
     def examine(self, node: str) -> str:
-        """Why a node that answers is not healthy; empty where it is, or cannot say so."""
+        """Why a node that answers is not healthy; empty if it is, or if this is unknown."""
         gpus = [f"--gpus-per-node={self._gpus_per_node}"] if self._gpus_per_node else []
         try:
             asked = [*self._srun(node), *gpus, *self._examination]
@@ -156,7 +156,7 @@ class Asking:
         return lines[-1] if done.rc == health.UNHEALTHY and lines else ""
 
     def _judge(self, node: str, suspect: bool) -> None:
-        """Note why a node cannot be used, if it cannot."""
+        """Record why a node cannot be used, if so."""
         if not self.probe(node):
             self.unfit[node] = "does not answer"
             return
@@ -165,7 +165,7 @@ class Asking:
             self.unfit[node] = f"is unhealthy: {reason}"
 
     def fit(self, nodes: Sequence[str], lost: Sequence[str], suspects: Sequence[str] = ()) -> List[str]:
-        """Those of the nodes that may be used, and answer. Raises CommandError where the controller does not.
+        """The nodes that may be used, and answer. Raises CommandError where the controller does not.
 
         ``lost``: not asked, since the answer is known. ``suspects``: those whose health is looked at.
         """

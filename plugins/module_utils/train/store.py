@@ -1,15 +1,15 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The folder of a run on the shared volume.
+"""The directory of a run on the shared volume.
 
-request.json        what was asked for, written once
+request.json        the request, written once
 job.json            the job that is in charge, written by whoever submits one
 run.json            what has happened, written by the supervisor
-supervisor.log      what the supervisor says
-attempts/001/       a log a rank; heir-N, made by whoever goes on with the run when the supervisor is lost
-checkpoints/        the program's
-code/               the snapshot of its code, where one was asked for
+supervisor.log      the log of the supervisor
+attempts/001/       one log per rank; heir-N, created by the process that continues the run when the supervisor is lost
+checkpoints/        the program's checkpoints
+code/               the snapshot of its code, if one was requested
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Folder:
         self.path = Path(path)
 
     def create(self, request: Request, fill: Callable[[], None] = lambda: None) -> None:
-        """Raises InputError where the name is in use: of two who ask at the same time, one gets it.
+        """Raises InputError if the name is in use: of two concurrent requests, one gets it.
 
         ``fill``: put in what the run needs. It is a run when that is done, and nothing is left of it where that fails.
         """
@@ -129,7 +129,7 @@ class Folder:
 
 
 def in_use(name: str, path: str) -> InputError:
-    """What is said where a run has this name already."""
+    """The message if a run already has this name."""
     if not (Path(path) / _REQUEST).is_file():
         return InputError(
             f"{path} is there, and has no run in it.",
@@ -144,7 +144,7 @@ def in_use(name: str, path: str) -> InputError:
 
 
 def names(base: str) -> List[str]:
-    """The names of all runs in a folder."""
+    """The names of all runs in a directory."""
     place = Path(base)
     if not place.is_dir():
         return []

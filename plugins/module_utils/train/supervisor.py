@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The process that a run's job is for: start attempts in its allocation, one after the other, until the run has ended.
+"""The main process of a run's job: it starts attempts in its allocation, one after the other, until the run has ended.
 
-It is one process on one node, which may die like any other. All that another one needs to go on is in the run's folder.
+It is one process on one node, which may die like any other. Everything that its successor needs is in the run's
+directory.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
-#: Seconds between two looks at what the agents have said, two notes in run.json, and two questions to the controller.
+#: Seconds between two reads of the agents' messages, two updates of run.json, and two queries to the controller.
 _SPACING = 1.0
 _NOTE = 3.0
 _ASK = 15.0
 #: Seconds for the agents to end their ranks. Those have 5 s for themselves.
 _ENDING = 12.0
-#: Seconds for what srun has carried to arrive after it has ended.
+#: Seconds for the remaining output of srun to arrive after it has ended.
 _ARRIVAL = 3.0
 #: Seconds in which nodes that the run needs may come back, before it leaves its job.
 _RETURN = 10.0
@@ -58,7 +59,7 @@ _FULL = 900.0
 
 
 class Post(NamedTuple):
-    """Where a supervisor is. ``inherited``: the attempt whose supervisor was lost; 0 for that of the batch script."""
+    """The place of a supervisor. ``inherited``: the attempt whose supervisor was lost; 0 in the batch script."""
 
     program: str
     job: int
@@ -73,7 +74,7 @@ class DismissedError(GpumeshError):
 
 
 class Supervisor:
-    """One job of the run, or what is left of it."""
+    """One job of the run, or what remains of it."""
 
     def __init__(self, folder: Folder, post: Post, runner: Runner = run) -> None:
         self._folder = folder
@@ -90,7 +91,7 @@ class Supervisor:
         self._cancelled = False
 
     def preempt(self, _number: int, _frame: Any) -> None:
-        """Slurm, or ``scancel --batch --signal=USR1``, says that the job is to end soon."""
+        """Slurm, or ``scancel --batch --signal=USR1``, announces that the job will end soon."""
         self._preempted = True
 
     def cancel(self, _number: int, _frame: Any) -> None:
@@ -128,7 +129,7 @@ class Supervisor:
         try:
             submission = self._folder.submission()
         except GpumeshError as failure:
-            # A volume that cannot be read now is waited for.
+            # Wait for a volume that cannot be read now.
             _say(str(failure))
             return
         if submission.token != self._post.token:
@@ -137,7 +138,7 @@ class Supervisor:
             raise DismissedError("another node has taken this one for dead, and goes on with the run")
 
     def _stand_by(self) -> int:
-        """End with the run, where it goes on in this job: Slurm ends a job with its batch script."""
+        """Wait for the end of the run if it continues in this job: Slurm ends a job with its batch script."""
         while not self._post.inherited and not self._cancelled:
             try:
                 state = self._folder.read().state
@@ -174,7 +175,7 @@ class Supervisor:
             decision = decide.placement(self._request, self._counted(), self._post.allocated, fit)
             if decision.action == "restart" or time.monotonic() > deadline:
                 return decision
-            # By now they may be back.
+            # They may be back by now.
             self._lost = []
             time.sleep(_SPACING)
         return decide.Decision("cancel")
@@ -189,7 +190,7 @@ class Supervisor:
         if decision.action == "resubmit":
             self._resubmit(decision.excluded)
         if self._post.inherited:
-            # No batch script ends this job any more.
+            # There is no batch script left to end this job.
             scheduler.cancel(self._runner, self._post.job)
         return 1 if decision.action in ("cancel", "fail") else 0
 
@@ -208,7 +209,7 @@ class Supervisor:
                 raise
 
     def _profile(self) -> str:
-        """What is recorded of the next attempt; nothing where an attempt has been."""
+        """The profile of the next attempt; none if an earlier attempt has recorded it."""
         for attempt in self._run.attempts:
             if profile.complete(Path(profile.directory(str(self._folder.path), attempt.number)), attempt.world_size):
                 return ""
@@ -218,7 +219,7 @@ class Supervisor:
         request, post = self._request, self._post
         number = len(self._run.attempts) + 1
         with contextlib.suppress(OSError):
-            # The agents try it too.
+            # The agents try this as well.
             self._folder.attempt(number).mkdir(exist_ok=True)
         task = agent.Task(
             request.name,
@@ -262,7 +263,7 @@ class Supervisor:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job was told to end at once."""
+        """Whether the job was told to end immediately."""
         return self._cancelled
 
     @property
@@ -272,11 +273,11 @@ class Supervisor:
 
     @property
     def asking(self) -> Asking:
-        """For questions."""
+        """The queries."""
         return self._asking
 
     def take_progress(self, watch: Watch, speed: Optional[float]) -> None:
-        """Note in run.json where the attempt is. Raises DismissedError."""
+        """Record the progress of the attempt in run.json. Raises DismissedError."""
         now = watch.progress()
         last = self._run.attempts[-1]
         saved = now.checkpoint is not None and now.checkpoint != last.checkpoint
@@ -314,7 +315,7 @@ class Supervisor:
             for text in out:
                 _say(text)
             if out and decide.unreliable(self._counted()):
-                # Only administrators can have a node looked at, or take it out of service.
+                # Only administrators can have a node examined, or take it out of service.
                 scheduler.note(self._runner, self._post.job, f"gpumesh-train: {'; '.join(out)}")
 
     def _save(self, new: Run) -> bool:
@@ -369,7 +370,7 @@ class Course:
                 self._supervisor.take_progress(self._watch, self._speed(now))
 
     def _listen(self, deadline: float) -> None:
-        """Take in what has come, and comes until then."""
+        """Process the messages that have arrived, and that arrive until then."""
         while True:
             try:
                 came, line = self._step.lines.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -417,14 +418,14 @@ class Course:
             asking.node(node)
         while not asking.answers.empty():
             node, there = asking.answers.get()
-            # It may have been heard of meanwhile.
+            # It may have been reported in the meantime.
             if node in silent and there:
                 self._watch.answers(node, now)
             elif node in silent:
                 self._watch.lost[node] = "does not answer any more"
 
     def _speed(self, now: float) -> Optional[float]:
-        """Steps a second, lately."""
+        """The recent rate, in steps per second."""
         step = self._watch.progress().step
         if step is None:
             return None
@@ -435,7 +436,7 @@ class Course:
         return round(made / took, 3) if took > 0 else None
 
     def end(self) -> None:
-        """Have the ranks end, then be rid of the step, whether its nodes answer or not."""
+        """End the ranks, then the step, whether its nodes answer or not."""
         self._step.order("end")
         deadline = time.monotonic() + _ENDING
         while not self._step.over() and not self._watch.over(time.monotonic()) and time.monotonic() < deadline:

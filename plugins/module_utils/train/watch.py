@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agents of an attempt have said, and what follows from it. Nothing here waits or runs anything."""
+"""Evaluate the messages of an attempt's agents. Nothing here waits or runs anything."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 _SILENCE = 6.0
 _QUIET = 3.0
 _START = 60.0
-#: Seconds without a sign of life after which an agent is gone, although its node answers.
+#: Seconds without a keepalive after which an agent is considered gone, although its node answers.
 _AGENT_GONE = 20.0
 #: Seconds after the first failure in which the others are awaited: the one to blame may be slower to say so.
 _SETTLE = 3.0
-#: Seconds for the ranks to say why they hang.
+#: Seconds for the ranks to report why they hang.
 _LOOK = 5.0
 #: Seconds more before the first step of an attempt: libraries are loaded, ranks find each other, a checkpoint is read.
 STARTING = 120.0
@@ -50,10 +50,10 @@ class Watch:
         self._gone: Set[str] = set()
         self._warned: Optional[Cause] = None
         self._staging: Dict[str, Tuple[int, int, bool]] = {}
-        #: Nodes that no rank runs on any more, and why; those of them that answer can be used again.
+        #: Nodes on which no rank runs any more, and why; those that answer can be used again.
         self.lost: Dict[str, str] = {}
         self.alive: Set[str] = set()
-        #: The first step that was told of.
+        #: The first step that was reported.
         self.first: Optional[int] = None
         self.pace = Pace(self.world_size)
 
@@ -63,11 +63,11 @@ class Watch:
         return len(self.nodes) * self._request.ranks_per_node
 
     def warn(self, cause: Cause) -> None:
-        """The ranks have been told to save a checkpoint and to end, for this cause."""
+        """Called when the ranks have been told to save a checkpoint and end, for this cause."""
         self._warned = cause
 
     def hear(self, said: Said, now: float) -> None:
-        """Take in one message."""
+        """Process a message."""
         if said.node not in self.nodes:
             return
         self._heard[said.node] = now
@@ -103,7 +103,7 @@ class Watch:
         values = said.values
         self._staging[said.node] = (int(values["done"]), int(values["total"]), bool(values["ready"]))
         if self._moved is not None:
-            # Ranks that have not begun do not hang.
+            # Ranks that have not started do not hang.
             self._moved = now
 
     def staged(self) -> bool:
@@ -111,7 +111,7 @@ class Watch:
         return len(self._staging) == len(self.nodes) and all(ready for _done, _total, ready in self._staging.values())
 
     def staging(self) -> str:
-        """How far the copies of the data are; empty where there are none to be made."""
+        """The progress of the copies of the data; empty if none are needed."""
         if not self._staging or self.staged():
             return ""
         ready = sum(1 for one in self._staging.values() if one[2])
@@ -146,16 +146,16 @@ class Watch:
             self._progress[rank] = progress
 
     def silent(self, now: float) -> List[str]:
-        """Nodes that have said nothing for long, and are not through."""
+        """Nodes that have been silent for long, and are not finished."""
         silence = _SILENCE if self._failed_at is None else _QUIET
         return [node for node in self.nodes if self._unheard(node, now) > (silence if node in self._heard else _START)]
 
     def _unheard(self, node: str, now: float) -> float:
-        """Seconds without a word from a node that is not through."""
+        """Seconds without a message from a node that is not finished."""
         return 0.0 if node in self._gone else now - self._heard.get(node, self._began)
 
     def answers(self, node: str, now: float) -> None:
-        """A silent node has answered when it was asked, so it is there; but its agent may not be."""
+        """Called when a silent node has answered a query; its agent may still be gone."""
         if self._unheard(node, now) > max(_AGENT_GONE, _START if node not in self._heard else 0.0):
             self.lost[node] = "answers, but nothing is heard of its ranks"
             self.alive.add(node)
@@ -173,7 +173,7 @@ class Watch:
         return self._request.hang_timeout + (STARTING if self.first is None else 0.0)
 
     def asks(self, now: float) -> bool:
-        """Whether the agents should say now what their ranks do: once, when it hangs."""
+        """Whether the agents should report now what their ranks do: once, when it hangs."""
         if not self.hangs(now):
             self._looked = None
             return False
@@ -183,11 +183,11 @@ class Watch:
         return True
 
     def over(self, now: float) -> bool:
-        """Whether all agents that can have said that nothing of the attempt is left on their nodes."""
+        """Whether all agents that can have reported that nothing of the attempt is left on their nodes."""
         return all(node in self._gone or node in self.lost or self._unheard(node, now) > _QUIET for node in self.nodes)
 
     def verdict(self, now: float) -> Optional[Cause]:
-        """Why the attempt has ended or has to end; None while it goes on."""
+        """Why the attempt has ended or has to end; None while it continues."""
         if self._start_failure:
             return self._start_failure
         if self.lost:
@@ -195,7 +195,7 @@ class Watch:
             return Cause("node", f"{node} {self.lost[node]}", None, node)
         all_ended = len(self._ends) == self.world_size
         if self._failed_at is not None and (all_ended or self._settled(now - self._failed_at, now)):
-            # A program that was told to end may well say so by its status.
+            # A program that was told to end may report that by its status.
             return self._warned or causes.crash(list(self._ends.values()))
         if all_ended and self._failed_at is None:
             return Cause("finished") if self._warned is None or self._through() else self._warned

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Ansible tells a callback, in our words. The one place that reads its plays, tasks and results."""
+"""Ansible's callback events. The only place that reads its plays, tasks and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def begin_play(run: Run, play: Any) -> None:
 
 
 def begin_task(run: Run, task: Any, handler: bool = False) -> None:
-    """A task starts, or does not count since it only includes others."""
+    """A task starts, or is not counted because it only includes others."""
     if not isinstance(task, TaskInclude):
         run.begin_task(str(task.get_name(include_role_fqcn=False)).strip(), task.run_once is True, handler)
 

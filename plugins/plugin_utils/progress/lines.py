@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run's lines: what is under way, what changed, what failed and what it all came to."""
+"""The lines of a run: what is running, what changed, what failed, and the summary."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ _SHARE_OF_MEDIAN = 0.2
 #: With fewer measurements, outliers cannot be identified.
 _ENOUGH_LINKS = 6
 _JOB_REMEDY = "Check the nodes with sinfo -R, and the log of slurmctld."
-#: What Slurm says where it enforces accounts, and a user has none.
+#: Slurm's message if it enforces accounts and a user has none.
 _REFUSED = ("Invalid account", "Invalid qos specification", "User's group not permitted")
-#: How reasons begin that slurmctld and slurmd give.
+#: The prefixes of reasons set by slurmctld and slurmd.
 _SLURMS_REASONS = (
     *("Not responding", "Node unexpectedly rebooted", "Low ", "Prolog error", "Epilog error", "Kill task failed"),
     *("batch job complete failure", "Duplicate jobid", "Can't save job state", "gres/", "Reboot ASAP", "slurmctld"),
@@ -42,7 +42,7 @@ SINFO_FORMAT = "%N|%T|%o|%E"
 
 
 def userspace_only_check(name: str, purpose: str, machine: str) -> Check:
-    """Of a member that others dial and that cannot dial them."""
+    """The check of a userspace-only member."""
     reason = f"{machine} is a userspace-only member: others can connect to it, but it can only connect through a proxy."
     return check(name, purpose, machine, "skipped", reason=reason)
 
@@ -50,7 +50,7 @@ def userspace_only_check(name: str, purpose: str, machine: str) -> Check:
 def member_checks(
     machines: Sequence[str], asked: Sequence[str], answered: Sequence[str], userspace_only: Sequence[str] = ()
 ) -> list[Check]:
-    """Who answered. A member that is not in this run is skipped, not forgotten."""
+    """Which members answered. A member that is not in this run is reported as skipped."""
     purpose = "The member answers over SSH"
     made = []
     for machine in machines:
@@ -507,7 +507,7 @@ def _job_check(purpose: str, machines: Sequence[str], job: Mapping[str, Any], tr
     if trouble:
         refused = next((words for words in _REFUSED if words in str(job.get("stderr"))), "")
         if refused:
-            # It says nothing of the cluster, whose users have accounts.
+            # This is not a fault of the cluster, whose users have accounts.
             reason = f"{trouble} Add the account for the check to slurm_accounts, or set check_job_user."
             return check("slurm.job", purpose, None, "skipped", reason=reason)
         return check("slurm.job", purpose, None, "fail", "no job", required, reason=trouble, remedy=_JOB_REMEDY)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verdict as one HTML file that needs nothing else: no network, no other file."""
+"""The verdict as one self-contained HTML file: no network, no other file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verdict as JUnit XML, which every CI server draws: a suite a layer, a case a check."""
+"""The verdict as JUnit XML for CI servers: one suite per layer, one case per check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
     count,
 )
 
-#: What XML 1.0 has no way to write, not even as a reference.
+#: Characters that XML 1.0 cannot represent, not even as a reference.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

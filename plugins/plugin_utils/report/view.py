@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the page shows, made from a verdict: words, groups and figures. The template only sets it in type."""
+"""The content of the page, from a verdict: text, groups and figures. The template only formats it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _LINK_WORDS = {
 }
 #: Up to here a matrix cell has room for its number.
 _NUMBERS_UP_TO = 8
-#: What says of a measured value that it is too little.
+#: The keys that mark a measured value as too low.
 _SLOW = {"bandwidth_gbps": "slow", "rdma_gbps": "rdma_slow"}
 #: Findings, and pairs that do not reach each other, that the page shows one by one. The others are in verdict.json.
 _SHOWN = 200
-#: What the page tells of a pair.
+#: The properties of a pair on the page.
 _TOLD = (
     "status",
     "verdict",

@@ -40,7 +40,7 @@ CAUSES = (
     "not_checked",
 )
 
-#: An account may let one in and still run nothing.
+#: An account may allow logins, but not run commands.
 SHELL_REMEDY = "Check the account's shell, its password's age (chage -l), and a forced command in its authorized_keys."
 
 
@@ -54,6 +54,6 @@ class SilentHostError(GpumeshError):
 
 
 def quoted(text: str, most: int = 80) -> str:
-    """What somebody has said, as one short quoted line."""
+    """A message as one short quoted line."""
     line = " ".join(text.split())
     return f"'{line if len(line) <= most else line[: most - 1] + '…'}'"

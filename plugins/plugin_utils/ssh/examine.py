@@ -382,7 +382,7 @@ class Examination:
         )
 
     def _command(self, transport: paramiko.Transport) -> None:
-        """An account may let one in and still run nothing."""
+        """An account may allow logins, but not run commands."""
         said = b""
         try:
             channel = transport.open_session(timeout=self._left(_ANSWER))
@@ -409,14 +409,14 @@ def _family(algorithm: str) -> str:
 
 
 def examine(question: Question) -> SilentHostError:
-    """Why a host is silent."""
+    """Why a host does not answer."""
     if not _PARAMIKO:
         return SilentHostError(
             "not_checked",
             "The reason was not examined: the Python that runs Ansible has no paramiko.",
             f"Install it: {sys.executable} -m pip install paramiko",
         )
-    # Its threads log what it raises too.
+    # Its threads also log the exceptions.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     try:
         return Examination(question).run()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the known_hosts files say of a host, by OpenSSH's own word: patterns, hashed names and marks included."""
+"""The entries of a host in the known_hosts files, according to OpenSSH: patterns, hashed names and markers included."""
 
 from __future__ import annotations
 

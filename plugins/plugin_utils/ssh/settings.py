@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How OpenSSH would connect to a host, by its own word: ``ssh -G`` has read all files, matches and arguments."""
+"""How OpenSSH would connect to a host: ``ssh -G`` evaluates all files, matches and arguments."""
 
 from __future__ import annotations
 

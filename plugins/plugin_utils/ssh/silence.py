@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Has a silent host examined, in a process of its own. Costs nothing while all hosts answer."""
+"""Examines a host that does not answer, in a separate process. Costs nothing while all hosts answer."""
 
 from __future__ import annotations
 
