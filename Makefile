@@ -47,7 +47,7 @@ molecule: ## Run the scenarios on real hosts (SCENARIO=name for one)
 
 chaos: ## Kill operations everywhere and run them again (hours; CHAOS="--count 20 --seed 7" for less; PART=train: training runs, PART=session: sessions)
 	@lab/bootstrap dev engine
-	@.venv/bin/python tests/chaos/$(or $(PART),chaos).py $(or $(CHAOS),$(if $(PART),,--all))
+	@.venv/bin/python tests/chaos/$(or $(PART),chaos).py $(or $(CHAOS),$(if $(PART),$(if $(filter train,$(PART)),--full),--all))
 
 check: ## Run all gates that need no hosts: what to run before each commit
 	@lab/bootstrap dev
