@@ -64,6 +64,8 @@ def bare(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
     folder = f"/mnt/shared/bench/{number}"
     lab.run(MANAGER, "mkdir", "-p", folder)
     argv = ["srun", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--exclusive"]
+    # As the agents have it. Bound, the ranks of hosts that share a machine would all be on its first processor.
+    argv.append("--cpu-bind=none")
     began = time.monotonic()
     words = [*argv, "sh", "-c", BARE, "-", folder, *program(steps)]
     said = lab.run(MANAGER, *words, timeout=PATIENCE + steps)
