@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.contract import OWN
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Submission
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -44,9 +45,10 @@ def submit(
 
 
 def _clean(program: str) -> List[str]:
-    """The command without what an outer job and ``run`` have set: the user's own environment goes on to the job."""
+    """The command without what an outer job or run and ``run`` have set: the user's own environment goes on to the job."""
     language = {name: os.environ.get(name) for name in ("LC_ALL", "LANGUAGE")}
-    unset = unset_job() + [word for name, value in language.items() if value is None for word in ("-u", name)]
+    gone = [*(name for name, value in language.items() if value is None), *(name for name in OWN if name in os.environ)]
+    unset = unset_job() + [word for name in gone for word in ("-u", name)]
     return ["env", *unset, *(f"{name}={value}" for name, value in language.items() if value is not None), program]
 
 
