@@ -97,9 +97,8 @@ def write(path: str, traces: Mapping[int, RankTrace], analysis: Analysis) -> Non
     # The directory may be somebody else's, who could have put a link there.
     draft = f"{path}.{secrets.token_hex(6)}"
     try:
-        with open(os.open(draft, _NEW, 0o644), "wb") as raw:
-            with gzip.open(raw, "wt", compresslevel=1, encoding="ascii") as stream:
-                _write(stream, _events(traces, analysis), about)
+        with open(os.open(draft, _NEW, 0o644), "wb") as raw, gzip.open(raw, "wt", 1, encoding="ascii") as stream:
+            _write(stream, _events(traces, analysis), about)
         os.replace(draft, path)
     except OSError as failure:
         with contextlib.suppress(OSError):

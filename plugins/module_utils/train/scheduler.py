@@ -31,7 +31,7 @@ def submit(
 ) -> Submission:
     """Submit another job for the run. From then on it is in charge, and every other job ends when it notices.
 
-    ``hold``: seconds before which it does not start. Raises GpumeshError.
+    ``hold``: seconds before which it does not start. Raises GpumeshError, OSError.
     """
     request = folder.request()
     token = secrets.token_hex(8)
@@ -40,7 +40,12 @@ def submit(
     text = requests.batch_script(request, program, token)
     printed = _sbatch(run, options, text)
     submission = Submission(token, int(printed.strip().partition(";")[0]))
-    folder.write_submission(submission)
+    try:
+        folder.write_submission(submission)
+    except OSError:
+        # A job whose number is not noted would not be found again.
+        cancel(run, submission.job)
+        raise
     return submission
 
 
@@ -126,12 +131,14 @@ def time_left(run: Runner, job: int) -> Optional[float]:
     return parse_time_left(run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], timeout=20.0).stdout)
 
 
-def job_state(run: Runner, job: int) -> str:
+def job_state(run: Runner, job: int, name: str = "") -> str:
     """The state of a job in Slurm's words, with the reason for which it waits; empty where it is over or unknown.
 
-    Raises CommandError where the controller does not answer.
+    ``name``: of the job. A controller that has lost its queue begins again with the first number. Raises CommandError where
+    the controller does not answer.
     """
-    done = run(["squeue", "--noheader", f"--jobs={job}", "--format=%T|%r"], timeout=20.0, check=False)
+    named = [f"--name={name}"] if name else []
+    done = run(["squeue", "--noheader", f"--jobs={job}", *named, "--format=%T|%r"], timeout=20.0, check=False)
     if done.rc and "Invalid job id" not in done.stderr:
         raise CommandError(["squeue"], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
     state, _bar, reason = (done.stdout.strip().splitlines() or [""])[0].partition("|")

@@ -202,9 +202,10 @@ class Supervisor:
         while True:
             try:
                 scheduler.cancel(self._runner, self._post.job)
-                return
             except CommandError as failure:
                 _say(f"waiting for the controller: {failure}")
+            else:
+                return
             if self._cancelled:
                 return
             time.sleep(_STAND_BY)
