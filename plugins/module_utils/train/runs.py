@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     stage,
     store,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked, refuse_short
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run, Submission
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -44,6 +44,7 @@ class Host(NamedTuple):
 def refuse(host: Host, request: Request) -> None:
     """Raises GpumeshError for a run that cannot work."""
     checked(request)
+    refuse_short(request)
     if store.is_run(request.folder):
         raise store.in_use(request.name, request.folder)
     if request.code:
