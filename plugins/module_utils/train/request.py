@@ -94,11 +94,11 @@ def _seconds(limit: str) -> int:
         return 0
     parts = [int(part) for part in rest.split(":")]
     if dash:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
     elif len(parts) == 3:
         hours, minutes, seconds = parts
     else:
-        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+        hours, minutes, seconds = [0, *parts, 0][:3]
     return ((int(days or 0) * 24 + hours) * 60 + minutes + (seconds > 0)) * 60
 
 

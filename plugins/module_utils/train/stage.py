@@ -25,7 +25,7 @@ import shutil
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
@@ -412,7 +412,7 @@ def make_room(base: int, kept: str, need: int) -> bool:
         about = os.statvfs(base)
         return about.f_bavail * about.f_frsize
 
-    used = {}
+    used: Dict[str, float] = {}
     for name in os.listdir(base):
         # Another process may remove it at the same time.
         with contextlib.suppress(FileNotFoundError):

@@ -226,9 +226,11 @@ class Supervisor:
 
     def _profile(self) -> str:
         """The profile of the next attempt; none if an earlier attempt has recorded it."""
-        for attempt in self._run.attempts:
-            if profile.complete(Path(profile.directory(str(self._folder.path), attempt.number)), attempt.world_size):
-                return ""
+        for attempt in self._run.attempts if self._request.profile else ():
+            folder = Path(profile.directory(str(self._folder.path), attempt.number))
+            with contextlib.suppress(OSError):
+                if profile.complete(folder, attempt.world_size):
+                    return ""
         return self._request.profile
 
     def _attempt(self, nodes: Sequence[str]) -> None:

@@ -1,10 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a supervisor leaves its job while Slurm's controller does not answer."""
+"""A supervisor while Slurm's controller does not answer, or the shared volume fails."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,18 @@ def test_a_job_that_is_cancelled_does_not_wait_for_the_controller(folder: Folder
     with pytest.raises(supervisor.GpumeshError):
         made._leave(supervisor.decide.Decision("resubmit", "the time limit is near"))
     assert folder.read().state == "failed"
+
+
+def test_a_volume_that_fails_for_a_moment_does_not_end_the_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause("crash"))
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+
+    def fail(_path: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "is_dir", fail)
+    monkeypatch.setattr(Path, "glob", lambda path, _pattern: fail(path))
+    assert made._profile() == ""
+    made._request = made._request._replace(profile="torch:5")
+    assert made._profile() == "torch:5"
