@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Callable
@@ -17,6 +18,9 @@ def exit_status(name: str, work: Callable[[], int]) -> int:
 
     ``name``: of the program, with which the reason begins.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What others have said may have letters that the user's locale has not.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = work()
         sys.stdout.flush()

@@ -178,7 +178,8 @@ def work(module: AnsibleModule) -> Outcome:
         raise InputError(
             f"The run '{wanted.name}' in {wanted.folder} has another command.", "Choose another name, or its command."
         )
-    state, waits = runs.look(host, folder)
+    look = runs.follow if given["state"] == "followed" else runs.look
+    state, waits = look(host, folder)
     if state.state in ("failed", "cancelled") and given["state"] == "started":
         resumed = state if module.check_mode else runs.resume(host, folder)[0]
         return _outcome("resumed", resumed, "", wanted.folder)

@@ -50,6 +50,8 @@ _FORWARDING = "/proc/sys/net/ipv4/ip_forward"
 VARIABLE = "SPANK_GPUMESH_SESSION"
 #: Seconds for the kernel to forget an identifier.
 _PATIENCE = 20.0
+#: Seconds to remove what a job leaves behind.
+_REMOVAL = 300.0
 #: Seconds between two checks of the watching process.
 _WATCH = 15.0
 _SYSTEMD = "/run/systemd/system"
@@ -218,15 +220,18 @@ def forget(run: Runner, job: int) -> None:
         run(["ip", "-force", "-netns", name, "-batch", "-"], stdin=network.REMOVAL, check=False)
         run(["ip", "netns", "delete", name], check=False)
     for path in (storage(job), folder(job)):
-        _remove_tree(path)
+        _remove_tree(run, path)
 
 
-def _remove_tree(path: str) -> None:
+def _remove_tree(run: Runner, path: str) -> None:
     """Its contents belong to a user: they are removed through file descriptors only."""
     for _attempt in range(3):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(path, ignore_errors=True)
         if not os.path.lexists(path):
             return
+        # Users can nest directories deeper than Python follows.
+        run(["rm", "--recursive", "--force", "--one-file-system", "--", path], timeout=_REMOVAL, check=False)
         # A killed container may have left mounts, or just created its last file.
         time.sleep(0.2)
 

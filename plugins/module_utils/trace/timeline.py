@@ -13,6 +13,7 @@ import contextlib
 import gzip
 import json
 import os
+import secrets
 from typing import Dict, Iterator, List, Mapping, TextIO
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
@@ -25,6 +26,7 @@ _LEAST = 2_000
 #: Events that are written at a time.
 _PIECE = 4_096
 _STATES = 0
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def share(ranks: int) -> int:
@@ -92,9 +94,10 @@ def write(path: str, traces: Mapping[int, RankTrace], analysis: Analysis) -> Non
     """Replace the file once the new one is complete. Raises HostStateError."""
     errors = {str(rank): clock.error for rank, clock in sorted(analysis.clocks.items())}
     about: Dict[str, object] = {"run": analysis.name, "clock_error_us": errors, "left_out_below_us": analysis.shortest}
-    draft = f"{path}.new"
+    # The directory may be somebody else's, who could have put a link there.
+    draft = f"{path}.{secrets.token_hex(6)}"
     try:
-        with gzip.open(draft, "wt", compresslevel=1, encoding="ascii") as stream:
+        with open(os.open(draft, _NEW, 0o644), "wb") as raw, gzip.open(raw, "wt", 1, encoding="ascii") as stream:
             _write(stream, _events(traces, analysis), about)
         os.replace(draft, path)
     except OSError as failure:

@@ -33,6 +33,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress
 
+#: Of one rank of one run. Whoever starts another run from there, or from a shell with them, does not mean them for it.
+OWN = (
+    "GPUMESH_ATTEMPT",
+    "GPUMESH_CHECKPOINT_DIR",
+    "GPUMESH_PROFILE_DIR",
+    "GPUMESH_PROGRESS_FILE",
+    "GPUMESH_RUN",
+    "GPUMESH_RUN_DIR",
+    "GPUMESH_STAGE_DIR",
+    "GPUMESH_STOP_FILE",
+)
 #: A larger file is not taken for progress.
 _LONGEST = 64 * 1024
 _MOST = 1 << 53

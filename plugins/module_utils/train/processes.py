@@ -69,12 +69,15 @@ def _catches(pid: int, signal_number: int) -> bool:
 
 
 def kill_marked(variable: str, value: str) -> None:
-    """Kill every process of this user that has an environment variable, regardless of its current parent."""
+    """Kill every process of a job of this user that has an environment variable, regardless of its current parent.
+
+    What the user has started in a shell with the variable is left alone.
+    """
     wanted = f"{variable}={value}".encode()
     for name in os.listdir(_PROC):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
                 with open(f"{_PROC}/{name}/environ", "rb") as stream:
-                    marked = wanted in stream.read().split(b"\0")
-                if marked:
+                    words = stream.read().split(b"\0")
+                if wanted in words and any(word.startswith(b"SLURM_JOB_ID=") for word in words):
                     os.kill(int(name), signal.SIGKILL)

@@ -14,9 +14,10 @@ import time
 from typing import Any, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run as run_command
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import inherited
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import agent as agents
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import health as node_health
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
@@ -200,7 +201,12 @@ def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> in
     now = time.time()
     if given.command == "list":
         for name in store.names(base):
-            sys.stdout.write(show.line(*_seen(host, runs.find(base, name), now)) + "\n")
+            try:
+                text = show.line(*_seen(host, runs.find(base, name), now))
+            except (HostStateError, InputError) as failure:
+                # The others are shown all the same.
+                text = f"{name}: {printable(failure.message)}"
+            sys.stdout.write(f"{text}\n")
         return 0
     if not given.name:
         made.error(f"give the name of a run: {_NAME} {given.command} NAME")
@@ -229,7 +235,7 @@ def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
     screen = Screen()
     try:
         while True:
-            run, waits = runs.look(host, folder)
+            run, waits = runs.follow(host, folder)
             screen.show(show.line(run, time.time(), waits), f"{run.state} {run.job} {len(run.attempts)} {waits}")
             if run.state in ENDED:
                 sys.stdout.write("\n" if sys.stdout.isatty() else "")

@@ -77,9 +77,36 @@ def _check_numbers(request: Request) -> None:
         raise InputError("A time limit must be more than 0 seconds.", "Give --hang-timeout and --grace in seconds.")
 
 
+def refuse_short(request: Request) -> None:
+    """Raises InputError for jobs that would only ask for a checkpoint, and submit the next one."""
+    limit = _seconds(request.time)
+    if 0 < limit <= request.grace + _RESERVE:
+        raise InputError(
+            f"--time {request.time} leaves no time besides the {request.grace:g} s for a checkpoint.",
+            f"Give more than {request.grace + _RESERVE:g} s, or a smaller --grace. Slurm's 90 is 90 minutes, 1:30:00 hours.",
+        )
+
+
+def _seconds(limit: str) -> int:
+    """Of a time limit, which Slurm rounds to whole minutes; 0 for none."""
+    days, dash, rest = limit.rpartition("-")
+    if not limit[:1].isdigit():
+        return 0
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, minutes, seconds = [0, *parts, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes + (seconds > 0)) * 60
+
+
 def _check_options(options: Sequence[str]) -> None:
     for option in options:
-        if option.partition("=")[0] in _RESERVED or not re.match(r"--[a-z]", option):
+        # sbatch takes the first letters of an option for the whole.
+        name = option.partition("=")[0]
+        if not re.match(r"--[a-z]", option) or any(reserved.startswith(name) for reserved in _RESERVED):
             raise InputError(
                 f"'{option}' cannot be passed to sbatch.",
                 "Give options as --option=value, and the name, the nodes and the time with the options of gpumesh-train.",
@@ -121,7 +148,8 @@ def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = Fal
         "--no-kill",
         "--requeue",
         "--open-mode=append",
-        f"--output={request.folder}/supervisor.log",
+        # What follows a percent sign is replaced.
+        "--output={}/supervisor.log".format(request.folder.replace("%", "%%")),
         f"--signal=B:USR1@{int(request.grace) + _RESERVE}",
         f"--chdir={request.directory}",
     ]

@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     preflight,
     profile,
@@ -18,12 +18,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     stage,
     store,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.request import checked, refuse_short
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Request, Run, Submission
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
 #: Seconds for the supervisor to report the cancellation.
 _CANCEL = 40.0
+#: How often Slurm's controller is asked by whoever follows a run, and seconds in between.
+_TRIES = 60
+_SPACING = 5.0
 
 
 class Host(NamedTuple):
@@ -41,6 +44,7 @@ class Host(NamedTuple):
 def refuse(host: Host, request: Request) -> None:
     """Raises GpumeshError for a run that cannot work."""
     checked(request)
+    refuse_short(request)
     if store.is_run(request.folder):
         raise store.in_use(request.name, request.folder)
     if request.code:
@@ -87,6 +91,7 @@ def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
         return run, False
     if run.state not in ENDED and waits:
         return run, False
+    folder.refuse_foreign()
     preflight.check(host.run, request, host.program, host.volumes)
     if request.stage:
         stage.write(request.folder, stage.listed(request.stage))
@@ -96,13 +101,21 @@ def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
 def _submit(host: Host, folder: Folder, run: Run) -> Run:
     """A run whose job was not submitted has failed: it can be resumed."""
     queued = run._replace(state="queued", detail="")
-    folder.write(queued)
     try:
-        submission = scheduler.submit(host.run, folder, host.program)
-    except GpumeshError as failure:
-        folder.write(queued._replace(state="failed", detail=str(failure)))
-        raise
+        folder.write(queued)
+        try:
+            submission = scheduler.submit(host.run, folder, host.program)
+        except GpumeshError as failure:
+            folder.write(queued._replace(state="failed", detail=str(failure)))
+            raise
+    except OSError as failure:
+        raise store.unwritable(folder, failure, f"gpumesh-train resume {run.name}") from failure
     return queued._replace(job=submission.job)
+
+
+def _job(run: Run, submission: Submission) -> int:
+    """The job in charge; 0 for one that is just being submitted. Where sbatch was interrupted, only the job knows itself."""
+    return submission.job or (run.job if run.token == submission.token else 0)
 
 
 def look(host: Host, folder: Folder) -> Tuple[Run, str]:
@@ -113,27 +126,46 @@ def look(host: Host, folder: Folder) -> Tuple[Run, str]:
     """
     submission = folder.submission()
     run = folder.read()
-    # Without a number the job is just being submitted.
-    if run.state in ENDED or not submission.job:
+    job = _job(run, submission)
+    if run.state in ENDED or not job:
         return run, ""
-    waits = scheduler.job_state(host.run, submission.job)
+    waits = scheduler.job_state(host.run, job, folder.path.name)
     if not waits:
-        # It may have ended in the meantime.
+        # It may have ended in the meantime, also for another job.
         run = folder.read()
+        if folder.submission().token != submission.token:
+            return look(host, folder)
         if run.state not in ENDED:
-            run = run._replace(state="failed", detail=f"job {submission.job} is over, and the run was not through")
+            run = run._replace(state="failed", detail=f"job {job} is over, and the run was not through")
     elif run.token != submission.token:
-        run = run._replace(state="queued", job=submission.job)
+        run = run._replace(state="queued", job=job)
     return run, waits
+
+
+def follow(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.sleep) -> Tuple[Run, str]:
+    """The same for whoever follows a run: Slurm's controller may be away for a while. Raises GpumeshError."""
+    for _try in range(_TRIES):
+        try:
+            return look(host, folder)
+        except CommandError:
+            sleep(_SPACING)
+    return look(host, folder)
 
 
 def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.sleep) -> Run:
     """End a run; it can be resumed. Raises GpumeshError."""
     run, waits = look(host, folder)
+    job = _job(run, folder.submission())
     if run.state in ENDED:
+        # Slurm may be about to start its job again.
+        if job and scheduler.job_state(host.run, job, folder.path.name).startswith("pending"):
+            scheduler.cancel(host.run, job)
         return run
-    submission = folder.submission()
-    scheduler.cancel(host.run, submission.job)
+    if job:
+        scheduler.cancel(host.run, job)
+    else:
+        # A job that nobody knows ends as soon as it starts.
+        folder.write_submission(Submission(""))
     deadline = time.monotonic() + (_CANCEL if waits.startswith("running") else 0.0)
     while time.monotonic() < deadline:
         run = folder.read()

@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.inherited import unset_job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.contract import OWN
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Submission
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -30,7 +31,7 @@ def submit(
 ) -> Submission:
     """Submit another job for the run. From then on it is in charge, and every other job ends when it notices.
 
-    ``hold``: seconds before which it does not start. Raises GpumeshError.
+    ``hold``: seconds before which it does not start. Raises GpumeshError, OSError.
     """
     request = folder.request()
     token = secrets.token_hex(8)
@@ -39,14 +40,20 @@ def submit(
     text = requests.batch_script(request, program, token)
     printed = _sbatch(run, options, text)
     submission = Submission(token, int(printed.strip().partition(";")[0]))
-    folder.write_submission(submission)
+    try:
+        folder.write_submission(submission)
+    except OSError:
+        # A job whose number is not noted would not be found again.
+        cancel(run, submission.job)
+        raise
     return submission
 
 
 def _clean(program: str) -> List[str]:
-    """The command without what an outer job and ``run`` have set: the user's own environment goes on to the job."""
+    """The command without what an outer job or run and ``run`` have set: the user's own environment goes on to the job."""
     language = {name: os.environ.get(name) for name in ("LC_ALL", "LANGUAGE")}
-    unset = unset_job() + [word for name, value in language.items() if value is None for word in ("-u", name)]
+    gone = [*(name for name, value in language.items() if value is None), *(name for name in OWN if name in os.environ)]
+    unset = unset_job() + [word for name in gone for word in ("-u", name)]
     return ["env", *unset, *(f"{name}={value}" for name, value in language.items() if value is not None), program]
 
 
@@ -124,12 +131,14 @@ def time_left(run: Runner, job: int) -> Optional[float]:
     return parse_time_left(run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], timeout=20.0).stdout)
 
 
-def job_state(run: Runner, job: int) -> str:
+def job_state(run: Runner, job: int, name: str = "") -> str:
     """The state of a job in Slurm's words, with the reason for which it waits; empty where it is over or unknown.
 
-    Raises CommandError where the controller does not answer.
+    ``name``: of the job. A controller that has lost its queue begins again with the first number. Raises CommandError where
+    the controller does not answer.
     """
-    done = run(["squeue", "--noheader", f"--jobs={job}", "--format=%T|%r"], timeout=20.0, check=False)
+    named = [f"--name={name}"] if name else []
+    done = run(["squeue", "--noheader", f"--jobs={job}", *named, "--format=%T|%r"], timeout=20.0, check=False)
     if done.rc and "Invalid job id" not in done.stderr:
         raise CommandError(["squeue"], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
     state, _bar, reason = (done.stdout.strip().splitlines() or [""])[0].partition("|")

@@ -25,7 +25,7 @@ import shutil
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
@@ -412,8 +412,12 @@ def make_room(base: int, kept: str, need: int) -> bool:
         about = os.statvfs(base)
         return about.f_bavail * about.f_frsize
 
-    others = [name for name in os.listdir(base) if name != kept]
-    for name in sorted(others, key=lambda other: os.stat(other, dir_fd=base, follow_symlinks=False).st_mtime):
+    used: Dict[str, float] = {}
+    for name in os.listdir(base):
+        # Another process may remove it at the same time.
+        with contextlib.suppress(FileNotFoundError):
+            used[name] = os.stat(name, dir_fd=base, follow_symlinks=False).st_mtime
+    for name in sorted((name for name in used if name != kept), key=lambda other: used[other]):
         if free() >= need:
             break
         try:

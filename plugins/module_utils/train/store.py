@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any, Callable, List, Optional
 
@@ -63,9 +64,25 @@ class Folder:
         try:
             fill()
             write_atomic(str(self.path / _REQUEST), requests.to_text(request), 0o644)
-        except BaseException:
+        except BaseException as failure:
             shutil.rmtree(self.path, ignore_errors=True)
+            if isinstance(failure, OSError):
+                raise unwritable(self, failure, "start the run again") from failure
             raise
+
+    def refuse_foreign(self) -> None:
+        """Raises InputError where the directory belongs to another user than what is written there now would."""
+        try:
+            with tempfile.TemporaryFile(dir=self.path) as probe:
+                own = os.fstat(probe.fileno()).st_uid
+            owner = self.path.stat().st_uid
+        except OSError as failure:
+            raise unwritable(self, failure, f"gpumesh-train resume {self.path.name}") from failure
+        if owner != own:
+            raise InputError(
+                f"The run '{self.path.name}' belongs to user {owner}, and its command would run as user {own}.",
+                "Have its owner resume it.",
+            )
 
     def request(self) -> Request:
         """Raises InputError, also where there is no such run."""
@@ -140,6 +157,14 @@ def in_use(name: str, path: str) -> InputError:
         f"There is already a run '{name}', in {path}.",
         f"Choose another name, or go on with it: gpumesh-train resume {name}",
         run=name,
+    )
+
+
+def unwritable(folder: Folder, failure: OSError, then: str) -> HostStateError:
+    """The message if the directory takes nothing. ``then``: what to do once it does."""
+    return HostStateError(
+        f"{folder.path} cannot be written: {failure.strerror}.",
+        f"See that the shared volume has room, and that you may write there, then: {then}",
     )
 
 

@@ -188,11 +188,27 @@ class Supervisor:
         while not self._save(self._run._replace(state=state, detail=detail)) and time.monotonic() < deadline:
             time.sleep(_STAND_BY)
         if decision.action == "resubmit":
+            while not self._cancelled and not scheduler.answers(self._runner):
+                _say("waiting for the controller, to submit another job")
+                time.sleep(_STAND_BY)
             self._resubmit(decision.excluded)
         if self._post.inherited:
             # There is no batch script left to end this job.
-            scheduler.cancel(self._runner, self._post.job)
+            self._end_job()
         return 1 if decision.action in ("cancel", "fail") else 0
+
+    def _end_job(self) -> None:
+        """Give the nodes back, which nothing else would do. Waits for a controller that does not answer."""
+        while True:
+            try:
+                scheduler.cancel(self._runner, self._post.job)
+            except CommandError as failure:
+                _say(f"waiting for the controller: {failure}")
+            else:
+                return
+            if self._cancelled:
+                return
+            time.sleep(_STAND_BY)
 
     def _resubmit(self, excluded: Sequence[str]) -> None:
         """Another job is there within seconds, with other nodes. One that is requeued waits for minutes."""
@@ -210,9 +226,11 @@ class Supervisor:
 
     def _profile(self) -> str:
         """The profile of the next attempt; none if an earlier attempt has recorded it."""
-        for attempt in self._run.attempts:
-            if profile.complete(Path(profile.directory(str(self._folder.path), attempt.number)), attempt.world_size):
-                return ""
+        for attempt in self._run.attempts if self._request.profile else ():
+            folder = Path(profile.directory(str(self._folder.path), attempt.number))
+            with contextlib.suppress(OSError):
+                if profile.complete(folder, attempt.world_size):
+                    return ""
         return self._request.profile
 
     def _attempt(self, nodes: Sequence[str]) -> None:

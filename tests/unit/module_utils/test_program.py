@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -28,6 +29,18 @@ def test_the_reason_of_what_is_refused_begins_with_the_name(capsys: pytest.Captu
     assert program.exit_status("gpumesh-x", refused) == 2
     assert capsys.readouterr() == ("", "gpumesh-x: There is no file. Give one.\n")
     assert program.exit_status("gpumesh-x", lambda: 7) == 7
+
+
+def test_what_the_users_locale_cannot_write_ends_nothing() -> None:
+    """The supervisor of a run prints what its ranks have said."""
+    text = f"""
+import sys
+from {program.__name__} import exit_status
+sys.exit(exit_status("x", lambda: sys.stdout.write("\\u2192 \\udcff") and 0))
+"""
+    variables = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, rb"\u2192 \udcff")
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])

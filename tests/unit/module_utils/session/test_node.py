@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import node
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
@@ -196,3 +198,20 @@ def test_what_cannot_be_removed_holds_up_nothing_else(top: Path) -> None:
 
     assert node.sweep(run, "n1") == [5, 6]
     assert leftovers(top) == ["netns/gms5.0"]
+
+
+def test_directories_that_a_user_has_nested_deeply_hold_up_nothing(top: Path) -> None:
+    """Each later prolog on the node would fail for them, and so each session there."""
+    deepest = os.open(top / "lib", os.O_RDONLY)
+    for name in ("5", "0", *["d"] * 1200):
+        os.mkdir(name, dir_fd=deepest)
+        below = os.open(name, os.O_RDONLY, dir_fd=deepest)
+        os.close(deepest)
+        deepest = below
+    os.close(deepest)
+
+    def run_it(argv: list[str], **options: Any) -> Completed:
+        return Completed(0, "", "") if argv[0] == "squeue" else run(argv, **options)
+
+    assert node.sweep(run_it, "n1") == [5]
+    assert leftovers(top) == []

@@ -113,6 +113,20 @@ def test_the_reason_of_the_prolog_is_that_of_the_session(top: Path) -> None:
     assert batch(top) == (1, ["failed n1: The subnet of the session is used by job 5. Start the session again."])
 
 
+def test_a_log_that_takes_nothing_stops_no_container(top: Path) -> None:
+    """It is on a shared volume, which may be full. Whoever writes to a closed pipe is ended."""
+    reading, writing = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    errors = supervise.Errors(os.fdopen(reading, "rb", buffering=0), full)
+    for _part in range(40):
+        os.write(writing, b"x" * 8191 + b"\n")
+    os.write(writing, b"gpumesh-session: no such image\n")
+    os.close(writing)
+    errors.join(10.0)
+    os.close(full)
+    assert errors.said == "no such image"
+
+
 def queued(state: str, comment: str, nodes: str = "n1", reason: str = "None") -> job.Session:
     (found,) = job.parse_queue(f"7|alice|{state}|{nodes}|{nodes or 'n/a'}|{reason}|gpumesh-session {TOKEN} {comment}\n")
     return found

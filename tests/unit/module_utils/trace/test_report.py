@@ -165,6 +165,17 @@ def test_of_too_many_events_the_longest_are_kept(
     assert "are left out of the time line" in page(tmp_path / "report.html").text
 
 
+def test_a_link_that_somebody_has_put_beside_their_traces_is_not_followed(tmp_path: Path) -> None:
+    runs, own = tmp_path / "runs", tmp_path / "own"
+    Scene(ranks=2).write(runs)
+    own.write_text("of whoever reads the traces", encoding="ascii")
+    for name in ("timeline.json.gz.new", "timeline.json.gz", "report.html", "report.json"):
+        (runs / name).symlink_to(own)
+    assert trace(runs) == 0
+    assert own.read_text(encoding="ascii") == "of whoever reads the traces"
+    assert not (runs / "timeline.json.gz").is_symlink() and events(runs / "timeline.json.gz")
+
+
 def test_traces_that_another_program_has_recorded(tmp_path: Path) -> None:
     for rank in range(3):
         shutil.copy(TOY / f"rank-{rank}.trace.json.gz", tmp_path / f"worker{2 - rank}.pt.trace.json.gz")

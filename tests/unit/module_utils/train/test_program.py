@@ -220,6 +220,17 @@ def test_when_the_supervisor_dies_its_agent_goes_on_with_the_run(host: Host) -> 
     assert (host.runs / "nano" / "attempts" / "001" / "heir-0").read_text(encoding="ascii") == "n1\n"
 
 
+def test_a_run_that_is_started_with_the_variables_of_one_does_not_end_itself(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by a rank, or from a shell in which somebody has tried out a program. An agent ends what has them."""
+    monkeypatch.setenv("GPUMESH_RUN_DIR", str(host.runs / "nano"))
+    monkeypatch.setenv("GPUMESH_STAGE_DIR", str(host.folder))
+    done = host.start("")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert host.kinds == ["finished"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

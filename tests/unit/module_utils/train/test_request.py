@@ -74,3 +74,29 @@ def test_what_is_shown_is_a_script_for_sbatch() -> None:
         "exec /usr/local/bin/gpumesh-train supervise '/mnt/a b/nano' TOKEN"
     )
     assert "#SBATCH '--output=/mnt/a b/nano/supervisor.log'" in request.shown(REQUEST, "x")
+
+
+def test_a_directory_of_runs_may_have_any_name() -> None:
+    """In the name of an output file, Slurm replaces what follows a percent sign."""
+    asked = request.submission(Request(name="nano", command=("true",), folder="/mnt/50%j/nano"))
+    assert "--output=/mnt/50%%j/nano/supervisor.log" in asked
+
+
+def test_an_abbreviated_option_of_sbatch_is_the_option() -> None:
+    with pytest.raises(InputError, match="'--outp=x' cannot be passed to sbatch"):
+        request.checked(Request(name="nano", command=("true",), folder="/x/nano", sbatch=("--outp=x",)))
+    request.checked(Request(name="nano", command=("true",), folder="/x/nano", sbatch=("--time-min=5", "--nice")))
+
+
+@pytest.mark.parametrize(("time", "grace"), [("1", 60.0), ("1:30", 90.0), ("0-1", 3600.0), ("0:01:00", 60.0)])
+def test_a_job_that_would_end_before_it_has_begun_is_refused(time: str, grace: float) -> None:
+    """Each would only ask for a checkpoint, and submit the next one."""
+    with pytest.raises(InputError, match="leaves no time"):
+        request.refuse_short(Request(name="nano", command=("true",), folder="/x/nano", time=time, grace=grace))
+
+
+@pytest.mark.parametrize(
+    "time", ["", "0", "5", "1:30", "0:02:00", "1-0", "2-00:00:00", "unlimited", "INFINITE", "120:00"]
+)
+def test_a_time_limit_that_leaves_time(time: str) -> None:
+    request.refuse_short(Request(name="nano", command=("true",), folder="/x/nano", time=time))

@@ -258,6 +258,19 @@ def test_room_is_made_of_what_nobody_uses(node: Node, source: Path, monkeypatch:
     os.close(base)
 
 
+def test_a_copy_that_another_process_removes_at_the_same_time_fails_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.disk.mkdir(0o700)
+    (node.disk / "there").mkdir()
+    monkeypatch.setattr(stage.os, "listdir", lambda _place: ["removed", "there"])
+    there = node.disk / "there"
+    monkeypatch.setattr(os, "statvfs", lambda _place: SimpleNamespace(f_bavail=2 - there.exists(), f_frsize=1))
+    base = stage.owned(str(node.disk), "--stage-dir")
+    assert stage.make_room(base, "kept", 2)
+    os.close(base)
+
+
 def test_what_is_no_data_set_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a directory"):
         stage.listed(str(source / "shard-1"))

@@ -1,0 +1,172 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs whose job cannot be told from what is in their folder alone, and folders that take nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import preflight, program, runs, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request, Run, Submission
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+
+
+class Slurm:
+    """Slurm with these jobs: their names and states by number."""
+
+    def __init__(self, **jobs: tuple[str, str]) -> None:
+        self.jobs = {int(number[1:]): job for number, job in jobs.items()}
+        self.ended: list[int] = []
+        self.away = 0
+
+    def __call__(self, argv: list[str], **_options: object) -> Completed:
+        given = dict(word.lstrip("-").partition("=")[::2] for word in argv if word.startswith("--"))
+        if self.away:
+            self.away -= 1
+            return Completed(1, "", "Unable to contact slurm controller")
+        if argv[0] == "squeue":
+            name, state = self.jobs.get(int(given["jobs"]), ("", ""))
+            return Completed(0, f"{state}\n" if state and given.get("name", name) == name else "", "")
+        if argv[0] == "scancel":
+            self.ended.append(int(argv[-1]))
+            return Completed(0, "", "") if self.ended[-1] else Completed(1, "", "Invalid job id 0")
+        return Completed(0, "43\n", "")
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.setattr(preflight, "check", lambda *_given: None)
+    folder = Folder(str(tmp_path / "nano"))
+    folder.create(Request(name="nano", command=["true"], folder=str(folder.path)))
+    return folder
+
+
+def host(slurm: Any) -> runs.Host:
+    return runs.Host(slurm, "/bin/gpumesh-train", [])
+
+
+def test_a_job_whose_number_was_lost_when_it_was_submitted_is_that_which_runs(folder: Folder) -> None:
+    """Slurm has taken the job, and sbatch was interrupted or has waited for the answer for too long."""
+    folder.write_submission(Submission("token"))
+    folder.write(Run("nano", "running", "token", 41))
+    slurm = Slurm(j41=("nano", "RUNNING|None"))
+    assert runs.look(host(slurm), folder)[1] == "running"
+    assert not runs.resume(host(slurm), folder)[1]
+
+    def end(_seconds: float) -> None:
+        folder.write(Run("nano", "cancelled", "token", 41))
+
+    assert runs.cancel(host(slurm), folder, end).state == "cancelled"
+    assert slurm.ended == [41]
+    # That of an earlier submission is not meant.
+    folder.write(Run("nano", "queued", "other", 41))
+    assert runs.look(host(slurm), folder) == (folder.read(), "")
+
+
+def test_a_job_that_nobody_knows_yet_does_not_go_on_with_a_cancelled_run(folder: Folder) -> None:
+    folder.write_submission(Submission("token"))
+    slurm = Slurm()
+    assert runs.cancel(host(slurm), folder).state == "cancelled"
+    assert slurm.ended == [] and folder.submission().token != "token"
+
+
+def test_a_run_that_was_submitted_again_meanwhile_has_not_failed(folder: Folder) -> None:
+    folder.write_submission(Submission("one", 41))
+    folder.write(Run("nano", "running", "one", 41))
+    slurm = Slurm(j42=("nano", "PENDING|Resources"))
+
+    def leave(argv: list[str], **options: Any) -> Completed:
+        if "--jobs=41" in argv:
+            # While Slurm is asked, the supervisor leaves its job for another one.
+            folder.write(Run("nano", "queued", "one", 41))
+            folder.write_submission(Submission("two", 42))
+        return slurm(argv, **options)
+
+    run, waits = runs.look(host(leave), folder)
+    assert (run.state, run.job, waits) == ("queued", 42, "pending (Resources)")
+
+
+def test_a_job_of_the_same_number_that_is_another_one_is_left_alone(folder: Folder) -> None:
+    """A controller that has lost its queue begins again with the first number."""
+    folder.write_submission(Submission("token", 41))
+    folder.write(Run("nano", "running", "token", 41))
+    slurm = Slurm(j41=("theirs", "RUNNING|None"))
+    assert runs.look(host(slurm), folder)[0].state == "failed"
+    assert runs.cancel(host(slurm), folder).state == "failed"
+    assert slurm.ended == []
+    assert runs.resume(host(slurm), folder)[1]
+
+
+def test_a_job_that_slurm_would_start_again_is_cancelled_with_its_run(folder: Folder) -> None:
+    """Such as after a preemption or scontrol requeue, of which its supervisor knew only that it had to end."""
+    folder.write_submission(Submission("token", 41))
+    folder.write(Run("nano", "cancelled", "token", 41))
+    slurm = Slurm(j41=("nano", "PENDING|BeginTime"))
+    assert runs.cancel(host(slurm), folder).state == "cancelled"
+    assert slurm.ended == [41]
+    slurm.jobs[41] = ("nano", "COMPLETING|None")
+    runs.cancel(host(slurm), folder)
+    assert slurm.ended == [41]
+
+
+def test_whoever_follows_a_run_waits_for_the_controller(folder: Folder) -> None:
+    folder.write_submission(Submission("token", 41))
+    folder.write(Run("nano", "running", "token", 41))
+    slurm, slept = Slurm(j41=("nano", "RUNNING|None")), list[float]()
+    slurm.away = 5
+    assert runs.follow(host(slurm), folder, slept.append)[1] == "running"
+    assert len(slept) == 5
+    slurm.away = 10**6
+    with pytest.raises(CommandError):
+        runs.follow(host(slurm), folder, slept.append)
+    assert 60 < sum(slept) < 3600
+
+
+def test_a_damaged_run_does_not_hide_the_others(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Folder(str(folder.path.parent / "other"))
+    other.create(Request(name="other", command=["true"], folder=str(other.path)))
+    other.write(Run("other", "finished"))
+    (folder.path / "run.json").write_text("{", encoding="ascii")
+    given = {"volumes": [], "run_dir": str(folder.path.parent)}
+    assert program.main(given, ["list"]) == 0
+    damaged, shown = capsys.readouterr().out.splitlines()
+    assert damaged.startswith(f"nano: {folder.path}/run.json is damaged") and shown == "other: finished"
+
+
+@pytest.mark.parametrize("full", ["request.json", "run.json", "job.json"])
+def test_a_volume_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
+    write = store.write_atomic
+
+    def refuse(path: str, *given: Any) -> None:
+        if os.path.basename(path) == full and (full != "job.json" or '"job": 43' in given[0]):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), path)
+        write(path, *given)
+
+    monkeypatch.setattr(store, "write_atomic", refuse)
+    monkeypatch.setattr(runs, "refuse", lambda *_given: None)
+    slurm = Slurm()
+    with pytest.raises(HostStateError, match=r"nano cannot be written: Disk quota exceeded\."):
+        runs.start(host(slurm), Request(name="nano", command=["true"], folder=str(tmp_path / "nano")))
+    # No job is left that nobody would find.
+    assert slurm.ended == ([43] if full == "job.json" else [])
+    assert (tmp_path / "nano").exists() == (full != "request.json")
+
+
+def test_a_run_of_another_user_is_not_resumed(folder: Folder) -> None:
+    """Its command would run as whoever resumes it."""
+    if os.geteuid():
+        pytest.skip("only root can give a directory to another user")
+    folder.write_submission(Submission("token", 41))
+    folder.write(Run("nano", "failed", "token", 41))
+    os.chown(folder.path, 4242, 4242)
+    with pytest.raises(InputError, match="belongs to user 4242"):
+        runs.resume(host(Slurm()), folder)
+    assert folder.submission().job == 41

@@ -1,0 +1,100 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A supervisor while Slurm's controller does not answer, or the shared volume fails."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import supervisor
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
+    Attempt,
+    Cause,
+    Request,
+    Run,
+    Submission,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+
+AWAY = Completed(1, "", "error: Unable to contact slurm controller (connect failure)")
+
+
+class Slurm:
+    """Slurm, whose controller is away for so many questions."""
+
+    def __init__(self, away: int) -> None:
+        self.away = away
+        self.asked: list[str] = []
+
+    def __call__(self, argv: list[str], **options: object) -> Completed:
+        program = next(word for word in argv if word in ("sbatch", "scancel", "sinfo", "squeue", "scontrol"))
+        self.away -= 1
+        if self.away >= 0:
+            if options.get("check", True):
+                raise supervisor.CommandError(argv, "exited 1", rc=1, stderr=AWAY.stderr)
+            return AWAY
+        self.asked.append(program)
+        return Completed(0, {"sbatch": "42\n", "sinfo": "n1|idle\n"}.get(program, ""), "")
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _seconds: None)
+    folder = Folder(str(tmp_path / "nano"))
+    folder.create(Request(name="nano", command=["true"], folder=str(folder.path)))
+    folder.write_submission(Submission("token", 41))
+    return folder
+
+
+def left(folder: Folder, kind: str, slurm: Slurm, inherited: int = 0) -> int:
+    """The exit status of a supervisor whose only attempt has ended like that."""
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause(kind))
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], inherited), slurm)
+    return made._leave(supervisor.decide.verdict(folder.request(), made._counted()) or pytest.fail(kind))
+
+
+def test_a_job_without_a_batch_script_ends_also_if_the_controller_is_away(folder: Folder) -> None:
+    """Nothing else would end it: its nodes would be taken for ever."""
+    slurm = Slurm(3)
+    assert left(folder, "finished", slurm, inherited=1) == 0
+    assert slurm.asked[-1] == "scancel"
+    assert folder.read().state == "finished"
+
+
+def test_another_job_is_submitted_once_the_controller_is_back(folder: Folder) -> None:
+    slurm = Slurm(5)
+    assert left(folder, "warned", slurm) == 0
+    assert slurm.asked[-1] == "sbatch"
+    assert (folder.read().state, folder.submission().job) == ("queued", 42)
+
+
+def test_a_job_that_is_cancelled_does_not_wait_for_the_controller(folder: Folder) -> None:
+    slurm = Slurm(10**6)
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause("warned"))
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), slurm)
+    made.cancel(15, None)
+    with pytest.raises(supervisor.GpumeshError):
+        made._leave(supervisor.decide.Decision("resubmit", "the time limit is near"))
+    assert folder.read().state == "failed"
+
+
+def test_a_volume_that_fails_for_a_moment_does_not_end_the_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause("crash"))
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), Slurm(0))
+
+    def fail(_path: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "is_dir", fail)
+    monkeypatch.setattr(Path, "glob", lambda path, _pattern: fail(path))
+    assert made._profile() == ""
+    made._request = made._request._replace(profile="torch:5")
+    assert made._profile() == "torch:5"
