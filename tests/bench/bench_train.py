@@ -63,9 +63,10 @@ def bare(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
     """Under plain srun."""
     folder = f"/mnt/shared/bench/{number}"
     lab.run(MANAGER, "mkdir", "-p", folder)
-    argv = ["srun", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--exclusive"]
-    # As the agents have it. Bound, the ranks of hosts that share a machine would all be on its first processor.
-    argv.append("--cpu-bind=none")
+    # Of whole nodes. As the agents have it, no rank is bound: those of hosts that share a machine would all be on its first
+    # processor.
+    argv = ["salloc", "--quiet", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--exclusive"]
+    argv += ["srun", "--ntasks-per-node=1", "--cpu-bind=none"]
     began = time.monotonic()
     words = [*argv, "sh", "-c", BARE, "-", folder, *program(steps)]
     said = lab.run(MANAGER, *words, timeout=PATIENCE + steps)
