@@ -108,6 +108,9 @@ class Supervisor:
             return self._stand_by()
 
     def _work(self) -> int:
+        if (self._run.state, self._run.token) == ("finished", self._post.token):
+            # Slurm starts a job again whose node failed just after the end of the run.
+            return self._leave(decide.Decision("finish"))
         self._begin()
         # What has ended the job before does not count against this one, unless it is the same job.
         follows: Optional[decide.Decision] = None

@@ -67,6 +67,16 @@ def test_a_job_without_a_batch_script_ends_also_if_the_controller_is_away(folder
     assert folder.read().state == "finished"
 
 
+def test_a_job_that_slurm_starts_again_after_the_end_of_the_run_makes_no_attempt(folder: Folder) -> None:
+    slurm = Slurm(0)
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause("finished"))
+    folder.write(Run("nano", "finished", "token", 41, attempts=(attempt,)))
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], 0)
+    assert supervisor.Supervisor(folder, post, slurm).supervise() == 0
+    assert slurm.asked == []
+    assert (folder.read().state, len(folder.read().attempts)) == ("finished", 1)
+
+
 def test_another_job_is_submitted_once_the_controller_is_back(folder: Folder) -> None:
     slurm = Slurm(5)
     assert left(folder, "warned", slurm) == 0
