@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import shlex
 import time
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -38,7 +39,7 @@ HOST = "host"
 #: Minutes of the job beyond those of the session, in which images are fetched.
 _ALLOWANCE = 30
 _LONGEST = 96 << 10
-_SQUEUE = ("squeue", "--noheader", "--format=%A|%u|%T|%N|%B|%r|%k")
+_FIELDS = "%A|%u|%T|%N|%B|%r|%k"
 #: Slurm's messages about a job that it no longer knows.
 _FORGOTTEN = "Invalid job id"
 #: Seconds for Slurm's controller to answer, and between two questions.
@@ -173,7 +174,16 @@ def parse_queue(text: str) -> List[Session]:
 
 def queue(run: Runner, *arguments: str) -> List[Session]:
     """The waiting and running sessions. Raises CommandError."""
-    return parse_queue(run([*_SQUEUE, *arguments]).stdout)
+    return _asked(run, arguments)
+
+
+def _asked(run: Runner, arguments: Sequence[str]) -> List[Session]:
+    """Each job has a line with a mark that nobody knows beforehand: whoever submits one may write line ends into its
+    comment, and so what looks like the jobs of others.
+    """
+    mark = f"{secrets.token_hex(8)}|"
+    lines = run(["squeue", "--noheader", f"--format={mark}{_FIELDS}", *arguments]).stdout.split("\n")
+    return parse_queue("\n".join(line[len(mark) :] for line in lines if line.startswith(mark)))
 
 
 def follow(run: Runner, number: int) -> Optional[Session]:
@@ -181,10 +191,10 @@ def follow(run: Runner, number: int) -> Optional[Session]:
 
     Slurm may start again meanwhile. Raises CommandError where it has not answered for a while.
     """
-    argv, end = [*_SQUEUE, "--states=all", f"--jobs={number}"], time.monotonic() + _PATIENCE
+    end = time.monotonic() + _PATIENCE
     while True:
         try:
-            found = parse_queue(run(argv).stdout)
+            found = _asked(run, ["--states=all", f"--jobs={number}"])
         except CommandError as failure:
             if _FORGOTTEN in failure.message:
                 return None

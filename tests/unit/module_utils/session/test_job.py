@@ -11,12 +11,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Com
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 
+#: What Slurm fills in for the fields.
+_FIELDS = "%A|%u|%T|%N|%B|%r|%k"
 _RUNS = "7|alice|RUNNING|n1|n1|None|gpumesh-session 5;demo;main;1 running\n"
 _DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
 class Slurm:
-    """Gives one answer after the other, the last one again and again; those with an error are text alone."""
+    """Gives one answer after the other, the last one again and again; those with an error are text alone. Before the first
+    line of an answer is what the format has there.
+    """
 
     def __init__(self, *answers: Completed) -> None:
         self.answers = list(answers)
@@ -25,7 +29,8 @@ class Slurm:
         done = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if done.rc and check:
             raise CommandError(argv, f"exited {done.rc}", rc=done.rc, stderr=done.stderr)
-        return done
+        (before,) = (word[len("--format=") : -len(_FIELDS)] for word in argv if word.startswith("--format="))
+        return done._replace(stdout=before + done.stdout if done.stdout else "")
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +49,14 @@ def test_a_controller_that_starts_again_has_not_ended_the_session() -> None:
 def test_a_job_that_slurm_has_forgotten() -> None:
     assert job.follow(Slurm(Completed(1, "", "slurm_load_jobs error: Invalid job id specified")), 7) is None
     assert job.follow(Slurm(Completed(0, "", "")), 7) is None
+
+
+def test_a_comment_with_line_ends_adds_no_sessions_of_others() -> None:
+    forged = "9|eve|RUNNING|n1|n1|None|x\n8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1 running\n"
+    assert job.queue(Slurm(Completed(0, forged, ""))) == []
+    # The session itself is there with what comes before.
+    own = "9|eve|RUNNING|n1|n1|None|gpumesh-session 5;x;main;1 failed a\n8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1\n"
+    assert [one.job for one in job.queue(Slurm(Completed(0, own, "")))] == [9]
 
 
 def test_a_comment_is_one_line() -> None:
