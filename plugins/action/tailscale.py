@@ -47,11 +47,15 @@ class ActionModule(HostAction):
         userspace = options["userspace"] == "always" or not result["tun_device"]
         pod = bool(userspace and options["userspace_nodes"])
         entry = mesh.address_registration(record, self.machine, result["addresses"], pod)
+        flags = mesh.daemon_flags(record["mesh"], userspace, options["proxy_port"])
+        # Programs of a pod go by the proxy. Elsewhere, a daemon that already runs keeps its settings.
+        differ = bool(pod and result["running"] and set(flags) - set(result["command"]))
         return {
             **result,
-            "flags": mesh.daemon_flags(record["mesh"], userspace, options["proxy_port"]),
+            "flags": flags,
+            "flags_differ": differ,
             "pod": pod,
-            "ready": bool(result["boot"] and result["addresses"] and not result["tags_differ"]),
+            "ready": bool(result["boot"] and result["addresses"] and not result["tags_differ"] and not differ),
             **({"registration": entry} if entry else {}),
         }
 

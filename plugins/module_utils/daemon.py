@@ -111,6 +111,20 @@ def started_at(pid: int) -> Optional[float]:
     return time.time() - age
 
 
+def commands_of(tree: Tree, program: str) -> List[List[str]]:
+    """The command of each process of this name that root runs, as words. Those of containers on this host are left out."""
+    found = []
+    for pid in tree.names("proc"):
+        if not pid.isdecimal() or tree.read("proc", pid, "comm") != program:
+            continue
+        status = tree.read("proc", pid, "status") or ""
+        # A process in a container has a process ID of its own there as well.
+        contained = re.search(r"^NSpid:\s+\d+\s+\d", status, re.MULTILINE)
+        if re.search(r"^Uid:\s+0\s", status, re.MULTILINE) and not contained:
+            found.append((tree.read("proc", pid, "cmdline") or "").rstrip("\0").split("\0"))
+    return found
+
+
 def unread(started: Optional[float], files: Sequence[str]) -> List[str]:
     """The files that are younger than the process, which so goes on with what was there before.
 

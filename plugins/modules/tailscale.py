@@ -129,7 +129,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 ready:
-  description: Whether the host is in the tailnet, with its tags, and C(tailscaled) starts at boot.
+  description:
+    - Whether the host is in the tailnet, with its tags, and C(tailscaled) starts at boot.
+    - A pod is ready only if C(tailscaled) runs with RV(flags), which its programs depend on.
+  type: bool
+  returned: with O(record)
+flags_differ:
+  description: Whether the host is a pod whose C(tailscaled) was started without one of RV(flags).
   type: bool
   returned: with O(record)
 registration:
@@ -150,6 +156,12 @@ running:
   description: Whether C(tailscaled) answers.
   type: bool
   returned: success
+command:
+  description: The words with which root has started C(tailscaled) on this host; none if it does not run.
+  type: list
+  elements: str
+  returned: success
+  sample: [tailscaled, --port=41641, --tun=tailscale0]
 boot:
   description: Whether a service of systemd or supervisord starts C(tailscaled) at boot.
   type: bool
@@ -235,7 +247,7 @@ peers:
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find, run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, starts_at_boot
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, commands_of, starts_at_boot
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet import (
     Host,
@@ -246,6 +258,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailnet impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale import NOBODY, login_key, make_desired
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -269,6 +282,7 @@ def work(module: AnsibleModule) -> Outcome:
         {
             "installed": find("tailscale") is not None and find("tailscaled") is not None,
             "running": result.status is not None,
+            "command": next(iter(commands_of(Tree(), "tailscaled")), []),
             "boot": starts_at_boot("tailscaled", runs_systemd(), places),
             "tun_device": has_tun(),
             "tun": status.tun,

@@ -11,6 +11,7 @@ import re
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import commands_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -146,15 +147,9 @@ def running_options(tree: Tree, machine: str) -> Dict[str, str]:
     Slurm has slurmd begin anew when the controller is reconfigured, with the words that it had: that it is younger than
     its settings does not say that it was started with them.
     """
-    for pid in tree.names("proc"):
-        if not pid.isdecimal() or tree.read("proc", pid, "comm") != "slurmd":
-            continue
-        words = (tree.read("proc", pid, "cmdline") or "").split("\0")
+    for words in commands_of(tree, "slurmd"):
         told = dict(zip(words, words[1:]))
-        status = tree.read("proc", pid, "status") or ""
-        # One in a container on this host has a process ID of its own there as well.
-        contained = re.search(r"^NSpid:\s+\d+\s+\d", status, re.MULTILINE)
-        if told.get("-N") == machine and re.search(r"^Uid:\s+0\s", status, re.MULTILINE) and not contained:
+        if told.get("-N") == machine:
             return {name: told.get(name, "") for name in ("-N", "--conf-server", "--conf")}
     return {}
 

@@ -23,6 +23,8 @@ RECORD: dict[str, Any] = {
 }
 IN = {
     "changed": False,
+    "running": True,
+    "command": ["tailscaled", "--port=41641", "--tun=tailscale0"],
     "boot": True,
     "tun_device": True,
     "login_needed": False,
@@ -30,6 +32,17 @@ IN = {
     "addresses": ["100.64.0.2"],
 }
 OUT = {**IN, "login_needed": True, "addresses": []}
+PROXY = "127.0.0.2:1055"
+POD = {
+    **IN,
+    "tun_device": False,
+    "command": [
+        "tailscaled",
+        "--tun=userspace-networking",
+        f"--socks5-server={PROXY}",
+        f"--outbound-http-proxy-listen={PROXY}",
+    ],
+}
 
 
 def on(host: str, **variables: Any) -> dict[str, Any]:
@@ -88,6 +101,18 @@ def test_a_host_without_an_interface_is_a_pod_if_that_is_wanted() -> None:
     result = login({**IN, "tun_device": False}, variables=wanted).result
     assert result["pod"] is True and result["registration"]["mesh"]["userspace"] is True
     assert login({**IN, "tun_device": False}).result["pod"] is False
+
+
+def test_a_pod_is_ready_once_its_proxy_has_the_port_that_its_programs_go_by() -> None:
+    wanted = on("t2", mesh_userspace_nodes=True)
+    assert login(POD, variables=wanted).result["ready"] is True
+    result = login(POD, variables={**wanted, "mesh_proxy_port": 1056}).result
+    assert (result["ready"], result["flags_differ"]) == (False, True)
+    # A daemon that does not run is started with them anyway.
+    assert login({**POD, "running": False, "command": []}, variables=wanted).result["flags_differ"] is False
+    # Other members keep the settings of a daemon that runs.
+    for kept in (IN, POD):
+        assert login(kept, variables=on("t2", mesh_proxy_port=1056)).result["ready"] is True
 
 
 def test_what_leaves_is_asked_once_and_without_a_key() -> None:
