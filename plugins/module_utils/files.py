@@ -47,6 +47,19 @@ def read_bytes(path: str, follow: bool = True) -> Optional[bytes]:
         os.close(descriptor)
 
 
+def open_plain(path: str) -> int:
+    """A descriptor to read a file that may be somebody else's. Waits for nobody: a pipe or a device is refused.
+
+    Raises OSError, HostStateError.
+    """
+    descriptor = os.open(path, _READ)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise unusual(path, mode)
+    return descriptor
+
+
 def read_open(path: str, descriptor: int) -> bytes:
     """The whole of an open file. ``path`` is for what is said of it."""
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import described, timeline
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described import Described
@@ -79,7 +80,8 @@ def _foreign(folder: Path) -> List[Path]:
 def _described(path: Path) -> Optional[Described]:
     """None for a trace that has this name itself."""
     try:
-        values = from_json(path.read_text(encoding="utf-8"))
+        with os.fdopen(open_plain(str(path)), encoding="utf-8") as stream:
+            values = from_json(stream.read())
         return None if isinstance(values, dict) and "traceEvents" in values else described.parse(values)
     except (OSError, ValueError) as failure:
         raise HostStateError(f"{path} cannot be read: {failure}.", "Record the profile again.") from failure

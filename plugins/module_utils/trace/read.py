@@ -8,11 +8,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import re
 import zlib
 from typing import Any, Callable, Dict, TextIO
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
 
 _PART = 1 << 21
 _SPACE = re.compile(r"[\s,:]*")
@@ -108,7 +110,7 @@ def _each(source: _Source, event: Callable[[Dict[str, Any]], None]) -> None:
 def read(path: str, event: Callable[[Dict[str, Any]], None]) -> Dict[str, Any]:
     """Call ``event`` for each event; what the trace says beside them. Raises HostStateError."""
     try:
-        with open(path, "rb") as raw:
+        with os.fdopen(open_plain(path), "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             unpacked: Any = gzip.GzipFile(fileobj=raw) if packed else raw

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError, HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     preflight,
     profile,
@@ -189,7 +191,8 @@ def read_log(folder: Folder, rank: int, attempt: int = 0) -> str:
     number = attempt or len(folder.read().attempts)
     path = folder.attempt(number) / f"rank-{rank}.log"
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with os.fdopen(open_plain(str(path)), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
     except OSError as failure:
         raise HostStateError(
             f"{path} cannot be read: {failure.strerror}.", "See the attempts of the run with 'gpumesh-train show'."

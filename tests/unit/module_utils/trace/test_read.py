@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,13 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text, encoding="ascii")
     with pytest.raises(HostStateError, match=r"trace\.json is damaged"):
         read(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """Somebody else may have put it there."""
+    os.mkfifo(tmp_path / "rank-0.json")
+    with pytest.raises(HostStateError, match="rank-0.json is a pipe"):
+        read(tmp_path / "rank-0.json")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

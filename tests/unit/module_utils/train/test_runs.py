@@ -170,3 +170,11 @@ def test_a_run_of_another_user_is_not_resumed(folder: Folder) -> None:
     with pytest.raises(InputError, match="belongs to user 4242"):
         runs.resume(host(Slurm()), folder)
     assert folder.submission().job == 41
+
+
+def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path / "nano"))
+    folder.attempt(1).mkdir(parents=True)
+    os.mkfifo(folder.attempt(1) / "rank-0.log")
+    with pytest.raises(HostStateError, match="rank-0.log is a pipe"):
+        runs.read_log(folder, 0, 1)
