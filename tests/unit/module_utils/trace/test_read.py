@@ -74,7 +74,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     """Somebody else may have put it there."""
     os.mkfifo(tmp_path / "rank-0.json")
-    with pytest.raises(HostStateError, match="rank-0.json is a pipe"):
+    with pytest.raises(HostStateError, match="rank-0.json is a named pipe"):
         read(tmp_path / "rank-0.json")
 
 

@@ -176,5 +176,5 @@ def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path / "nano"))
     folder.attempt(1).mkdir(parents=True)
     os.mkfifo(folder.attempt(1) / "rank-0.log")
-    with pytest.raises(HostStateError, match="rank-0.log is a pipe"):
+    with pytest.raises(HostStateError, match="rank-0.log is a named pipe"):
         runs.read_log(folder, 0, 1)
