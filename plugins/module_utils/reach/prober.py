@@ -42,6 +42,8 @@ _TRANSFERS = 4
 _CLOCK_SAMPLES = 8
 #: Seconds between connections to a real service of each peer: sshd drops those above a number at a time.
 _SERVICE_SPACING = 0.02
+#: Seconds after which a connection that was refused is attempted once more.
+_AGAIN = 1.0
 #: Seconds between two datagrams, and how often one is sent that is not answered while others are.
 _SPACING = 0.5
 _TRIES = 3
@@ -148,16 +150,11 @@ class Prober:
         if not ours:
             await asyncio.sleep(place * _SERVICE_SPACING)
         async with self._connections:
-            tcp = socket.socket(sockets.family_of(address), socket.SOCK_STREAM)
-            tcp.setblocking(False)
             try:
-                loop = asyncio.get_running_loop()
-                await asyncio.wait_for(loop.sock_connect(tcp, (address, port["port"])), self._limits.timeout)
+                tcp = await (self._connect_again if ours else self._connect)(address, port["port"])
             except asyncio.TimeoutError:
-                tcp.close()
                 return _Port(port, "filtered", f"no answer within {self._limits.timeout:g} s")
             except OSError as failure:
-                tcp.close()
                 outcome = "no_route" if failure.errno in _NO_WAY else "refused"
                 if failure.errno == errno.ETIMEDOUT:
                     outcome = "filtered"
@@ -169,6 +166,28 @@ class Prober:
             return _Port(port, "connected")
         async with self._sessions:
             return await self._prove(port, tcp)
+
+    async def _connect(self, address: str, number: int) -> socket.socket:
+        """Raises OSError, asyncio.TimeoutError."""
+        tcp = socket.socket(sockets.family_of(address), socket.SOCK_STREAM)
+        tcp.setblocking(False)
+        try:
+            connected = asyncio.get_running_loop().sock_connect(tcp, (address, number))
+            await asyncio.wait_for(connected, self._limits.timeout)
+        except (OSError, asyncio.TimeoutError):
+            tcp.close()
+            raise
+        return tcp
+
+    async def _connect_again(self, address: str, number: int) -> socket.socket:
+        """The same for a port on which the peer listens: a tailscaled in user space on a busy host may refuse one of many
+        connections that come at once.
+        """
+        try:
+            return await self._connect(address, number)
+        except ConnectionRefusedError:
+            await asyncio.sleep(_AGAIN)
+            return await self._connect(address, number)
 
     async def _prove(self, port: Port, tcp: socket.socket) -> _Port:
         """Both sides show that they know the token, and a text comes back."""
