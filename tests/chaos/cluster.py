@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import host_state
 from experiments import MACHINES, VOLUMES, Operation, State
-from lab_hosts import ROOT, Lab, ansible
+from lab_hosts import ROOT, Lab, lab_playbook
 
 DESCRIPTION = ROOT / "extensions" / "molecule" / "chaos" / "lab.yml"
 RECORD = "/var/lib/gpumesh/clusters/chaos.json"
@@ -86,11 +85,7 @@ class Cluster:
         self._playbook("down")
 
     def _playbook(self, name: str) -> None:
-        os.environ["LAB"] = str(DESCRIPTION)
-        settings = {"lab_name": self.lab.name, "chaos_network": self.network}
-        run = ansible("ansible-playbook", "-i", "localhost,", f"lab/{name}.yml", "-e", json.dumps(settings))
-        if run.code != 0:
-            raise ProofError(f"lab/{name}.yml ended with {run.code}:\n{run.output[-3000:]}")
+        lab_playbook(name, DESCRIPTION, {"lab_name": self.lab.name, "chaos_network": self.network})
 
     # The command lines of operations
 

@@ -25,8 +25,6 @@ The seed is printed first, and with it the experiments are the same. The hosts a
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import re
 import subprocess
@@ -42,7 +40,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from arguments import listed, new_parser
-from lab_hosts import ROOT, ansible
+from lab_hosts import ROOT, ansible, lab_playbook
 from session_experiments import (
     KILLS,
     PATTERNS,
@@ -71,7 +69,7 @@ from session_lab import (
     by,
     everywhere,
     inside,
-    left,
+    left_after,
     places,
     power_on,
     role,
@@ -86,8 +84,6 @@ CPUS = 24
 STARTING, FIRST, MANY = 120, 600, 900
 #: Seconds for what is hit to appear.
 APPEARS = 60
-#: For a node to be used again by itself, as for training runs.
-RECOVERY = 180.0 + 300.0 + 120.0
 #: For Slurm to start a session again whose node has died: it waits for two minutes by itself.
 AGAIN = 600.0
 #: A container on each node.
@@ -188,10 +184,8 @@ class Call:
         assert done.code == 0, done.output[-3000:]
 
     def _playbook(self, name: str) -> None:
-        os.environ["LAB"] = str(SCENARIO / "lab.yml")
         settings = {"lab_name": LAB.name, "session_network": self.options.network, "session_cpus": CPUS}
-        done = ansible("ansible-playbook", "-i", "localhost,", f"lab/{name}.yml", "-e", json.dumps(settings))
-        assert done.code == 0, f"lab/{name}.yml ended with {done.code}:\n{done.output[-3000:]}"
+        lab_playbook(name, SCENARIO / "lab.yml", settings)
 
     def cut(self, host: str) -> None:
         """The host loses its power."""
@@ -207,8 +201,7 @@ class Call:
     def idle(self) -> None:
         """Wait until all nodes can be used."""
         began = time.monotonic()
-        states = ("sinfo", "--noheader", "--format=%T")
-        LAB.wait("all nodes are idle", lambda: LAB.run(MANAGER, *states).split() == ["idle"], RECOVERY)
+        LAB.await_idle(MANAGER)
         took = time.monotonic() - began
         if took > GONE:
             print(f"      all nodes are idle after {took:.0f} s", flush=True)
@@ -236,15 +229,6 @@ class Call:
         """End a session, which may have ended."""
         by(user, "gpumesh-session", "stop", name, check=False)
 
-    def left_after(self) -> dict[str, list[str]]:
-        """What there is on each host when the time is up."""
-        end = time.monotonic() + GONE
-        while True:
-            found = {host: left(host) for host in HOSTS}
-            if not any(found.values()) or time.monotonic() > end:
-                return found
-            time.sleep(1.0)
-
     def next_one(self) -> str:
         """Start a session on all nodes after whatever has happened; what is wrong with it."""
         self.idle()
@@ -254,7 +238,7 @@ class Call:
             names = ["main1", "sub1", "sub2"]
             wrong = "" if said == {name: [name] for name in names} else f"its containers say {said}"
         self.stop("next")
-        kept = {host: found for host, found in self.left_after().items() if found}
+        kept = {host: found for host, found in left_after().items() if found}
         return wrong or (f"it has left {kept}" if kept else "")
 
     def warm(self) -> None:
@@ -286,7 +270,7 @@ class Call:
         hits = read_hits(early.result()) if early else self.hit_late(one)
         if one.kind != "epilog":
             self.end(one)
-        kept = self.left_after()
+        kept = left_after()
         wrong = judge(hits, kept_from, kept, self.next_one())
         words = f"it has not started: {kept_from}" if kept_from else "it has started"
         print(f"      {hits} of {one.times} hits; {words}", flush=True)

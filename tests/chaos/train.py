@@ -22,7 +22,6 @@ a small file system. Logs are in .lab/NAME-logs/. Exits 1 when a run was not as 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -38,7 +37,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from arguments import listed, new_parser
-from lab_hosts import ROOT, ansible
+from lab_hosts import ROOT, ansible, lab_playbook
 from train_experiments import HANG_TIMEOUT, KILLS, SLOW, Experiment, draw, expected, judge
 from train_programs import FULL, SCENARIO, SMALL, Outcome
 from train_runs import INTERVAL, STEPS, Found, TrainLab, all_samples, causes
@@ -113,10 +112,8 @@ class Session:
         self._playbook("down")
 
     def _playbook(self, name: str) -> None:
-        os.environ["LAB"] = str(SCENARIO / "lab.yml")
         settings = {"lab_name": self.lab.name, "train_network": self.options.network}
-        done = ansible("ansible-playbook", "-i", "localhost,", f"lab/{name}.yml", "-e", json.dumps(settings))
-        assert done.code == 0, f"lab/{name}.yml ended with {done.code}:\n{done.output[-3000:]}"
+        lab_playbook(name, SCENARIO / "lab.yml", settings)
 
     # Runs
 

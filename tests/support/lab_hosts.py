@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
+#: Seconds for a node to be used again by itself: Slurm waits for its steps (UnkillableStepTimeout), then its health program
+#: looks.
+RECOVERY = 180.0 + 300.0 + 120.0
 #: What changes on a host by itself while it runs, or by a login.
 RESTLESS = (
     "/root/.ansible/",
@@ -82,6 +85,13 @@ def ansible(program: str, *arguments: str, cwd: Path = ROOT, prefix: Sequence[st
         env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
     )
     return Run(done.returncode, done.stdout, time.monotonic() - started)
+
+
+def lab_playbook(name: str, description: Path, settings: Mapping[str, Any]) -> None:
+    """Run lab/up.yml or lab/down.yml for the hosts of a description, with these settings. Raises AssertionError."""
+    os.environ["LAB"] = str(description)
+    done = ansible("ansible-playbook", "-i", "localhost,", f"lab/{name}.yml", "-e", json.dumps(settings))
+    assert done.code == 0, f"lab/{name}.yml ended with {done.code}:\n{done.output[-3000:]}"
 
 
 def chaos(part: str, *options: str) -> None:
@@ -186,6 +196,11 @@ class Lab:
         while not holds():
             assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
             time.sleep(spacing)
+
+    def await_idle(self, manager: str) -> None:
+        """Wait until all nodes can be used."""
+        states = ("sinfo", "--noheader", "--format=%T")
+        self.wait("all nodes are idle", lambda: self.run(manager, *states).split() == ["idle"], RECOVERY)
 
     def mark(self, hosts: Sequence[str]) -> None:
         """Begin to watch for changes; see `changes`."""

@@ -114,10 +114,17 @@ def left(host: str) -> list[str]:
     return LAB.run(host, "bash", "-c", _LEFT).split("\n")[:-1]
 
 
-def await_nothing(hosts: Sequence[str] = tuple(HOSTS)) -> None:
-    """Wait until no session has left anything."""
+def left_after() -> dict[str, list[str]]:
+    """What there is of sessions on each host when the time is up, or nothing as soon as that is so."""
     end = time.monotonic() + GONE
-    for host in hosts:
-        while found := left(host):
-            assert time.monotonic() < end, f"not within {GONE:.0f} s: nothing is left on {host}: {found}"
-            time.sleep(1.0)
+    while True:
+        found = {host: left(host) for host in HOSTS}
+        if not any(found.values()) or time.monotonic() > end:
+            return found
+        time.sleep(1.0)
+
+
+def await_nothing() -> None:
+    """Wait until no session has left anything."""
+    kept = {host: found for host, found in left_after().items() if found}
+    assert not kept, f"after {GONE:.0f} s, this is left: {kept}"

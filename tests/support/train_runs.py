@@ -23,8 +23,6 @@ STEPS, INTERVAL = 120, 10
 ENDED = ("finished", "failed", "cancelled")
 #: Seconds that a busy machine may take.
 PATIENCE = 240.0
-#: For a node to be used again by itself: Slurm waits for its steps (UnkillableStepTimeout), then its health program looks.
-RECOVERY = 180.0 + 300.0 + 120.0
 
 #: With control groups of either version: the name of the group, microseconds of each 100 ms, and the processes.
 LIMIT = """
@@ -159,8 +157,7 @@ class TrainLab(Lab):
 
     def idle(self) -> None:
         """Wait until all nodes can be used."""
-        states = ("sinfo", "--noheader", "--format=%T")
-        self.wait("all nodes are idle", lambda: self.run(MANAGER, *states).split() == ["idle"], RECOVERY)
+        self.await_idle(MANAGER)
 
     # Hosts that die
 

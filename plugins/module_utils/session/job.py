@@ -149,11 +149,13 @@ def clean_environment(place: object) -> Dict[str, str]:
     return {**without_job(), PLACE: str(place)}
 
 
-def parse_queue(text: str) -> List[Session]:
-    """From ``squeue --format=%A|%u|%T|%N|%B|%r|%k``: the sessions with their nodes."""
+def parse_queue(text: str, mark: str = "") -> List[Session]:
+    """From ``squeue --format=%A|%u|%T|%N|%B|%r|%k``: the sessions with their nodes. ``mark``: before each job's fields."""
     sessions = []
     for line in text.split("\n"):
-        fields = line.strip().split("|", 6)
+        if not line.startswith(mark):
+            continue
+        fields = line[len(mark) :].strip().split("|", 6)
         if len(fields) != 7 or not fields[0].isdecimal() or not fields[6].startswith(f"{MARK} "):
             continue
         number, user, state, nodes, first, reason, comment = fields
@@ -182,8 +184,7 @@ def _asked(run: Runner, arguments: Sequence[str]) -> List[Session]:
     comment, and so what looks like the jobs of others.
     """
     mark = f"{secrets.token_hex(8)}|"
-    lines = run(["squeue", "--noheader", f"--format={mark}{_FIELDS}", *arguments]).stdout.split("\n")
-    return parse_queue("\n".join(line[len(mark) :] for line in lines if line.startswith(mark)))
+    return parse_queue(run(["squeue", "--noheader", f"--format={mark}{_FIELDS}", *arguments]).stdout, mark)
 
 
 def follow(run: Runner, number: int) -> Optional[Session]:

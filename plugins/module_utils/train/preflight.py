@@ -20,7 +20,7 @@ _MOUNTS = "/proc/self/mountinfo"
 #: File systems that other nodes see as well.
 _SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "9p", "virtiofs", "wekafs")
 #: User-space file systems usually are, such as MooseFS, which providers mount into containers, and sshfs.
-_USERSPACE, _USERSPACE_PREFIX = "fuse", "fuse."
+_USERSPACE = "fuse"
 _LOCAL_USERSPACE = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.bindfs")
 #: Nodes that are queried at the same time, and the timeout in seconds for each.
 _AT_ONCE = 32
@@ -38,8 +38,8 @@ def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
         return True
     mount = holding(parse_mountinfo(mounts), path)
     kind = mount.filesystem if mount else ""
-    userspace = kind == _USERSPACE or kind.startswith(_USERSPACE_PREFIX)
-    return kind in _SHARED or (userspace and kind not in _LOCAL_USERSPACE)
+    # With the name of the program behind a full stop, where that is known.
+    return kind in _SHARED or (kind.partition(".")[0] == _USERSPACE and kind not in _LOCAL_USERSPACE)
 
 
 def refuse_local(path: str, volumes: Sequence[str], option: str = "--run-dir") -> None:
