@@ -33,9 +33,11 @@ def _lab() -> TrainLab:
     return lab
 
 
-def train(lab: TrainLab, name: str, *before: str) -> dict[str, Any]:
-    """A run with a profile; what gpumesh-trace makes of it."""
-    options = ("--name", name, "--nodes", "3", "--profile", f"torch:{RECORDED}", "--hang-timeout", "120", "--detach")
+def train(lab: TrainLab, name: str, *before: str, node: str = "") -> dict[str, Any]:
+    """A run with a profile, on ``node`` and two others; what gpumesh-trace makes of it."""
+    options = ["--name", name, "--nodes", "3", "--profile", f"torch:{RECORDED}", "--hang-timeout", "120", "--detach"]
+    if node:
+        options += ["--sbatch", f"--nodelist={node}"]
     program = ("python3", *before, "/mnt/shared/toy.py", "--steps", str(STEPS))
     lab.train(*options, "--", *VARIABLES, *program)
     assert lab.finish(name)["state"] == "finished"
@@ -72,7 +74,7 @@ def test_a_slow_link_is_named(lab: TrainLab) -> None:
     lab.idle()
     lab.limit_network("t2", f"{RATE}mbit")
     try:
-        found = train(lab, "limited")
+        found = train(lab, "limited", node="t2")
     finally:
         lab.limit_network("t2", "")
     rank = lab.state("limited")["attempts"][0]["nodes"].index("t2")
