@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import stat
 import time
 from typing import Iterator, List, NamedTuple, Optional
@@ -33,6 +34,9 @@ DEFAULT_WAIT = 30.0
 #: Far larger than a record of thousands of members; a larger file cannot be a record and is not read.
 _LARGEST = 64 * 1024 * 1024
 _SUFFIX = ".json"
+#: As many characters contain the values at the top level of a record that precede its first list or object.
+BEGINNING = 512
+_GENERATION = re.compile(r'\{(?:\s*"\w+": (?:\d+|"[^"]*"),)*?\s*"generation": (\d+),')
 _GOOD = ".good"
 
 
@@ -62,6 +66,12 @@ class Damage(NamedTuple):
 def to_text(record: Record) -> str:
     """The one spelling of a record on disk and in diffs: equal records are equal texts."""
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+def generation_in(beginning: str) -> Optional[int]:
+    """The generation of a record, from the first ``BEGINNING`` characters of its file; None if they do not contain it."""
+    found = _GENERATION.match(beginning)
+    return int(found.group(1)) if found else None
 
 
 class Store:

@@ -25,7 +25,7 @@ class ExaminedModule(RunModule):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """In the worker of each host, so that as many are examined at once as Ansible has forks."""
         try:
-            result: dict[str, Any] = super().run(tmp, task_vars)
+            result = self.outcome(tmp, task_vars)
         except AnsibleConnectionFailure as failure:
             if not self._by_ssh():
                 raise
@@ -38,6 +38,11 @@ class ExaminedModule(RunModule):
             return {"failed": True, "changed": False, **_worded(missing, str(failure))}
         if result.get("_ansible_parsed") is False:
             result = self._explained(result, task_vars or {})
+        return result
+
+    def outcome(self, tmp: str | None, task_vars: dict[str, Any] | None) -> dict[str, Any]:
+        """The result of the task. Raises what Ansible raises if the host does not answer."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
         return result
 
     def _by_ssh(self) -> bool:
