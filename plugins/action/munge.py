@@ -15,8 +15,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, STATE, HostAction
 
 _MODULE = "gpumesh.cluster.munge"
-#: The group of members that cannot connect to the others and do not use munge.
-_LEFT_OUT = "gpumesh_only_dialled"
 
 
 class ActionModule(HostAction):
@@ -53,6 +51,8 @@ class ActionModule(HostAction):
 
     def _member(self, record: model.Record, path: str | None, most: int, manager: Mapping[str, Any]) -> dict[str, Any]:
         """The key of the manager on a member."""
+        if "fingerprint" not in manager:
+            raise HostStateError(f"{record['manager']}: {manager.get('msg') or 'the munge key cannot be read'}")
         if not (manager.get("credential") or self.check_mode):
             raise HostStateError(
                 f"The manager {record['manager']} has not signed a credential: "
@@ -99,7 +99,9 @@ class ActionModule(HostAction):
 
     def _refuse_absent(self, record: model.Record) -> None:
         """Refuse to rotate the key unless all members are in the play. Raises InputError."""
-        members = {member["machine"] for member in record["members"]} - set(self.variables["groups"].get(_LEFT_OUT, []))
+        members = {member["machine"] for member in record["members"]} - set(
+            self.variables.get("cluster_userspace_only", [])
+        )
         absent = sorted(members - set(self.variables["ansible_play_batch"]))
         if absent:
             raise InputError(

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm_run import run_slurm
 
@@ -43,7 +45,26 @@ class ActionModule(HostAction):
         else:
             parameters = slurm.served(record, options, given["restart"])
         result = run_slurm(self, {"state": state, **parameters})
+        if state == "served" and result.get("withdrawn"):
+            self._withdraw(result["withdrawn"])
+            result["changed"] = True
         if state == "present" and not sessions and result.get("sessions"):
             removed = self.module("gpumesh.cluster.session", {"state": "absent"})
             result["changed"] = result["changed"] or removed["changed"]
         return result
+
+    def _withdraw(self, files: Sequence[str]) -> None:
+        """Stop the services that are no longer wanted, and remove their files.
+
+        The file that identifies a service is removed last, so that an interrupted run continues here.
+        """
+        if slurm.TOKEN_KEY in files:
+            self._stop("slurmrestd", slurm.TOKEN_KEY)
+        if slurm.DBD_FILE in files:
+            # The database keeps the history of the jobs, in case accounting is enabled again.
+            self._stop("slurmdbd", slurm.DBD_FILE, lambda: Accounting(self).stop())
+
+    def _stop(self, daemon: str, file: str, then: Callable[[], None] = lambda: None) -> None:
+        self.module("gpumesh.cluster.daemon", {"name": daemon, "state": "absent", **self.supervisor()})
+        then()
+        self.module("ansible.builtin.file", {"path": file, "state": "absent"})

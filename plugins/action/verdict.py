@@ -86,14 +86,13 @@ class ActionModule(ControllerAction):
     def _evidence(self, record: Record, names: Mapping[str, Any]) -> dict[str, Any]:
         """The evidence in the form that ``judge`` takes."""
         asked, answered = self.variables["ansible_play_hosts_all"], self.variables["ansible_play_hosts"]
-        groups = self.variables.get("groups", {})
         machines = {member["machine"] for member in record["members"]}
         collectives = self.variables.get(names["collectives"] or "") or {}
         return {
             "asked": asked,
             "answered": answered,
-            # Members that cannot connect to the others, as grouped by the role cluster.
-            "userspace_only": [machine for machine in groups.get("gpumesh_only_dialled", []) if machine in machines],
+            # Members that cannot connect to the others, as listed by the role cluster.
+            "userspace_only": [one for one in self.variables.get("cluster_userspace_only", []) if one in machines],
             "reachability": self.variables.get(names["reachability"] or "") or {},
             "health": self.registered(names["health"], answered) if names["health"] in self.variables else None,
             "volumes": self._volumes(record, names["volumes"] or {}),

@@ -71,9 +71,9 @@ class ReachabilityAction(HostAction):
     def asked(self, members: list[Target]) -> list[str]:
         """The members that are in this run, also those that have dropped out of it.
 
-        Members that cannot dial the others, as the role cluster has grouped them, are left out of it.
+        Members that cannot dial the others, as the role cluster has listed them, are left out of it.
         """
-        userspace_only = self.variables.get("groups", {}).get("gpumesh_only_dialled", [])
+        userspace_only = self.variables.get("cluster_userspace_only", [])
         machines = {member.machine for member in members} - set(userspace_only)
         return [machine for machine in self.variables["ansible_play_hosts_all"] if machine in machines]
 

@@ -49,7 +49,7 @@ def test_a_listener_waits_for_the_others_in_the_play() -> None:
     assert (arguments["machine"], arguments["address"], arguments["interface"]) == ("n1", "10.0.0.1", "eth0")
     assert arguments["visitors"] == ["n2", "n3"]
     assert "members" not in arguments
-    userspace_only = {"groups": {"gpumesh_only_dialled": ["n2"]}}
+    userspace_only = {"cluster_userspace_only": ["n2"]}
     assert sent(listen(variables(**userspace_only)))["visitors"] == ["n3"]
     assert sent(listen(variables(2)))["visitors"] == ["n2"]
 

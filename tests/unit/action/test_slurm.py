@@ -11,6 +11,7 @@ from action_runs import Played, play
 
 from ansible_collections.gpumesh.cluster.plugins.action.slurm import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm import DBD_FILE, TOKEN_KEY
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0", "gpus": 8} for n in (1, 2)]
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
@@ -23,7 +24,10 @@ MESHED = {
         for number, member in enumerate(RECORD["members"], 1)
     ],
 }
-DONE = {"changed": False, "missing": []}
+DONE = {"changed": False, "missing": [], "withdrawn": []}
+
+
+STOPPING = ("gpumesh.cluster.daemon", "ansible.builtin.file")
 
 
 def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = False, **variables: Any) -> Played:
@@ -97,6 +101,23 @@ def test_the_manager_runs_what_is_chosen() -> None:
     served = sent({"state": "served"}, inventory_hostname="n1")
     assert (served["token_key"], len(served["withdrawn"]), served["files"][0]["mode"]) == ("", 1, "0600")
     assert "StorageType=accounting_storage/mysql" in served["files"][0]["content"]
+
+
+def test_services_that_are_no_longer_wanted_end() -> None:
+    """The file by which an interrupted run knows them goes last."""
+    stored = {"changed": False, "missing": [], "socket": "/run/mysqld/mysqld.sock", "database": False}
+    results = {
+        "gpumesh.cluster.slurm": [{**DONE, "withdrawn": [TOKEN_KEY, DBD_FILE]}, stored],
+        "gpumesh.cluster.daemon": [{"changed": True}] * 3,
+        "community.mysql.mysql_info": [{"databases": {"mysql": {}, "slurm_acct_db": {}}}],
+        "ansible.builtin.file": [{"changed": True}] * 2,
+    }
+    here = {"inventory_hostname": "n1", "ansible_play_batch": ["n1", "n2"], "slurm_accounting": False}
+    played = play(ActionModule, {"record": RECORD, "state": "served"}, results, here)
+    steps = [given.get("path") or given.get("name") for module, given in played.ran if module in STOPPING]
+    assert steps == ["slurmrestd", TOKEN_KEY, "slurmdbd", "mariadb", DBD_FILE]
+    assert all(given["state"] == "absent" for module, given in played.ran if module in STOPPING)
+    assert played.result["changed"]
 
 
 def test_a_controller_that_cannot_take_its_settings_over_is_restarted() -> None:

@@ -107,8 +107,8 @@ def test_what_was_not_asked_is_skipped(tmp_path: Path) -> None:
 
 
 def test_members_that_cannot_dial_the_others_are_skipped(tmp_path: Path) -> None:
-    groups = {"gpumesh_only_dialled": ["n2", "elsewhere"]}
-    result = judged(tmp_path, {"n1": {"seen": HEALTHY}}, present=("n1",), groups=groups)
+    listed = ["n2", "elsewhere"]
+    result = judged(tmp_path, {"n1": {"seen": HEALTHY}}, present=("n1",), cluster_userspace_only=listed)
     assert statuses(result, "health.disk") == {"n1": "pass"}
     assert statuses(result, "health.node") == {"n2": "skipped"}
     assert (tmp_path / "lab" / "verdict.json").exists()

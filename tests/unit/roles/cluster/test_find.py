@@ -62,7 +62,7 @@ def asked(
     later = [
         name
         for task in run.output.split("TASK [")
-        if task.startswith(("gpumesh.cluster.cluster : Query these", "gpumesh.cluster.cluster : Query the remaining"))
+        if task.startswith("gpumesh.cluster.cluster : Query other hosts")
         for name in re.findall(r"item=(n\d)", task)
     ]
     return found[0].strip(), re.findall(r"sent (n\d \w[\w ]*)\.", run.output), later
@@ -99,5 +99,5 @@ def test_a_copy_that_a_run_did_not_get_to_is_updated_when_the_record_is_loaded(t
 
 def test_a_check_leaves_old_copies_as_they_are(tmp_path: Path) -> None:
     """As the role check loads the record."""
-    asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW]}, "load", __cluster_read_only=True)
+    asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW]}, "load", __cluster_purpose="read")
     assert [Store(str(tmp_path / name), "lab").read() for name in ("n1", "n2", "n3")] == [NEW, OLD, NEW]
