@@ -49,6 +49,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
     render_conf,
     render_peers,
     split_endpoint,
+    written_mtu,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
@@ -278,7 +279,7 @@ def _configure(
     resolved = resolve({peer.endpoint for peer in desired.peers if peer.endpoint})
     warnings = [f"{name} does not resolve now; its peer is not contacted." for name in resolved if not resolved[name]]
     if probe_mtu:
-        desired = _measured(host, desired, written, resolved)
+        desired = _measured(host, desired, written, resolved, written_mtu(old_conf))
     steps = Plan()
     if runtime is None:
         _refuse_taken_port(host, desired)
@@ -312,9 +313,13 @@ def _configure(
 
 
 def _measured(
-    host: Host, desired: Desired, written: Mapping[str, Written], resolved: Mapping[str, Tuple[str, ...]]
+    host: Host,
+    desired: Desired,
+    written: Mapping[str, Written],
+    resolved: Mapping[str, Tuple[str, ...]],
+    former: Optional[int],
 ) -> Desired:
-    """``desired`` with the MTU lowered to what the paths carry.
+    """``desired`` with the MTU lowered to what the paths carry. ``former``: the one that was written before.
 
     What was measured before is only confirmed, and measured again where it is not so any more. An endpoint that does
     not answer at all, being down or silent by choice, keeps what is known of it, and is asked again by the next run.
@@ -328,6 +333,9 @@ def _measured(
         found = path_mtus(known, desired.mtu, host.probe)
         paths.update({endpoint: found[address] or known[address] for endpoint, address in address_of.items()})
     limits = [tunnel_mtu(paths[endpoint], address) for endpoint, address in address_of.items() if paths.get(endpoint)]
+    if former and any(paths.get(endpoint) for endpoint in resolved if endpoint not in address_of):
+        # A name server that is silent for a moment makes no path wider.
+        limits.append(former)
     return desired._replace(
         mtu=min([desired.mtu, *limits]),
         peers=tuple(

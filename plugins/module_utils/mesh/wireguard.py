@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 import socket
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -505,6 +506,12 @@ def parse_conf(conf: str) -> Dict[str, Written]:
         elif name == "endpoint":
             endpoint = value.strip()
     return peers
+
+
+def written_mtu(conf: str) -> Optional[int]:
+    """The MTU in a managed configuration; None where there is none."""
+    found = re.search(r"(?m)^MTU = ([0-9]{1,5})$", conf)
+    return int(found.group(1)) if found else None
 
 
 def redact(conf: str) -> str:

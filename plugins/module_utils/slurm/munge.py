@@ -21,6 +21,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write
 #: Bytes; munge(7) takes 32 to 1024, and its own tool makes 128.
 _SHORTEST, _LONGEST, _MADE = 32, 1024, 128
 
+#: How unmunge(1) exits, without a word, for a credential that was signed with munged's own key.
+_REPLAYED = 17
+_SILENT = {15: "it has expired", 16: "it is from a time to come"}
+
 
 class Account(NamedTuple):
     """The owner of the key file."""
@@ -124,9 +128,14 @@ def sign(run: Runner) -> Tuple[str, str]:
 
 
 def verify(run: Runner, credential: str) -> Tuple[bool, str]:
-    """Whether munged accepts it, and why not."""
+    """Whether munged accepts it, and why not.
+
+    One that it has accepted before is as good: a module whose connection breaks off may be run again by Ansible.
+    """
     if not credential:
         return False, "the manager has signed nothing"
     # It has a payload of no bytes, which goes nowhere, as does who has signed it.
     done = run(["unmunge", "--metadata=/dev/null", "--output=/dev/null"], stdin=credential, check=False)
-    return done.rc == 0, done.stderr.strip()
+    if done.rc in (0, _REPLAYED):
+        return True, ""
+    return False, done.stderr.strip() or _SILENT.get(done.rc, f"unmunge exited {done.rc}")

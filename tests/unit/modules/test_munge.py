@@ -55,7 +55,7 @@ def _programs(tmp_path: Path) -> Path:
         "systemctl": "echo LoadState=loaded; echo ActiveState=active; echo UnitFileState=enabled",
         "munge": "echo MUNGE:signed:",
         "unmunge": 'echo asked >> "${0%/*}/../asked"; read -r given; '
-        '[ "$given" = MUNGE:signed: ] || { echo "unmunge: Invalid credential" >&2; exit 17; }',
+        '[ "$given" = MUNGE:signed: ] || { echo "unmunge: Invalid credential" >&2; exit 14; }',
     }
     for name, script in scripts.items():
         path = folder / name
@@ -92,6 +92,18 @@ def test_what_the_manager_signs_a_member_verifies(given: dict[str, Any], program
     assert (would["changed"], would["restarted"]) == (True, True)
     refuses = run("munge", programs, **member, verify="MUNGE:other:")
     assert "munge rejects the credential of the manager n1: unmunge: Invalid credential" in refuses["msg"]
+
+
+def test_a_credential_that_munged_has_accepted_before_restarts_nothing(given: dict[str, Any], programs: Path) -> None:
+    """Ansible runs a module again whose connection has broken off (the option retries of its SSH connection)."""
+    run("munge", programs, **given, content=KEY, start=False)
+    Path(given["socket"]).touch()
+    arguments = {**given, "content": KEY, "manager_name": "n1", "verify": "MUNGE:signed:"}
+    run("munge", programs, **arguments)
+    # As unmunge of munge 0.5.15 answers: not a word.
+    (programs / "unmunge").write_text("#!/bin/sh\nexit 17\n", encoding="utf-8")
+    again = run("munge", programs, **arguments)
+    assert (again.get("msg"), again["changed"], again["restarted"]) == (None, False, False)
 
 
 def test_a_clock_that_is_apart_is_refused_before_anything_changes(given: dict[str, Any], programs: Path) -> None:

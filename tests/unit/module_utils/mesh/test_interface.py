@@ -263,6 +263,32 @@ def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:
     assert run(wanted(2)).mtu == 1420
 
 
+def test_an_endpoint_whose_name_does_not_resolve_for_a_moment_keeps_the_mtu(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy host, where the name server answers too late."""
+    named = wanted(2, 3)
+    named = named._replace(peers=(named.peers[0], named.peers[1]._replace(endpoint="n3.example:51820")))
+    known = {"203.0.113.2:51820": ("203.0.113.2:51820",), "n3.example:51820": ("203.0.113.3:51820",)}
+    monkeypatch.setattr(mesh_interface, "resolve", lambda endpoints: {one: known[one] for one in endpoints})
+    carries = {"203.0.113.2": 1500, "203.0.113.3": 1400}
+
+    def run() -> Result:
+        probe = lab.host(probe=lambda sizes: {address: size <= carries[address] for address, size in sizes.items()})
+        return present(probe, "gpumesh0", named, probe_mtu=True)
+
+    narrow = run()
+    assert narrow.mtu < 1400
+    known["n3.example:51820"] = ()
+    silent_server = run()
+    assert (silent_server.mtu, silent_server.changed) == (narrow.mtu, False)
+    assert silent_server.warnings
+    known["n3.example:51820"] = ("203.0.113.3:51820",)
+    assert not run().changed
+    carries["203.0.113.3"] = 1500
+    assert run().mtu == 1420
+
+
 def test_an_endpoint_that_was_silent_at_first_is_measured_by_the_next_run(lab: Lab) -> None:
     def run(probe: Any) -> Result:
         return present(lab.host(probe=probe), "gpumesh0", wanted(2), probe_mtu=True)

@@ -85,11 +85,14 @@ def test_credentials_are_signed_and_verified_by_munged_and_never_in_an_argument(
     assert munge.sign(answer(0, "MUNGE:abc:\n", "")) == ("MUNGE:abc:", "")
     assert munge.sign(answer(6, "", "munge: Error: Socket communication error\n"))[0] == ""
     assert munge.verify(answer(0, "", ""), "MUNGE:abc:") == (True, "")
-    assert munge.verify(answer(17, "", "unmunge: Error: Invalid credential\n"), "MUNGE:abc:") == (
+    assert munge.verify(answer(14, "", "unmunge: Error: Invalid credential\n"), "MUNGE:abc:") == (
         False,
         "unmunge: Error: Invalid credential",
     )
     assert not any("MUNGE" in word for argv, _stdin in calls for word in argv)
     assert [stdin for argv, stdin in calls if argv[0] == "unmunge"] == ["MUNGE:abc:"] * 2
+    # One that was accepted before; one whose time is over, of which unmunge says nothing.
+    assert munge.verify(answer(17, "", ""), "MUNGE:abc:") == (True, "")
+    assert munge.verify(answer(15, "", ""), "MUNGE:abc:") == (False, "it has expired")
     # Nothing was signed, so there is nothing to ask about.
     assert munge.verify(answer(0, "", ""), "") == (False, "the manager has signed nothing")
