@@ -91,11 +91,6 @@ def test_a_key_of_yours_is_read_on_the_controller(tmp_path: Path) -> None:
     assert "munge_key_file: " in refused.result["msg"] and refused.ran == []
 
 
-def test_why_the_manager_has_no_key_is_said() -> None:
-    refused = run({"manager": {"failed": True, "msg": "The key is too short."}})
-    assert refused.result["msg"].startswith("n1: The key is too short.") and refused.ran == []
-
-
 def test_a_new_key_wants_all_members_that_have_munge() -> None:
     refused = run({"rotate_key": True}, ansible_play_batch=["n1"])
     assert "n2 not in this play" in refused.result["msg"] and refused.ran == []
