@@ -183,7 +183,7 @@ class Agent:
         self._listened_to = True
         self._ranks: List[Rank] = []
         self._staging: Optional[stage.Staging] = None
-        self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
+        self._local = ""
         self._deadline: Optional[float] = None
         self._beat_at = 0.0
         self._listener: Optional[load.Listener] = None
@@ -199,6 +199,7 @@ class Agent:
     def start(self) -> None:
         """Start the ranks, or the copy of the data that they need first. Raises OSError, GpumeshError."""
         task = self._task
+        self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
         processes.kill_marked("GPUMESH_RUN_DIR", task.folder)
         for name, source in profiles.modules().items():
             Path(self._local, name).write_text(source, encoding="utf-8")
@@ -274,7 +275,8 @@ class Agent:
 
     def _obey(self, word: str) -> None:
         if word == "warn":
-            Path(self._local, "stop").touch()
+            if self._local:
+                Path(self._local, "stop").touch()
             for rank in self._living():
                 rank.warn()
         elif word == "start" and self._staging and self._staging.path and not self._ranks:

@@ -112,6 +112,9 @@ class Supervisor:
             # Slurm starts a job again whose node failed just after the end of the run.
             return self._leave(decide.Decision("finish"))
         self._begin()
+        short = "" if self._post.inherited else self._too_short()
+        if short:
+            return self._leave(decide.Decision("fail", short))
         # What has ended the job before does not count against this one, unless it is the same job.
         follows: Optional[decide.Decision] = None
         if self._post.inherited:
@@ -123,6 +126,18 @@ class Supervisor:
                 return self._leave(follows)
             self._attempt(follows.nodes)
             follows = decide.verdict(self._request, self._counted())
+
+    def _too_short(self) -> str:
+        """Why this job could do nothing but submit the next one; empty if it can. A partition or QOS may limit its time."""
+        left, least = None, self._request.grace + _RESERVE
+        with contextlib.suppress(CommandError):
+            left = scheduler.time_left(self._runner, self._post.job)
+        if left is None or left > least:
+            return ""
+        return (
+            f"job {self._post.job} has {left:g} s, of which {least:g} s are kept for a checkpoint. Give a smaller --grace, or "
+            f"a partition or QOS with a longer time limit (sinfo --format='%P %l')"
+        )
 
     def _counted(self) -> List[Attempt]:
         return [attempt for attempt in self._run.attempts if attempt.number >= self._run.counted]

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import Rank, Task, inherits
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import Agent, Rank, Task, inherits
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -38,6 +41,19 @@ def _task(tmp_path: Path) -> Task:
     folder.attempt(1).mkdir()
     folder.write(Run("nano", "running", attempts=(Attempt(1, 41, ("n1", "n2"), 2, "n1", 0.0),)))
     return Task("nano", str(folder.path), "", 1, ["n1", "n2"], 1, ["true"], "/", 25000)
+
+
+def test_a_node_whose_temporary_directory_is_full_can_say_so(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_options: str) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    output = io.StringIO()
+    agent = Agent(task, "n1", output)
+    with pytest.raises(OSError, match="No space left"):
+        agent.start()
+    agent.close()
+    assert '"gone"' in output.getvalue()
 
 
 def test_a_node_that_is_cut_off_does_not_go_on_with_the_run(task: Task) -> None:

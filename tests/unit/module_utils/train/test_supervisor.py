@@ -25,10 +25,11 @@ AWAY = Completed(1, "", "error: Unable to contact slurm controller (connect fail
 
 
 class Slurm:
-    """Slurm, whose controller is away for so many questions."""
+    """Slurm, whose controller is away for so many questions. ``squeue``: what that prints."""
 
-    def __init__(self, away: int) -> None:
+    def __init__(self, away: int, squeue: str = "") -> None:
         self.away = away
+        self.squeue = squeue
         self.asked: list[str] = []
 
     def __call__(self, argv: list[str], **options: object) -> Completed:
@@ -39,7 +40,7 @@ class Slurm:
                 raise supervisor.CommandError(argv, "exited 1", rc=1, stderr=AWAY.stderr)
             return AWAY
         self.asked.append(program)
-        return Completed(0, {"sbatch": "42\n", "sinfo": "n1|idle\n"}.get(program, ""), "")
+        return Completed(0, {"sbatch": "42\n", "sinfo": "n1|idle\n", "squeue": self.squeue}.get(program, ""), "")
 
 
 @pytest.fixture(name="folder")
@@ -75,6 +76,20 @@ def test_a_job_that_slurm_starts_again_after_the_end_of_the_run_makes_no_attempt
     assert supervisor.Supervisor(folder, post, slurm).supervise() == 0
     assert slurm.asked == []
     assert (folder.read().state, len(folder.read().attempts)) == ("finished", 1)
+
+
+@pytest.mark.parametrize(("limit", "state"), [("1:30", "failed"), ("UNLIMITED", "finished"), ("1:31", "finished")])
+def test_a_job_with_time_for_a_checkpoint_alone_submits_no_other(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, limit: str, state: str
+) -> None:
+    """Otherwise the jobs of the run would submit each other for ever. --grace is 60 s."""
+    slurm = Slurm(0, squeue=limit)
+    monkeypatch.setattr(supervisor.Supervisor, "_placement", lambda _self: supervisor.decide.Decision("finish"))
+    folder.write(Run("nano", "queued", "token", 41))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), slurm)
+    assert made.supervise() == (1 if state == "failed" else 0)
+    assert (folder.read().state, slurm.asked) == (state, ["squeue"])
+    assert ("90 s are kept for a checkpoint" in folder.read().detail) == (state == "failed")
 
 
 def test_another_job_is_submitted_once_the_controller_is_back(folder: Folder) -> None:
