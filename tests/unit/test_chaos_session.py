@@ -115,8 +115,8 @@ def test_why_a_session_has_not_started() -> None:
 @pytest.mark.parametrize(
     ("hits", "kept_from", "left", "after", "wrong", "word"),
     [
-        (1, "", NONE, "", "", "well"),
-        (1, "the session has failed", NONE, "", "", "well"),
+        (1, "", NONE, "", "", "passed"),
+        (1, "the session has failed", NONE, "", "", "passed"),
         (0, "", NONE, "", "", "missed"),
         (0, "the session has failed", NONE, "", "nothing was hit, and the session has not started", "failed"),
         (1, "", {**NONE, "s2": ["gms7.0", "/run/x"]}, "", "left on s2: gms7.0, /run/x", "failed"),
