@@ -22,8 +22,9 @@ _LATEST = 1 << 62
 
 
 class Described(NamedTuple):
-    """``trace``: the name of the file; ``first``: the first step that is recorded. ``clocks``: when, in nanoseconds since 1970,
-    the clock of rank 0 was how far ahead, and how wrong that may be.
+    """``trace``: the name of the file; ``first``: the first recorded step.
+
+    ``clocks``: at which time, in nanoseconds since 1970, by how much the clock of rank 0 was ahead, and the error.
     """
 
     trace: str

@@ -23,7 +23,7 @@ _MOST_LETTERS = 26
 
 
 def _rows(run: Analysis) -> Tuple[int, float]:
-    """The height of a rank, and the place of its name."""
+    """The height of a rank, and the position of its name."""
     row = _THIN if len(run.shares) > _MANY else _ROW
     names = max(len(_short(share)) for share in run.shares)
     return row, names * _LETTER + 14
