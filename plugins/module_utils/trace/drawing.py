@@ -74,7 +74,7 @@ def _frame(run: Analysis, longest: float, width: int, label: str, rows: Iterator
 
 
 def bars(run: Analysis, longest: float, width: int = WIDTH) -> str:
-    """The mean step of each rank. ``longest``: the microseconds that are as wide as the picture."""
+    """The mean step of each rank. ``longest``: the microseconds that correspond to the width of the drawing."""
     row, left = _rows(run)
     scale = (width - left - 10) / longest
 

@@ -34,7 +34,7 @@ _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """The exit status: 0, or 2 if the request is refused."""
+    """Returns the exit status: 0, or 2 if the request is refused."""
     return exit_status(_NAME, lambda: _main(values, list(arguments)))
 
 
@@ -120,7 +120,10 @@ def _unwritable(path: str, failure: OSError) -> HostStateError:
 
 
 def record(library: str, environment: Mapping[str, str], command: Sequence[str]) -> int:
-    """Become the command of a rank, with a profile if GPUMESH_PROFILE asks for one. Raises GpumeshError."""
+    """Run the command of a rank in this process, with a profile if GPUMESH_PROFILE requests one.
+
+    Raises GpumeshError.
+    """
     if not command:
         raise InputError("There is no command to run.", "Give it after 'record', for example: python3 train.py")
     argv, variables = recorded(library, environment, command)

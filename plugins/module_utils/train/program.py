@@ -70,7 +70,7 @@ class Settings:
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """The exit status: 0 if the run has finished or continues, 1 if it has failed, 2 if the request is refused."""
+    """Returns the exit status: 0 if the run has finished or continues, 1 if it has failed, 2 if the request is refused."""
     return exit_status(_NAME, lambda: _main(Settings(values), list(arguments)))
 
 
@@ -204,7 +204,7 @@ def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> in
             try:
                 text = show.line(*_seen(host, runs.find(base, name), now))
             except (HostStateError, InputError) as failure:
-                # The others are shown all the same.
+                # The remaining runs are still shown.
                 text = f"{name}: {printable(failure.message)}"
             sys.stdout.write(f"{text}\n")
         return 0
@@ -255,7 +255,7 @@ class Screen:
         self._said = 0.0
 
     def show(self, text: str, state: str) -> None:
-        """``state``: what a new line is for."""
+        """Show a text. ``state``: a new line is started when it changes."""
         now = time.monotonic()
         if self._terminal:
             sys.stdout.write(f"\r\x1b[K{text}")
@@ -305,7 +305,7 @@ def _examine(settings: Settings, path: str) -> int:
     try:
         gpus = bool(Folder(path).request().gpus_per_node)
     except InputError as failure:
-        # Its other nodes have read it.
+        # The other nodes of the run have read it.
         sys.stdout.write(f"{failure.message}\n")
         return node_health.UNHEALTHY
     failing = node_health.examine([volume for volume in settings.volumes if os.path.ismount(volume)], gpus)
@@ -314,7 +314,7 @@ def _examine(settings: Settings, path: str) -> int:
 
 
 def _succeed(program: str, task: agents.Task) -> int:
-    """Become the supervisor, in the same job. Nobody reads what this process prints, or is there to write to it."""
+    """Become the supervisor, in the same job. Nothing reads the output of this process, or writes to its input."""
     log = os.open(f"{task.folder}/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((null, 0), (log, 1), (log, 2)):

@@ -39,15 +39,15 @@ _STATE = "run.json"
 
 
 class Folder:
-    """One run's."""
+    """The folder of one run."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
 
     def create(self, request: Request, fill: Callable[[], None] = lambda: None) -> None:
-        """Raises InputError if the name is in use: of two concurrent requests, one gets it.
+        """Create the folder. Raises InputError if the name is in use: of two concurrent requests, one gets it.
 
-        ``fill``: put in what the run needs. It is a run when that is done, and nothing is left of it where that fails.
+        ``fill``: writes what the run needs. Only then is it a run; if it fails, nothing remains.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class Folder:
             raise
 
     def refuse_foreign(self) -> None:
-        """Raises InputError where the directory belongs to another user than what is written there now would."""
+        """Raises InputError if the directory belongs to another user than the one that would write to it."""
         try:
             with tempfile.TemporaryFile(dir=self.path) as probe:
                 own = os.fstat(probe.fileno()).st_uid
