@@ -242,7 +242,7 @@ class Agent:
     def run(self, orders: int) -> bool:
         """Run until the supervisor has ended the attempt.
 
-        Returns False if it was lost. ``orders``: the descriptor of its orders.
+        Returns False if the supervisor was lost. ``orders``: the descriptor of its orders.
 
         An agent whose ranks have ended stays, since it may be the one that continues the run.
         """
