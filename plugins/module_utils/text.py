@@ -10,8 +10,9 @@ import re
 import unicodedata
 from typing import Any, Optional, Union
 
-#: Control characters, characters that change the direction of writing, surrogates, and line separators.
+#: No counter, size or process ID of a host has more digits; Python raises an error for thousands of them.
 _WHOLE = re.compile(r"[0-9]{1,18}")
+#: Control characters, characters that change the direction of writing, surrogates, and line separators.
 _STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 

@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The base of this collection's action plugins: they decide on the controller, and run modules on the task's host."""
+"""The base of this collection's action plugins: they decide on the controller, and run modules on the task's host.
+
+Converts our errors for Ansible's actions, as module.py does for modules and filtering.py for filters.
+"""
 
 from __future__ import annotations
 

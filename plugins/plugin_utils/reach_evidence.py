@@ -79,7 +79,10 @@ def _by_tcp_alone(found: PeerResult) -> PeerResult:
 
 
 def peers(listening: Mapping[str, Mapping[str, Any]], members: Any) -> list[dict[str, Any]]:
-    """The members in the form that the module expects: with the ports of each one's listener, if it has one."""
+    """The members in the form that the module expects: with the ports of each one's listener, if it has one.
+
+    ``listening`` are the results of the phase listen by machine. Raises InputError.
+    """
     return [
         {
             "machine": target.machine,

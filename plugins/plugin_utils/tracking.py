@@ -113,7 +113,10 @@ def refuse_server(server: str, record: model.Record) -> None:
 
 
 def asked(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The parameters with which the module cluster updates the record; None if it is up to date."""
+    """The parameters with which the module cluster updates the record; None if it is up to date.
+
+    ``given``: state, start, server, port, volume, certificate_file.
+    """
     was = record["tracking"]
     if given["state"] == "absent":
         return None if was is None else {"enabled": False}

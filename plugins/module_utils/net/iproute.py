@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the JSON of ``ip``. Pure; raises ParseError, which names the command, for anything unexpected."""
+"""Read the JSON of ``ip``. Pure; raises ParseError, which names the command, for anything unexpected.
+
+The fields are those of ipaddress.c, iplink*.c and iproute.c in iproute2 4.13 (the first with ``-j``) to 6.15.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ _FAILED_LINE = re.compile(r"Command failed -:([0-9]{1,9})\b")
 
 
 def parse(addresses: Sequence[str], stdout: str, stderr: str) -> Dict[str, Route]:
-    """The route to each address, from the output of COMMAND with one ``route get`` per address, in this order."""
+    """The route to each address, from the output of COMMAND with one ``route get`` per address, in this order.
+
+    Raises ParseError.
+    """
     errors = _errors(addresses, stderr)
     routes = {}
     for item in _objects(stdout):

@@ -213,7 +213,10 @@ def group(name: str) -> str:
 
 
 def refuse_conflicts(held: Sequence[Record], machine: str, before: Optional[Record], wanted: Record) -> None:
-    """Refuse conflicts of ``wanted`` with the other records on ``machine`` that ``before`` did not have."""
+    """Refuse conflicts of ``wanted`` with the other records on ``machine`` that ``before`` did not have.
+
+    Raises InputError.
+    """
     known = conflicts(held, machine, before) if before is not None else []
     reasons = [reason for reason in conflicts(held, machine, wanted) if reason not in known]
     if reasons:

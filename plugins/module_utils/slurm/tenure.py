@@ -94,7 +94,10 @@ def mark(folder: str, marker: Marker, user: str) -> None:
 
 
 def retire(folder: str, keep: bool, user: str) -> str:
-    """Empty the folder: delete its content, or with ``keep``, move it into a folder beside it, whose path is returned."""
+    """Empty the folder: delete its content, or with ``keep``, move it into a folder beside it, whose path is returned.
+
+    The marker of the state is removed last, so that an interrupted run can be continued.
+    """
     if not os.path.isdir(folder):
         return ""
     with acting_as(user):

@@ -30,7 +30,10 @@ _LACKS = 13
 
 
 def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
-    """Whether all nodes see the path: it is on a volume of the cluster, or on a network file system."""
+    """Whether all nodes see the path: it is on a volume of the cluster, or on a network file system.
+
+    ``mounts``: the text of /proc/self/mountinfo.
+    """
     if any(path == volume or path.startswith(volume.rstrip("/") + "/") for volume in volumes):
         return True
     mount = holding(parse_mountinfo(mounts), path)

@@ -83,7 +83,10 @@ def start(host: Host, request: Request) -> Run:
 
 
 def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
-    """Resume a run. Returns whether it had to be submitted again. A queued or running run is left unchanged."""
+    """Resume a run. Returns whether it had to be submitted again. A queued or running run is left unchanged.
+
+    Raises GpumeshError.
+    """
     request = folder.request()
     run, waits = look(host, folder)
     if run.state == "finished":

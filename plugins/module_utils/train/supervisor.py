@@ -343,7 +343,8 @@ class Supervisor:
     def _save(self, new: Run) -> bool:
         """Write run.json.
 
-        Returns whether that worked. If not, a later write may, and the run must not end because of it.
+        Returns whether that worked. If not, a later write may, and the run must not end because of it. Raises
+        DismissedError.
         """
         self._require_charge()
         self._run = new
