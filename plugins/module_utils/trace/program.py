@@ -49,10 +49,10 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(_NAME, _USAGE, "Show where the time of a run goes, from its profile.")
     made.add_argument("runs", nargs="+", metavar="RUN", help="name of a run, or a directory with traces")
-    made.add_argument("--run-dir", default="", help="directory in which runs have their folders")
+    made.add_argument("--run-dir", default="", help="directory that contains the runs")
     made.add_argument("--attempt", type=int, default=0, help="the attempt (default: the last one with a profile)")
     made.add_argument(
-        "--output", default="", help="directory for the page and the time lines (default: beside the traces)"
+        "--output", default="", help="directory for the page and the timelines (default: beside the traces)"
     )
     return made
 

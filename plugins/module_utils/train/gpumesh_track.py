@@ -152,7 +152,7 @@ class _Writer:
         if self._sender.left():
             folder = self._sender.folder
             _say(
-                f"the server has not got everything of {folder} yet. The next attempt goes on with it, or: "
+                f"the server has not got everything of {folder} yet. The next attempt continues with it, or: "
                 f"srun python3 {_INSTALLED} {folder}"
             )
 

@@ -103,18 +103,18 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--name", required=True, help="name of the run")
     made.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    made.add_argument("--min-nodes", type=int, help="go on with so few nodes (default: the number of nodes)")
-    made.add_argument("--spare", type=int, default=0, help="hold so many nodes more, for those that fail")
-    made.add_argument("--gpus-per-node", type=int, default=0, help="GPUs of each node, which is its number of ranks")
-    made.add_argument("--time", default="", help="time limit of a job; the run goes on in another one")
+    made.add_argument("--min-nodes", type=int, help="minimum number of nodes to continue with (default: --nodes)")
+    made.add_argument("--spare", type=int, default=0, help="number of additional nodes, to replace nodes that fail")
+    made.add_argument("--gpus-per-node", type=int, default=0, help="GPUs per node, which is the number of its ranks")
+    made.add_argument("--time", default="", help="time limit of a job; the run continues in another one")
     made.add_argument("--partition", default="", help="partition of Slurm")
-    made.add_argument("--run-dir", default="", help="directory on a shared volume in which runs have their folders")
-    made.add_argument("--max-restarts", type=int, default=10, help="give up after so many failures (default: 10)")
+    made.add_argument("--run-dir", default="", help="directory on a shared volume that contains the runs")
+    made.add_argument("--max-restarts", type=int, default=10, help="give up after this many failures (default: 10)")
     made.add_argument(
         "--hang-timeout",
         type=float,
         default=600.0,
-        help="seconds without progress after which it hangs; before the first step, 120 more (default: 600)",
+        help="seconds without progress after which the run counts as hung; 120 more before the first step (default: 600)",
     )
     made.add_argument(
         "--grace", type=float, default=60.0, help="seconds for a checkpoint after a warning (default: 60)"
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"refuse a larger directory (default: {snapshot.LIMIT})",
     )
     made.add_argument("--stage", default="", metavar="DIR", help="copy this data to a local disk of each node first")
-    made.add_argument("--stage-dir", default="", metavar="DIR", help="the directory of the nodes for such copies")
+    made.add_argument("--stage-dir", default="", metavar="DIR", help="the directory for these copies on the nodes")
     made.add_argument(
         "--profile", default="", metavar="PROFILE", help="record torch[:STEPS] or nsys[:SECONDS] of each rank"
     )
@@ -187,7 +187,7 @@ def manager() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(_NAME, _USAGE)
     made.add_argument("command", choices=COMMANDS)
     made.add_argument("name", nargs="?", default="", help="name of the run")
-    made.add_argument("--run-dir", default="", help="directory in which runs have their folders")
+    made.add_argument("--run-dir", default="", help="directory that contains the runs")
     made.add_argument("--rank", type=int, default=0, help="logs: of this rank (default: 0)")
     made.add_argument("--attempt", type=int, default=0, help="logs: of this attempt (default: the last one)")
     made.add_argument("--detach", action="store_true", help="resume: return as soon as the run is submitted")
@@ -242,7 +242,7 @@ def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
                 return 0 if run.state == "finished" else 1
             time.sleep(_FOLLOW)
     except KeyboardInterrupt:
-        sys.stdout.write(f"\nThe run goes on. End it with: {_NAME} cancel {run.name}\n")
+        sys.stdout.write(f"\nThe run continues. To end it: {_NAME} cancel {run.name}\n")
         return 0
 
 

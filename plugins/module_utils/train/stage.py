@@ -132,7 +132,7 @@ def write(folder: str, manifest: Manifest) -> None:
         write_atomic(f"{folder}/{_MANIFEST}", _text(manifest) + "\n", 0o644)
     except OSError as failure:
         raise HostStateError(
-            f"{folder}/{_MANIFEST} cannot be written: {failure.strerror}.", "See that the shared volume has room."
+            f"{folder}/{_MANIFEST} cannot be written: {failure.strerror}.", "Make sure that the shared volume has room."
         ) from failure
 
 

@@ -139,7 +139,7 @@ class Supervisor:
         if submission.token != self._post.token:
             raise DismissedError(f"job {submission.job} is in charge of the run")
         if self._started and self._folder.inherited(self._started):
-            raise DismissedError("another node has taken this one for dead, and goes on with the run")
+            raise DismissedError("another node considers this one dead, and continues the run")
 
     def _stand_by(self) -> int:
         """Wait for the end of the run if it continues in this job: Slurm ends a job with its batch script."""
