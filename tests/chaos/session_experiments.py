@@ -123,7 +123,7 @@ def judge(hits: int, kept_from: str, left: Mapping[str, Sequence[str]], after: s
     ``kept_from`` is why the session did not start, ``left`` is what is left of it on each node after the time limit,
     and ``after`` is what is wrong with the next session.
     """
-    wrong = [f"nothing was hit, but the session did not start: {kept_from}"] if kept_from and not hits else []
+    wrong = [f"nothing was hit, and the session has not started: {kept_from}"] if kept_from and not hits else []
     wrong += [f"left on {node}: {', '.join(found)}" for node, found in left.items() if found]
     return [*wrong, f"the next session: {after}"] if after else wrong
 
@@ -168,7 +168,7 @@ def same(before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, s
     """
     wrong = []
     if sorted(before) != sorted(after):
-        wrong.append(f"the names were {', '.join(before)}, and are now {', '.join(after)}")
+        wrong.append(f"the names were {', '.join(before)} and are {', '.join(after)}")
     moved = [name for name in before if name in after and before[name][0] != after[name][0]]
-    wrong += [f"the address of {name} was {before[name][0]}, and is now {after[name][0]}" for name in moved]
+    wrong += [f"the address of {name} was {before[name][0]} and is {after[name][0]}" for name in moved]
     return wrong + [f"{name} is on {gone}, which is off" for name, (_address, node) in after.items() if node == gone]

@@ -111,9 +111,9 @@ def judge(experiment: Experiment, found: Mapping[str, Any], rank: int, node: str
     may = expected(experiment.kind, rank, node)
     named = causes[:-1]
     if not may and named:
-        wrong.append(f"no cause was expected, but {named} was named")
+        wrong.append(f"nothing had to be named, and {named} was")
     if may and (len(named) != 1 or named[0] not in may):
-        wrong.append(f"{may[0]} was expected once, but {named} was named")
+        wrong.append(f"{may[0]} had to be named once, and {named} was")
     for before, after in zip(attempts, attempts[1:]):
         if before["last"] is not None and before["last"] - after["first"] >= interval:
             wrong.append(f"it went back from step {before['last']} to {after['first']}")
