@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Accounts of this host: whose this process is, and one without rights to run a command as."""
+"""Accounts of this host: the one of this process, and one without privileges to run commands as."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import List
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 
-#: On every machine, everywhere with the same number, and without anything of its own.
+#: Exists on every machine, with the same UID everywhere, and owns nothing.
 NOBODY = "nobody"
 
 
 def own_name() -> str:
-    """The name of the user of this process, whatever its environment says. Raises HostStateError."""
+    """The user name of this process, regardless of its environment. Raises HostStateError."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -24,9 +24,9 @@ def own_name() -> str:
 
 
 def command_prefix(name: str) -> List[str]:
-    """What a command begins with that is to run as the account; nothing where we are not root, or the account is.
+    """The words that make a command run as the account; empty unless we are root, and for root itself.
 
-    Its working folder is /, since ours may be one that the account cannot enter, or that others can write to.
+    The working directory is /, since ours may be one that the account cannot enter, or that others can write to.
     """
     try:
         entry = pwd.getpwnam(name)

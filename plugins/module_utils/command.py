@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 
-#: sbin is not on the PATH of an unprivileged login, yet that is where ip, wg and slurmd live.
+#: sbin is not on the PATH of an unprivileged login, but contains ip, wg and slurmd.
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -34,12 +34,12 @@ class Completed(NamedTuple):
     stderr: str
 
 
-#: The type of run(): what pure code takes as a parameter, so that tests hand it recorded output.
+#: The type of run(), a parameter of pure code, so that tests can pass recorded output.
 Runner = Callable[..., Completed]
 
 
 def find(program: str) -> Optional[str]:
-    """The path of a program, or None where the host has none."""
+    """The path of a program, or None if the host does not have it."""
     return shutil.which(program, path=os.environ.get("PATH", "") + os.pathsep + _SEARCH_PATH)
 
 
@@ -52,7 +52,7 @@ def run(
 ) -> Completed:
     """Run ``argv``; ``timeout`` in seconds. Secrets go through ``stdin``, never ``argv``.
 
-    Raises CommandError when the program is missing, runs out of time, or (with ``check``) exits non-zero.
+    Raises CommandError if the program is missing, exceeds the time limit, or (with ``check``) exits non-zero.
     """
     program = _path_of(argv)
     variables = {**os.environ, "LC_ALL": "C", "LANGUAGE": "C", **(environment or {})}
@@ -69,7 +69,7 @@ def run(
             try:
                 stdout, stderr = process.communicate(stdin, timeout=timeout)
             finally:
-                # Nothing to do for one that has ended.
+                # It may have ended meanwhile.
                 process.kill()
     except subprocess.TimeoutExpired as expired:
         raise CommandError(argv, f"did not end within {timeout:g} s") from expired
@@ -81,9 +81,9 @@ def run(
 
 
 def start_detached(argv: Sequence[str]) -> None:
-    """Start a program that goes on after this one, with neither input nor output, and in the root folder.
+    """Start a program that outlives this one, without input or output, in the root directory.
 
-    Raises CommandError when it cannot be run. Nobody learns how it ends.
+    Raises CommandError if it cannot be run. Its exit status is not collected.
     """
     null = subprocess.DEVNULL
     words = [_path_of(argv), *argv[1:]]
@@ -91,7 +91,7 @@ def start_detached(argv: Sequence[str]) -> None:
         process = Process(words, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     except OSError as failure:
         raise CommandError(argv, f"cannot be run: {failure.strerror}") from failure
-    # Python would otherwise complain that nobody has waited for it.
+    # Otherwise, Python would warn that nothing has waited for it.
     process.returncode = 0
 
 

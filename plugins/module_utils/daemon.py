@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run one daemon under what runs as PID 1: systemd with the packaged unit, else supervisord.
+"""Run a daemon under the service manager that runs as PID 1: systemd with the packaged unit, or else supervisord.
 
-The state of both is read by one command, planned from its text, and brought about by as few commands as it takes.
+One command reads the state of either; a plan is made from its output, and carried out with as few commands as possible.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detac
 SYSTEMD, SUPERVISORD = "systemd", "supervisord"
 #: A database may take minutes to start on a busy machine.
 _PATIENCE = 300.0
-#: At boot they start by themselves, or with another unit.
+#: The states of a unit that systemd, or another unit, starts at boot.
 _AT_BOOT = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias", "linked")
 
 
 class Daemon(NamedTuple):
-    """What is to run. ``drop_in`` is for systemd; the three after it, and the command, for supervisord.
+    """The wanted daemon. ``drop_in`` is for systemd; the three fields after it, and the command, are for supervisord.
 
-    ``reads``: files that it reads when it starts. ``reload``: what hands them to it, and to others, while it runs.
+    ``reads``: files that it reads at its start. ``reload``: a command that passes them to it, and to others, while it
+    runs.
     """
 
     name: str
@@ -59,26 +60,29 @@ class Places(NamedTuple):
 
     @classmethod
     def given(cls, params: Mapping[str, Any]) -> Places:
-        """Those of supervisord from a module's options."""
+        """Those of supervisord, from a module's options."""
         return cls(supervisor_config=params["supervisor_config"], supervisor_programs=params["supervisor_programs"])
 
     def drop_in(self, name: str) -> str:
-        """Our lines on top of a packaged unit."""
+        """Our drop-in for a packaged unit."""
         return os.path.join(self.units, f"{name}.service.d", "gpumesh.conf")
 
     def program(self, name: str) -> str:
-        """A program of supervisord."""
+        """The settings of a program of supervisord."""
         return os.path.join(self.supervisor_programs, f"gpumesh-{name}.conf")
 
 
 def starts_at_boot(name: str, systemd: bool, places: Places) -> bool:
-    """Whether systemd or supervisord has something of this name to start."""
+    """Whether systemd or supervisord has something with this name to start."""
     wanted = os.path.join(places.units, "multi-user.target.wants", f"{name}.service")
     return os.path.lexists(wanted if systemd else places.program(name))
 
 
 class Plan(NamedTuple):
-    """The file to write (or with no text to remove), then the commands. ``restarts``: a running daemon is replaced."""
+    """The file to write (or to remove, if there is no text), then the commands.
+
+    ``restarts``: a running daemon is replaced.
+    """
 
     path: str
     before: str
@@ -101,24 +105,24 @@ def service_manager(tree: Tree) -> str:
 
 
 def started_at(pid: int) -> Optional[float]:
-    """When the process began, in seconds since 1970; None where there is none."""
+    """When the process started, in seconds since 1970; None if it does not exist."""
     text = read_text(f"/proc/{pid}/stat") if pid else None
     if text is None:
         return None
-    # The name of the program, in parentheses, may have blanks. The 22nd field is in clock ticks since the boot.
+    # The name of the program, in parentheses, may contain blanks. The 22nd field is in clock ticks since the boot.
     ticks = int(text.rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 
 def commands_of(tree: Tree, program: str) -> List[List[str]]:
-    """The command of each process of this name that root runs, as words. Those of containers on this host are left out."""
+    """The command line of each process with this name that root runs, except those in containers on this host."""
     found = []
     for pid in tree.names("proc"):
         if not pid.isdecimal() or tree.read("proc", pid, "comm") != program:
             continue
         status = tree.read("proc", pid, "status") or ""
-        # A process in a container has a process ID of its own there as well.
+        # A process in a container also has a process ID of its own there.
         contained = re.search(r"^NSpid:\s+\d+\s+\d", status, re.MULTILINE)
         if re.search(r"^Uid:\s+0\s", status, re.MULTILINE) and not contained:
             found.append((tree.read("proc", pid, "cmdline") or "").rstrip("\0").split("\0"))
@@ -126,9 +130,9 @@ def commands_of(tree: Tree, program: str) -> List[List[str]]:
 
 
 def unread(started: Optional[float], files: Sequence[str]) -> List[str]:
-    """The files that are younger than the process, which so goes on with what was there before.
+    """The files that are newer than the process, which therefore still uses their previous content.
 
-    A time to come, from a clock that was wrong, says nothing.
+    A modification time in the future, from a clock that was wrong, is ignored.
     """
     if started is None:
         return []
@@ -147,7 +151,10 @@ def parse_unit(text: str) -> Dict[str, str]:
 def plan_systemd(
     daemon: Daemon, places: Places, unit: Mapping[str, str], drop_in: Optional[str], late: Sequence[str] = ()
 ) -> Plan:
-    """From the unit's properties, its present drop-in and what it has not read. Raises HostStateError without a unit."""
+    """Plan from the unit's properties, its current drop-in and what it has not read.
+
+    Raises HostStateError without a unit.
+    """
     path = places.drop_in(daemon.name)
     service = f"{daemon.name}.service"
     known = unit.get("LoadState") not in ("not-found", None)
@@ -176,7 +183,7 @@ def plan_systemd(
 
 
 def program_text(daemon: Daemon) -> str:
-    """The section of a program. A shell makes the folders at each start, since /run is empty after a boot."""
+    """The section of a program. A shell creates the folders at each start, since /run is empty after a boot."""
     owner = f"install -d -o {daemon.user} -m 0755"
     # The group is the account's own, which may have another name: that of nobody is nogroup on Debian.
     become = [] if daemon.user == "root" else ["setpriv", f"--reuid={daemon.user}", f'--regid="$(id -g {daemon.user})"']
@@ -199,7 +206,7 @@ def program_text(daemon: Daemon) -> str:
         "autostart=true",
         "autorestart=true",
         "startsecs=2",
-        # A daemon that waits for the mesh, the controller or the database must keep trying, each time a second later.
+        # A daemon that waits for the mesh, the controller or the database must keep trying, with growing delays.
         "startretries=60",
         "stopwaitsecs=30",
         "redirect_stderr=true",
@@ -211,7 +218,7 @@ def program_text(daemon: Daemon) -> str:
 
 
 def folders_made(program: str) -> List[str]:
-    """The folders below /run that a program, as ``program_text`` writes it, makes when it starts."""
+    """The folders below /run that a program, as ``program_text`` writes it, creates at its start."""
     return re.findall(r"\binstall -d -o [\w-]+ -m 0755 (/run/[\w.-]+)(?= && )", program)
 
 
@@ -220,7 +227,7 @@ def _percent(text: str) -> str:
 
 
 def parse_status(text: str) -> str:
-    """The state of a program in the output of `supervisorctl status NAME`; empty where it is not known.
+    """The state of a program in the output of `supervisorctl status NAME`; empty if it is unknown.
 
     ``slurmd   RUNNING   pid 12, uptime 0:00:12``
     """
@@ -229,7 +236,7 @@ def parse_status(text: str) -> str:
 
 
 def parse_pid(text: str) -> int:
-    """The process in the same output, 0 where it does not run."""
+    """The process ID in the same output; 0 if it is not running."""
     match = re.search(r"\bpid ([0-9]{1,18})\b", text)
     return int(match.group(1)) if match else 0
 
@@ -237,7 +244,7 @@ def parse_pid(text: str) -> int:
 def plan_supervisord(
     daemon: Daemon, places: Places, up: bool, status: str, program: Optional[str], late: Sequence[str] = ()
 ) -> Plan:
-    """From whether supervisord runs, the program's state there, its present settings, and what it has not read."""
+    """Plan from whether supervisord runs, the program's state, its current settings, and what it has not read."""
     path = places.program(daemon.name)
     control = ["supervisorctl", "--configuration", places.supervisor_config]
     before = program or ""
@@ -247,7 +254,7 @@ def plan_supervisord(
         return Plan(path, before, "", forget, False)
     after = program_text(daemon)
     if not up:
-        # It starts all of its programs.
+        # Starting supervisord starts all of its programs.
         return Plan(path, before, after, [["supervisord", "--configuration", places.supervisor_config]], False)
     if after != before or not status:
         # `restart` would start it with its old settings.
@@ -271,7 +278,7 @@ def supervisord_missing(manager: str) -> bool:
 
 
 def make_plan(run: Runner, manager: str, daemon: Daemon, places: Places) -> Plan:
-    """Read the current state and return what has to be done."""
+    """Read the current state, and return what has to be done."""
     if manager == SYSTEMD:
         properties = "--property=LoadState,ActiveState,UnitFileState,NeedDaemonReload,MainPID"
         unit = parse_unit(run(["systemctl", "show", "--no-pager", properties, f"{daemon.name}.service"]).stdout)
@@ -285,13 +292,13 @@ def make_plan(run: Runner, manager: str, daemon: Daemon, places: Places) -> Plan
 
 
 def apply(run: Runner, manager: str, daemon: Daemon, places: Places, plan: Plan) -> None:
-    """Bring it about. Raises HostStateError, with the daemon's last words, when it does not start."""
+    """Carry out the plan. Raises HostStateError, with the end of the daemon's log, if it does not start."""
     if plan.commands and daemon.state != "absent":
         # An interrupted check may still be listening on the daemon's port.
         detach.stop_all()
     if daemon.reload and plan.restarts and plan.before == plan.after:
-        # Before the restart, since nothing would say afterwards that it is due. Some daemons begin anew by it, and some
-        # cannot take everything over; whether it was enough is to be seen.
+        # Before the restart, since nothing would show afterwards that a reload is due. Some daemons restart themselves
+        # on it, and some cannot apply everything, so the state is read again.
         run(daemon.reload, timeout=_PATIENCE, check=False)
         plan = make_plan(run, manager, daemon, places)
     _write(manager, plan)
@@ -303,13 +310,13 @@ def apply(run: Runner, manager: str, daemon: Daemon, places: Places, plan: Plan)
             raise HostStateError(
                 f"{daemon.name} does not start: {failure.message} {words}".strip(), f"See {_log(manager, daemon.name)}."
             ) from failure
-        # With new settings it was started by them.
+        # `update` has already started it with the new settings.
         if manager == SUPERVISORD and "ERROR" in done.stdout and "already started" not in done.stdout:
             raise HostStateError(
                 f"{daemon.name} does not start: {done.stdout.strip()}.", f"See {_log(manager, daemon.name)}."
             )
     if manager == SUPERVISORD and not plan.after:
-        # As systemd does with a RuntimeDirectory. What is not empty is somebody else's, too.
+        # As systemd does with a RuntimeDirectory. A folder that is not empty is used by something else, too.
         for folder in folders_made(plan.before):
             remove_empty(folder)
 
@@ -347,14 +354,14 @@ class Ready(NamedTuple):
     port: Optional[int]
 
     def holds(self) -> bool:
-        """Whether it is there."""
+        """Whether it exists."""
         if self.path and not os.path.exists(self.path):
             return False
         return not self.address or self.port is None or answers(self.address, self.port)
 
 
 def answers(address: str, port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether something listens at this address and TCP port."""
     try:
         with socket.create_connection((address, port), timeout=5):
             return True
@@ -369,7 +376,7 @@ def wait_until_ready(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return as soon as it is. Raises HostStateError after ``seconds``."""
+    """Wait until the daemon is ready. Raises HostStateError after ``seconds``."""
     end = clock() + seconds
     while not ready.holds():
         if clock() >= end:
@@ -381,9 +388,9 @@ def wait_until_ready(
 def bring_about(
     run: Runner, manager: str, daemon: Daemon, places: Places, ready: Ready, seconds: float, look_only: bool
 ) -> Plan:
-    """Plan, and unless this is a look apply it and wait until the daemon can be used; the plan.
+    """Make a plan, and unless ``look_only``, apply it and wait until the daemon is ready. Returns the plan.
 
-    Raises HostStateError where it does not start, or cannot be used after ``seconds``.
+    Raises HostStateError if the daemon does not start, or is not ready after ``seconds``.
     """
     plan = make_plan(run, manager, daemon, places)
     if not look_only:

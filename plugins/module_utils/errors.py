@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one tree of errors. Raised in the pure code, turned into a failed result once, in module.py."""
+"""The exceptions of this collection. They are raised in pure code, and turned into a failed result once, in module.py."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class InputError(GpumeshError):
 
 
 class HostStateError(GpumeshError):
-    """The host is in a state in which the request cannot be carried out."""
+    """The state of the host does not allow the request to be carried out."""
 
 
 class ParseError(GpumeshError):
-    """A tool printed what we cannot read. Names the command."""
+    """The output of a tool cannot be parsed. Names the command."""
 
     def __init__(self, command: str, reason: str, remedy: str = "", **details: Any) -> None:
         super().__init__(f"The output of '{command}' cannot be read: {reason}.", remedy, command=command, **details)
 
 
 class CommandError(GpumeshError):
-    """A command could not be run, ran out of time or exited non-zero."""
+    """A command could not be run, exceeded its time limit, or exited non-zero."""
 
     def __init__(
         self,

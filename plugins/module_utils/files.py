@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files that are either the old or the new content, whatever happens in between."""
+"""Files that always have either the old or the new content, even if they are written during a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Optional, Tuple, Union
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import unusual
 
-#: Nothing that is read as a whole is as large: it is held in memory several times.
+#: No file that is read as a whole is larger; it is held in memory several times.
 _LARGEST = 32 << 20
 _PART = 1 << 16
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -23,7 +23,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read_text(path: str) -> Optional[str]:
-    """The text of a file, or None where there is none."""
+    """The text of a file, or None if it does not exist."""
     try:
         raw = read_bytes(path)
         return None if raw is None else raw.decode("utf-8")
@@ -32,7 +32,7 @@ def read_text(path: str) -> Optional[str]:
 
 
 def read_bytes(path: str, follow: bool = True) -> Optional[bytes]:
-    """The content of a file, or None where there is none. Waits for nobody: a pipe or a device is refused."""
+    """The content of a file, or None if it does not exist. Never blocks: pipes and devices are refused."""
     try:
         descriptor = os.open(path, _READ | (0 if follow else os.O_NOFOLLOW))
     except FileNotFoundError:
@@ -48,9 +48,9 @@ def read_bytes(path: str, follow: bool = True) -> Optional[bytes]:
 
 
 def open_plain(path: str) -> int:
-    """A descriptor to read a file that may be somebody else's. Waits for nobody: a pipe or a device is refused.
+    """Open a file that may belong to another user for reading. Never blocks: pipes and devices are refused.
 
-    Raises OSError, HostStateError.
+    Returns a descriptor. Raises OSError and HostStateError.
     """
     descriptor = os.open(path, _READ)
     mode = os.fstat(descriptor).st_mode
@@ -61,13 +61,13 @@ def open_plain(path: str) -> int:
 
 
 def read_open(path: str, descriptor: int) -> bytes:
-    """The whole of an open file. ``path`` is for what is said of it."""
+    """The whole content of an open file. ``path`` is for error messages."""
     try:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise unusual(path, about.st_mode)
         raw = bytearray()
-        # In parts: below /proc/sys the kernel allocates as much memory as is requested, which may fail.
+        # In parts: below /proc/sys, the kernel allocates as much memory as is requested, which may fail.
         for part in iter(lambda: os.read(descriptor, _PART), b""):
             raw += part
             if len(raw) > _LARGEST:
@@ -86,7 +86,7 @@ def read_open(path: str, descriptor: int) -> bytes:
 def write_atomic(
     path: str, content: Union[str, bytes], mode: int = 0o600, owner: Optional[Tuple[int, int]] = None
 ) -> None:
-    """Replace ``path`` by ``content`` in one step that outlives a power cut."""
+    """Replace ``path`` by ``content`` in one step that survives a power cut."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         write_in(folder, os.path.basename(path), content, mode, owner)
@@ -97,10 +97,10 @@ def write_atomic(
 def write_in(
     folder: int, name: str, content: Union[str, bytes], mode: int = 0o600, owner: Optional[Tuple[int, int]] = None
 ) -> None:
-    """The same in an open folder.
+    """Replace a file in an open folder, as ``write_atomic`` does.
 
-    The new text goes to a temporary file beside it with its final mode and, where given, its ``owner`` (user and group
-    id), is synced to disk and renamed; then the folder is synced, since the rename itself lives there.
+    The content is written to a temporary file beside it with its final mode and, if given, ``owner`` (user and group
+    ID). The file is synced and renamed; then the folder is synced, which contains the new name.
     """
     temporary = f".{name}.{secrets.token_hex(6)}"
     handle = os.open(temporary, _NEW, 0o600, dir_fd=folder)
@@ -114,10 +114,10 @@ def write_in(
             os.fsync(stream.fileno())
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        # Also on a signal: a temporary file that may hold a key must not stay behind.
+        # Also on a signal: a temporary file that may contain a key must not remain.
         remove_in(folder, temporary)
         raise
-    # The folder may be held by its name alone.
+    # The descriptor may have been opened with O_PATH, which cannot be synced.
     synced = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(synced)
@@ -126,19 +126,19 @@ def write_in(
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it, to whatever takes only a part at once."""
+    """Write all data to a descriptor that may accept only a part at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def remove_file(path: str) -> bool:
-    """Delete ``path``; True when there was one."""
+    """Delete ``path``. Returns whether it existed."""
     return remove_in(None, path)
 
 
 def remove_in(folder: Optional[int], name: str) -> bool:
-    """The same in an open folder."""
+    """Delete a file in an open folder. Returns whether it existed."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
@@ -147,6 +147,6 @@ def remove_in(folder: Optional[int], name: str) -> bool:
 
 
 def remove_empty(folder: str) -> None:
-    """Delete a folder where nothing is left in it."""
+    """Delete a folder if it is empty."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Paths that root may use although others may write to the folders on the way.
+"""Paths that root can use safely although other users can write to directories in them.
 
-Each folder is opened from the one before and held, so that nobody can put another one in its place. Folders that only
-root writes to are trusted, and so are the links in them. From the first folder of another account on, root acts as that
-account: wherever its links lead, it can do no more than the account itself. In a folder of root's that others may write
-to, as /tmp, or that is within an account's folder, no link is followed, and of what is there only root's own and the
-wanted owner's is touched.
+Each directory is opened relative to the previous one and kept open, so that nobody can replace it. Directories that
+only root can write to are trusted, and so are links in them. From the first directory of another account on, root acts
+as that account: wherever its links lead, it can do no more than the account itself. In a directory of root's that
+others can write to, such as /tmp, or that is inside an account's directory, links are not followed, and only files of
+root and of the wanted owner are touched.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _KINDS = {
 
 
 class Place(NamedTuple):
-    """Where a path leads: a name in an open folder. ``found`` is what has the name, None where nothing does.
+    """The end of a path: a name in an open directory. ``found`` is its status, None if it does not exist.
 
-    ``folder`` is -1 where that is not there either. ``shared``: others may write to the folder, which is root's, or to one
-    above. ``outside``: the latter.
+    ``folder`` is -1 if the directory does not exist either. ``shared``: the directory is root's, but others can write
+    to it or to one above it. ``outside``: others can write to one above it.
     """
 
     path: str
@@ -64,7 +64,7 @@ def account_name(uid: int) -> str:
 
 
 def become(uid: int, gid: int) -> None:
-    """Act as the account ``uid`` from here on. ``gid`` is for one that this host does not know."""
+    """Act as the account ``uid`` from here on. ``gid`` is used if this host does not know the account."""
     groups: List[int] = []
     try:
         account = pwd.getpwuid(uid)
@@ -79,10 +79,10 @@ def become(uid: int, gid: int) -> None:
 
 @contextlib.contextmanager
 def reach(path: str, follow: bool = True, make: bool = False) -> Iterator[Place]:
-    """The place that ``path`` leads to; until the end of the block, this process acts as whoever may write there.
+    """The end of ``path``. Within the context, this process acts as the account that can write there.
 
-    ``follow``: whether a link at its end is followed. ``make``: missing folders on the way are made. Raises OSError, and
-    HostStateError for a link that anybody could have put there.
+    ``follow``: whether a link at the end is followed. ``make``: whether missing directories in the path are created.
+    Raises OSError, and HostStateError for a link that any user could have created.
     """
     walk = _Walk(path)
     try:
@@ -93,7 +93,7 @@ def reach(path: str, follow: bool = True, make: bool = False) -> Iterator[Place]
 
 
 class _Walk:
-    """The way from the root folder down."""
+    """The walk from the root directory down."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class _Walk:
         self.groups, self.gid = os.getgroups(), os.getegid()
         self.acting = False
         self.shared = False
-        #: Whether a folder of somebody else's was on the way, and whether a link was followed since.
+        #: Whether a directory of another account was passed, and whether a link was followed after that.
         self.outside = False
         self.astray = False
 
@@ -152,7 +152,7 @@ class _Walk:
         about = os.fstat(folder)
         open_to_others = bool(about.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
         if self.acting and not about.st_uid and not open_to_others:
-            # Root has made it there, as below a home. The account can only call it by another name.
+            # Root has created it inside an account's directory. The account can rename it, but not change it.
             self.be_oneself()
         elif about.st_uid and not self.acting:
             self.acting = self.outside = True
@@ -160,7 +160,7 @@ class _Walk:
         self.shared = not self.acting and (self.outside or open_to_others)
 
     def be_oneself(self) -> None:
-        """End what was begun with an account's folder."""
+        """Stop acting as the account of a directory."""
         if self.acting:
             os.seteuid(0)
             os.setegid(self.gid)
@@ -174,7 +174,7 @@ def _parts(path: str) -> List[str]:
 
 
 def _open_folder(name: str, folder: int) -> int:
-    # Reading it triggers the automount.
+    # Opening it for reading triggers an automount.
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
     except PermissionError:
@@ -184,7 +184,7 @@ def _open_folder(name: str, folder: int) -> int:
 @contextlib.contextmanager
 def opened(place: Place, flags: int = os.O_RDONLY) -> Iterator[int]:
     """A descriptor of the place. Raises OSError, and HostStateError if it is neither a file nor a directory."""
-    # To open a pipe would wait for its other end, and to open a device may have effects.
+    # Opening a pipe would wait for its other end, and opening a device may have side effects.
     if place.found is not None and kind_of(place.found.st_mode) not in ("file", "directory"):
         raise unusual(place.path, place.found.st_mode)
     descriptor = os.open(place.name, flags | os.O_NONBLOCK | _FLAGS, dir_fd=place.folder)
@@ -209,7 +209,10 @@ def refuse_others(place: Place) -> None:
 
 
 def settle(place: Place, descriptor: int, mode: int, owner: Tuple[int, int]) -> None:
-    """Give what is open its mode, user and group. Raises OSError, and HostStateError for what may be somebody else's."""
+    """Set the mode, user and group of an open file.
+
+    Raises OSError, and HostStateError if it may belong to another user.
+    """
     about = os.fstat(descriptor)
     if place.shared and (about.st_uid not in (0, owner[0]) or (stat.S_ISREG(about.st_mode) and about.st_nlink > 1)):
         raise HostStateError(
@@ -219,13 +222,13 @@ def settle(place: Place, descriptor: int, mode: int, owner: Tuple[int, int]) -> 
         )
     if (about.st_uid, about.st_gid) != owner:
         os.fchown(descriptor, *owner)
-    # A change of the owner takes bits of the mode away.
+    # Changing the owner clears bits of the mode.
     if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
         os.fchmod(descriptor, mode)
 
 
 def refuse_swappable(paths: Iterable[str]) -> None:
-    """Raises HostStateError for a mount point that somebody else could have led elsewhere: root mounts by its path."""
+    """Raises HostStateError for a mount point that another user could replace: root mounts by its path."""
     for path in paths:
         try:
             with reach(path) as place:
@@ -242,7 +245,7 @@ def refuse_swappable(paths: Iterable[str]) -> None:
 
 
 def unusual(path: str, mode: int) -> HostStateError:
-    """For what is neither a file nor a folder."""
+    """The error for what is neither a file nor a directory."""
     return HostStateError(
         f"{path} is a {kind_of(mode)}, but a file is required.", "Move it away, and run again.", path=path
     )

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What uses a cluster on this host: processes with files on its volumes, and logins over its network. From /proc only.
 
-The links of /proc are read and never followed, so that a volume whose server is dead does not hang the question.
+The links in /proc are read, but never followed, so that a volume whose server is dead does not block this.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printa
 #: Links of a process that hold a mount: see proc(5).
 _LINKS = ("cwd", "root", "exe")
 _ESTABLISHED = "01"
-#: An address in such a table: 32 bits, or four times as many.
+#: An address in such a table: one or four words of 32 bits.
 _DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
-#: The name that sshd gives the process of a login: ``sshd: alice@pts/0`` until OpenSSH 9.7, ``sshd-session: …`` since.
+#: The name that sshd gives a login's process: ``sshd: alice@pts/0`` up to OpenSSH 9.7, then ``sshd-session: …``.
 _LOGIN = re.compile(r"^sshd(?:-session)?: (?P<user>\S+)@(?P<terminal>\S+)$")
 _NATIVE_WORD = "=I"
 
@@ -49,7 +49,7 @@ class Login(NamedTuple):
 
 
 def mounted(mounts: str, wanted: Collection[str]) -> List[str]:
-    """Those of ``wanted`` that are mount points, from the text of /proc/self/mounts. An automount alone is none."""
+    """Those of ``wanted`` that are mount points, from the text of /proc/self/mounts. An automount alone does not count."""
     found = set()
     for line in mounts.splitlines():
         fields = line.split()
@@ -59,9 +59,9 @@ def mounted(mounts: str, wanted: Collection[str]) -> List[str]:
 
 
 def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
-    """Every process with its folder, program or an open file on one of them.
+    """Every process whose folder, program or open file is on one of the mount points.
 
-    A container with mounts of its own may have something else at the same path: its device tells.
+    A container with its own mounts may have another file system at the same path, which its device shows.
     """
     here, devices = _mounts(proc, "self")
     found = []
@@ -96,7 +96,7 @@ def refuse_in_use(users: Sequence[VolumeUser], force: bool) -> None:
 
 
 def logins(proc: str, addresses: Iterable[str]) -> List[Login]:
-    """Logins whose connection comes from one of the addresses. The one that asks is not among them."""
+    """Logins whose connection comes from one of the addresses, except the one that runs this."""
     wanted = {str(ipaddress.ip_address(address)) for address in addresses}
     remote = {
         **connections(_text(proc, "", "net/tcp")),
@@ -125,7 +125,7 @@ def connections(table: str) -> Dict[str, str]:
 
 
 def _address(digits: str) -> str:
-    """Words of 32 bits in the host's byte order, each as eight digits."""
+    """Decode words of 32 bits in the host's byte order, each as eight digits."""
     packed = b"".join(
         struct.pack(_NATIVE_WORD, int(digits[start : start + 8], 16)) for start in range(0, len(digits), 8)
     )
@@ -149,7 +149,7 @@ def _mounts(proc: str, process: str) -> Tuple[str, Dict[str, str]]:
 
 
 def _text(proc: str, process: str, name: str) -> str:
-    """Of a process that may have ended meanwhile."""
+    """A file of a process, which may have ended meanwhile."""
     try:
         with open(os.path.join(proc, process, name), encoding="utf-8", errors="replace") as stream:
             return stream.read()
@@ -178,7 +178,7 @@ def _ancestors(proc: str, pid: int) -> Set[int]:
     found = set()
     while pid and pid not in found:
         found.add(pid)
-        # The name, in brackets, may hold anything; the parent is the second field after it.
+        # The name, in brackets, may contain any character; the parent is the second field after it.
         fields = _text(proc, str(pid), "stat").rpartition(")")[2].split()
         pid = int(fields[1]) if len(fields) > 1 else 0
     return found

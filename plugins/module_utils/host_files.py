@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files, folders and blocks of lines that a layer has on a host: read, planned and written in one go."""
+"""The files, folders and blocks of lines that a layer has on a host: read, planned and written together."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ FILE, DIRECTORY, BLOCK, ABSENT = "file", "directory", "block", "absent"
 #: The prefix of a line that contradicts a block, while the block exists.
 HIDDEN = "# gpumesh: "
 
-#: Text of others in another encoding is kept unchanged.
+#: Text in another encoding is kept unchanged.
 _ERRORS = "surrogateescape"
 
 _FRESH_MODES = {FILE: 0o644, BLOCK: 0o644, DIRECTORY: 0o755}
 
 
 class Wanted(NamedTuple):
-    """One entry, checked. ``mode``, ``owner`` and ``group`` are None where what is there may stay.
+    """One entry, checked. ``mode``, ``owner`` and ``group`` are None if the current values may stay.
 
-    ``new_mode`` is for what was not there; None for the usual one.
-    ``marker`` has ``{mark}`` where BEGIN and END go. ``hide`` matches whole lines outside the block.
+    ``new_mode`` is for a file that does not exist yet; None for the default. ``marker`` has ``{mark}`` in place of
+    BEGIN and END. ``hide`` matches whole lines outside the block.
     """
 
     path: str
@@ -66,7 +66,7 @@ class Current(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The change of one path. ``text`` is None where the content stays."""
+    """The change of one path. ``text`` is None if the content stays."""
 
     path: str
     before: Current
@@ -78,19 +78,19 @@ class Step(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What differs, in words; ``nothing_there`` where no file and no line of the entries is there."""
+    """The differences as messages. ``nothing_there``: neither a file nor a line of the entries exists."""
 
     words: List[str]
     nothing_there: bool
 
 
 def marker(cluster: str) -> str:
-    """Of the lines that a cluster puts into files which others write too."""
+    """The marker of the lines that a cluster adds to files that others write too."""
     return f"# {{mark}} gpumesh cluster {cluster}"
 
 
 def see_to(entries: Sequence[Mapping[str, Any]], check_mode: bool) -> List[Step]:
-    """Have all entries as they should be, where ``check_mode`` allows; what was changed. Raises GpumeshError.
+    """Bring all entries to their desired state, unless ``check_mode`` is set. Returns the changes. Raises GpumeshError.
 
     All of them are checked before the first is changed.
     """
@@ -128,7 +128,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Differences:
 
 
 def parse(entries: Sequence[Mapping[str, Any]]) -> List[Wanted]:
-    """Check the entries of the parameter ``files``; InputError names the path and what is wrong with it."""
+    """Check the entries of the parameter ``files``. Raises InputError, which names the path and the problem."""
     wanted = [_parse_entry(entry) for entry in entries]
     for entry in wanted:
         if sum(other.path == entry.path for other in wanted) > 1:
@@ -172,9 +172,9 @@ def _parse_mode(path: str, mode: Any) -> Optional[int]:
 
 
 def read(path: str) -> Current:
-    """What is at ``path`` now. A link to a file counts as that file. Raises HostStateError for what no text can be in.
+    """What currently exists at ``path``. A link to a file counts as that file. Raises HostStateError for other kinds.
 
-    Where nothing is, the ids are of whoever may write there.
+    If nothing exists, the IDs are those of the account that can write there.
     """
     try:
         with reach(path) as place:
@@ -194,7 +194,10 @@ def read(path: str) -> Current:
 
 
 def plan(wanted: Wanted, current: Current, ids: Tuple[Optional[int], Optional[int]]) -> Optional[Step]:
-    """The change that ``wanted`` needs, or None. ``ids`` are the wanted owner's and group's, None to leave them."""
+    """The change that ``wanted`` requires, or None.
+
+    ``ids``: those of the wanted owner and group, None to keep the current.
+    """
     is_block = bool(wanted.marker)
     if ABSENT not in (current.kind, wanted.state) and current.kind != _kind(wanted.state):
         raise HostStateError(
@@ -209,7 +212,7 @@ def plan(wanted: Wanted, current: Current, ids: Tuple[Optional[int], Optional[in
             return Step(wanted.path, current, ABSENT, None, 0, 0, 0)
         rest = without_block(current.text, wanted.marker)
         if not rest and current.text:
-            # It held nothing but our lines, so it was ours.
+            # It contained only our lines, so it was ours.
             return Step(wanted.path, current, ABSENT, None, 0, 0, 0)
         text: Optional[str] = shown(rest) if wanted.hide else rest
     elif wanted.state == DIRECTORY:
@@ -247,12 +250,14 @@ def block_in(text: str, marker: str) -> Optional[str]:
 
 
 def without_block(text: str, marker: str) -> str:
-    """``text`` without the lines from the BEGIN to the END marker, wherever and however often they stand."""
+    """``text`` without any lines from a BEGIN to an END marker, however often they occur."""
     return re.sub(_block(marker), "", text)
 
 
 def with_block(text: str, wanted: Wanted) -> str:
-    """``text`` with the block where it stood, else at the start or end, and with the lines of ``hide`` hidden."""
+    """``text`` with the block at its current place, or else the start or end, and with lines that match ``hide``
+    hidden.
+    """
     begin, end = (wanted.marker.replace("{mark}", mark) for mark in ("BEGIN", "END"))
     body = wanted.content if wanted.content.endswith("\n") or not wanted.content else wanted.content + "\n"
     block = f"{begin}\n{body}{end}\n"
@@ -270,17 +275,17 @@ def with_block(text: str, wanted: Wanted) -> str:
 
 
 def hidden(text: str, pattern: str) -> str:
-    """``text`` with each whole line that matches switched off."""
+    """``text`` with each whole line that matches commented out."""
     return re.sub(rf"(?m)^({pattern})$", lambda line: HIDDEN + line.group(1), text)
 
 
 def shown(text: str) -> str:
-    """``text`` with each line that was switched off switched on again."""
+    """``text`` with each hidden line restored."""
     return re.sub(rf"(?m)^{re.escape(HIDDEN)}", "", text)
 
 
 def owner_ids(wanted: Wanted) -> Tuple[Optional[int], Optional[int]]:
-    """The ids of the wanted owner and group. A group that is not given is the owner's own."""
+    """The IDs of the wanted owner and group. If no group is given, it is the owner's primary group."""
     uid: Optional[int] = None
     gid: Optional[int] = None
     try:
@@ -297,7 +302,7 @@ def owner_ids(wanted: Wanted) -> Tuple[Optional[int], Optional[int]]:
 
 
 def apply(step: Step) -> None:
-    """Bring one change about. A file is the old or the new one at any moment, except where it is a mount point."""
+    """Apply one change. A file is always either the old or the new one, except if it is a mount point."""
     try:
         with reach(step.path, follow=step.kind != ABSENT, make=step.kind == DIRECTORY) as place:
             if step.kind == ABSENT:
@@ -329,7 +334,7 @@ def _remove(place: Place) -> None:
             "Remove it, and run again.",
             path=place.path,
         )
-    # Through this it is looked for in the folder that is open, whatever is at its path by now.
+    # This path refers to the open folder, whatever is at its original path by now.
     shutil.rmtree(f"/proc/self/fd/{place.folder}/{place.name}")
 
 
@@ -343,7 +348,7 @@ def _write(place: Place, step: Step) -> None:
                 "Choose a directory that only root can write to, or another owner.",
                 path=step.path,
             )
-        # Whose folder it is could have replaced it as well.
+        # The owner of the folder could have replaced it as well.
         owner = own, os.getegid()
     try:
         write_in(place.folder, place.name, text, step.mode, owner)

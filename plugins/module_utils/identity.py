@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work as the owner of a folder and not as root, so that a link that the owner puts there leads nowhere new."""
+"""Act as the owner of a folder instead of root, so that links of the owner lead nowhere that the owner could not go."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import bec
 
 
 def account(user: str) -> pwd.struct_passwd:
-    """The account. Raises HostStateError where there is none."""
+    """The account of a user. Raises HostStateError if it does not exist."""
     try:
         return pwd.getpwnam(user)
     except KeyError as failure:
@@ -26,7 +26,7 @@ def account(user: str) -> pwd.struct_passwd:
 
 @contextmanager
 def acting_as(user: str) -> Iterator[pwd.struct_passwd]:
-    """Open, create and delete files with the rights of ``user`` and its groups. For one thread, and root before."""
+    """Open, create and delete files with the rights of ``user`` and its groups. Requires root and a single thread."""
     entry = account(user)
     if entry.pw_uid == os.geteuid():
         yield entry
@@ -42,7 +42,7 @@ def acting_as(user: str) -> Iterator[pwd.struct_passwd]:
 
 
 def command_as(user: str, argv: List[str]) -> List[str]:
-    """The command that runs ``argv`` with the rights of ``user``, and with no way to more."""
+    """The command that runs ``argv`` with the rights of ``user``, and no way to gain more."""
     entry = account(user)
     if entry.pw_uid == os.geteuid():
         return argv

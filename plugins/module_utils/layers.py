@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare what the layers of a cluster have on this host with what the record makes of it. Reads only."""
+"""Compare the layers of a cluster on this host with what the record requires. Read-only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_SET_UP = "not set up"
 _RUNNING = ("active", "activating", "reloading")
 _AT_BOOT = ("enabled", "enabled-runtime", "static", "generated", "alias", "linked")
 
-#: The layers that compare a host with the parameters of their modules by themselves.
+#: The layers that compare the host with the parameters of their modules themselves.
 LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Differences]] = {
     "names": names.differences,
     "ssh": ssh_files.differences,
@@ -37,7 +37,7 @@ LAYERS: Mapping[str, Callable[[Runner, Mapping[str, Any]], host_files.Difference
 
 
 def difference(expected: Mapping[str, Any], text: Optional[str]) -> str:
-    """The problems of one file, in words; empty if it is right. ``text`` is None if there is no file."""
+    """The differences of one file as a message; empty if there are none. ``text`` is None if the file does not exist."""
     path = expected["path"]
     missing = f"{path} is missing"
     if text is None:
@@ -46,7 +46,7 @@ def difference(expected: Mapping[str, Any], text: Optional[str]) -> str:
 
 
 def parse_units(shown: str) -> Dict[str, Dict[str, str]]:
-    """The properties of each unit, from `systemctl show --property=Id,…` of several."""
+    """The properties of each unit, from `systemctl show --property=Id,…` with several units."""
     units = {}
     for paragraph in shown.strip().split("\n\n"):
         properties = dict(line.split("=", 1) for line in paragraph.splitlines() if "=" in line)
@@ -56,7 +56,7 @@ def parse_units(shown: str) -> Dict[str, Dict[str, str]]:
 
 
 def service_differences(unit: str, properties: Mapping[str, str], reads: Sequence[str] = ()) -> List[str]:
-    """The problems of one unit, in words. ``reads``: files that it reads when it starts."""
+    """The problems of one unit as messages. ``reads``: files that it reads at its start."""
     if properties.get("LoadState") != "loaded":
         return [f"{unit} is missing"]
     words = []
@@ -71,15 +71,15 @@ def service_differences(unit: str, properties: Mapping[str, str], reads: Sequenc
 
 
 def read_file(path: str) -> Optional[str]:
-    """The text, or None where there is none. Raises HostStateError for what is not a file."""
+    """The text of a file, or None if it does not exist. Raises HostStateError if it is not a file."""
     current = host_files.read(path)
     return None if current.kind == host_files.ABSENT else current.text
 
 
 def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[Mapping[str, Any]]) -> Dict[str, str]:
-    """What differs, in words, by layer. Where nothing of a layer is there, it is not set up.
+    """The differences by layer, as messages. A layer of which nothing exists is not set up.
 
-    Services are compared where systemd runs them.
+    Services are compared if systemd runs them.
     """
     found: Dict[str, List[str]] = {}
     asked: Dict[str, int] = {}
@@ -104,7 +104,7 @@ def compare(run: Runner, files: Sequence[Mapping[str, Any]], services: Sequence[
 
 
 def compare_modules(run: Runner, asked: Mapping[str, Mapping[str, Any]]) -> Dict[str, str]:
-    """The same for the layers of LAYERS. ``asked``: the parameters of the module of each."""
+    """The same for the layers in LAYERS. ``asked``: the parameters of each layer's module."""
     found = {}
     for layer, params in asked.items():
         try:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one place where our errors and results meet AnsibleModule."""
+"""The one place where our errors and results are passed to AnsibleModule."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_pr
 class Outcome(NamedTuple):
     """The result of a module.
 
-    ``values`` are the return keys. ``before`` and ``after`` are text for the diff, without secrets;
-    leave both empty where there is nothing to show.
+    ``values`` are the return keys. ``before`` and ``after`` are text for the diff, without secrets; leave both empty if
+    there is nothing to show.
     """
 
     changed: bool
@@ -28,9 +28,9 @@ class Outcome(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One of the things that a layer has on a host: whether it differs, how it is and will be, and what brings it about.
+    """A part of a layer on a host: whether it differs, its current and desired state, and how to apply it.
 
-    ``apply`` may have something to do even if nothing differs: an earlier run may have been interrupted.
+    ``apply`` may have something to do even if nothing differs, since an earlier run may have been interrupted.
     """
 
     changed: bool
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def bring_about(parts: Sequence[Part], values: Dict[str, Any], look_only: bool) -> Outcome:
-    """Apply the parts one after the other, unless this is a look; ``values`` are the return keys."""
+    """Apply the parts in order, unless ``look_only`` is set. ``values`` are the return keys."""
     if not look_only:
         for part in parts:
             part.apply()
@@ -51,15 +51,16 @@ def bring_about(parts: Sequence[Part], values: Dict[str, Any], look_only: bool) 
 def exit_with(
     module: AnsibleModule, work: Callable[[], Outcome], host: Optional[str] = None, echo: bool = True
 ) -> None:
-    """Do the work and end the module: the only exit for success and for every error of this collection.
+    """Do the work and end the module: the only exit for success and for all errors of this collection.
 
-    ``host`` names the machine in error messages, since a delegated task shows another one's name. Without ``echo`` the
-    result does not repeat the arguments, as Ansible has it otherwise: they may be a whole record, or more than the answer.
+    ``host`` names the machine in error messages, since a delegated task shows another host's name. Without ``echo``,
+    the result does not repeat the arguments, as Ansible does by default: they may contain a whole record, or be larger
+    than the result.
     """
     try:
         outcome = work()
     except GpumeshError as error:
-        # It may contain names from users of the host and output of its programs.
+        # It may contain names chosen by users of the host, and output of its programs.
         message = printable(f"{host}: {error}" if host else str(error))
         module.fail_json(msg=message, error=all_printable(error.as_result()))
     result: Dict[str, Any] = {"changed": outcome.changed, **outcome.values}

@@ -10,8 +10,11 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 
 
 class Mounted(NamedTuple):
-    """One line of /proc/self/mountinfo. ``options`` are those of its file system, ``own`` those of the mount itself, as
-    nosuid. ``device``: as ``major:minor``; that of a network's file system is the same wherever it is seen."""
+    """One line of /proc/self/mountinfo.
+
+    ``options`` are those of its file system, ``own`` those of the mount itself, such as nosuid. ``device`` has the form
+    ``major:minor``; that of a network file system is the same for all of its mounts.
+    """
 
     point: str
     filesystem: str
@@ -23,7 +26,7 @@ class Mounted(NamedTuple):
 
 
 def parse_mountinfo(text: str) -> List[Mounted]:
-    """Every mount, the later ones over the earlier ones; proc(5)."""
+    """Every mount, later ones over earlier ones; see proc(5)."""
     found = []
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")
@@ -36,14 +39,14 @@ def parse_mountinfo(text: str) -> List[Mounted]:
 
 
 def holding(mounted: Sequence[Mounted], path: str) -> Optional[Mounted]:
-    """The mount that ``path`` is on; None where the list has not even a root."""
+    """The mount that contains ``path``; None if the list does not even have a root."""
     found = [mount for mount in mounted if mount.point in ("/", path) or path.startswith(mount.point + "/")]
-    # Of several on one point the last is the one that is seen.
+    # Of several mounts on one point, the last one is visible.
     return max(enumerate(found), key=lambda entry: (len(entry[1].point), entry[0]))[1] if found else None
 
 
 def options_by_point(text: str) -> Dict[str, List[str]]:
-    """The options of each mount itself. An automount alone is none."""
+    """The options of each mount itself. An automount alone does not count."""
     return {mount.point: mount.own for mount in parse_mountinfo(text) if mount.filesystem != "autofs"}
 
 
@@ -53,5 +56,5 @@ def devices_by_point(text: str) -> Dict[str, str]:
 
 
 def unescaped(text: str) -> str:
-    """A path of a mount table, where blanks stand in octal."""
+    """A path of a mount table, with its octal escapes decoded."""
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)

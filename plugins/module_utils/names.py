@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The names of a cluster's members in this host's /etc/hosts.
 
-A container engine writes that file anew at each start. Where supervisord is what runs after it, a program of ours puts the
-names back: this module with the parameters of its last run.
+A container engine rewrites that file at each start. If supervisord runs in the container, a program of ours restores
+the names: this module with the parameters of its last run.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _PATH = "/etc/hosts"
 
 
 def files(params: Mapping[str, Any], node: str) -> List[Dict[str, Any]]:
-    """What is wanted of /etc/hosts, for host_files. ``params``: the module's; ``node``: what the host calls itself.
+    """The wanted lines in /etc/hosts, for host_files. ``params``: the module's; ``node``: the host's own name.
 
-    Debian maps that name to 127.0.1.1, where no other member can follow, and a container engine to an address outside of
-    the mesh. The resolver merges all lines of a name, so being first is not enough: those lines are hidden, and shown
-    again when the names go. An engine writes its line with a tab, which the lines of other clusters do not have.
+    Debian maps that name to 127.0.1.1, which other members cannot use, and a container engine to an address outside of
+    the mesh. The resolver merges all lines of a name, so being first is not enough: those lines are hidden, and
+    restored when the names are removed. An engine writes its line with a tab, which lines of other clusters do not
+    have.
     """
     block: Dict[str, Any] = {"path": _PATH, "marker": host_files.marker(params["cluster"])}
     if params["state"] == "absent":
@@ -40,12 +41,12 @@ def files(params: Mapping[str, Any], node: str) -> List[Dict[str, Any]]:
 
 
 def differences(_run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
-    """How this host differs from the parameters of the module."""
+    """How this host differs from the module's parameters."""
     return host_files.differences(files(params, os.uname().nodename))
 
 
 def lines(members: Sequence[Mapping[str, Any]], address: str, label: str) -> List[str]:
-    """One line for each member that has a name. The member at ``address``, this host, has ``label`` besides."""
+    """One line for each member that has a name. The member at ``address``, this host, also has ``label``."""
     taken = {name for member in members for name in member["names"]} | {"localhost", ""}
     own = [label] if label not in taken else []
     named = [
@@ -55,7 +56,7 @@ def lines(members: Sequence[Mapping[str, Any]], address: str, label: str) -> Lis
 
 
 def program_text(name: str, path: str) -> str:
-    """The section of supervisord for the program at ``path``, which runs once at each start."""
+    """The supervisord section of the program at ``path``, which runs once at each start."""
     lines = [
         "# Written by the Ansible collection gpumesh.cluster; changes here are lost.",
         f"[program:{name}]",
@@ -72,7 +73,7 @@ def program_text(name: str, path: str) -> str:
 
 
 def main(given: Mapping[str, Any], _arguments: Sequence[str] = ()) -> int:
-    """The entry of the program. ``given``: the parameters of the module."""
+    """The entry point of the program. ``given``: the module's parameters."""
     try:
         host_files.see_to(files(given, os.uname().nodename), False)
     except GpumeshError as failure:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A directory of a user where all users can make some, such as below /var/tmp: nobody else may have put it there."""
+"""A user's directory in a place where all users can create some, such as /var/tmp: nobody else may have created it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def owned(path: str, option: str, forbidden: int = 0o077) -> int:
-    """Open a directory in which nobody else can put anything, which is made where it is not there.
+    """Open a directory in which nobody else can create anything. It is created if it does not exist.
 
-    ``option``: what chooses another one. ``forbidden``: what others must not have, by default any right. Raises
-    HostStateError.
+    ``option``: the option with which another one is chosen. ``forbidden``: the mode bits that others must not have, by
+    default all. Returns a descriptor. Raises HostStateError.
     """
     refuse_open(os.path.dirname(path), option)
     try:
@@ -40,7 +40,7 @@ def owned(path: str, option: str, forbidden: int = 0o077) -> int:
 
 
 def refuse_open(path: str, option: str) -> None:
-    """Raises HostStateError where another user could put another directory in the place of one below this one."""
+    """Raises HostStateError if another user could replace a directory below this one."""
     place = os.path.realpath(path)
     while True:
         try:

@@ -1,10 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which cluster has what a host has once: its munge key, the environment of its jobs, its Slurm.
+"""Which cluster owns what exists only once on a host: its munge key, the environment of its jobs, its Slurm.
 
 A host may be in several clusters, but a second one would replace the key, the files and the queue of the first. So the
-cluster that sets them up writes its id beside its records, and others refuse, or pass by when they leave.
+cluster that sets them up writes its ID beside its records. Other clusters refuse to set them up, and skip them when
+they leave.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ Owners = Mapping[str, Owner]
 
 
 class Note(NamedTuple):
-    """The file of this host, current and desired: nobody's is no file.
+    """The file of this host, current and desired. Without owners, there is no file.
 
-    ``member``: whether the host holds a copy of the cluster's record, or something that it owned. ``others``: what belongs
-    to other clusters.
+    ``member``: whether the host has a copy of the cluster's record, or something that it owned. ``others``: what
+    belongs to other clusters.
     """
 
     path: str
@@ -49,17 +50,17 @@ class Note(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether it has to be written."""
+        """Whether the file has to be written."""
         return self.before != self.after
 
 
 def path_beside(records: str) -> str:
-    """The file that says who owns what, for a folder of records."""
+    """The path of the file with the owners, for a folder of records."""
     return os.path.join(os.path.dirname(records.rstrip("/")), _FILE)
 
 
 def parse(text: Optional[str], path: str = _FILE) -> Dict[str, Owner]:
-    """The owner of each thing; without a text there are none. Raises HostStateError."""
+    """The owner of each thing; none without a text. Raises HostStateError."""
     if text is None:
         return {}
     try:
@@ -81,10 +82,10 @@ def render(owners: Owners) -> str:
 def known(
     owners: Owners, held: Sequence[Record], layer: Optional[str], damaged: Sequence[str] = ()
 ) -> Dict[str, Owner]:
-    """The owners that are still clusters of this host: those whose record it holds.
+    """The owners that are still clusters of this host: those whose record it has.
 
-    ``damaged``: the names of clusters whose record cannot be read, and who may well be the owners. ``layer``: the text of
-    the job environment, which names the cluster where an earlier version noted no owner.
+    ``damaged``: the names of clusters whose record is unreadable, and which may be the owners. ``layer``: the text of
+    the job environment, which names the cluster if an earlier version did not record an owner.
     """
     here = {record["name"]: Owner(record["name"], record["id"]) for record in held}
     found = {thing: owner for thing, owner in owners.items() if owner in here.values() or owner.name in damaged}
@@ -96,7 +97,7 @@ def known(
 
 
 def claim(owners: Owners, things: Iterable[str], owner: Owner) -> Dict[str, Owner]:
-    """The owners once ``owner`` has these too. Raises HostStateError where another cluster has one."""
+    """The owners once ``owner`` has these too. Raises HostStateError if another cluster has one of them."""
     theirs = of_others(owners, owner)
     taken = [thing for thing in things if thing in theirs]
     if taken:
@@ -134,9 +135,9 @@ def _cluster_in(layer: str) -> str:
 
 
 def look(records: str, cluster: Owner, things: Optional[Iterable[str]]) -> Note:
-    """What the file says once the cluster has these things too; with None, once it has left. ``records``: their folder.
+    """The file once the cluster has these things too; with None, once it has left. ``records``: their folder.
 
-    Raises HostStateError where another cluster has one of them.
+    Raises HostStateError if another cluster has one of them.
     """
     path = path_beside(records)
     found = store.scan(records)
@@ -146,14 +147,14 @@ def look(records: str, cluster: Owner, things: Optional[Iterable[str]]) -> Note:
     noted = parse(text, path)
     present = known(noted, held, files.read_text(_LAYER_FILE), damaged)
     wanted = release(present, cluster) if things is None else claim(present, things, cluster)
-    # A copy that is damaged tells that there was a sound one.
+    # A damaged copy shows that there was a valid one.
     copies = [record["id"] for record in held] + [cluster.id for name in damaged if name == cluster.name]
     member = cluster in noted.values() or cluster.id in copies
     return Note(path, text, render(wanted) if wanted else None, member, of_others(present, cluster))
 
 
 def write(note: Note) -> None:
-    """Bring it about."""
+    """Write or remove the file."""
     if note.changed and note.after is None:
         files.remove_file(note.path)
     elif note.changed and note.after is not None:

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A program of the collection as one file that runs without Ansible: a zip archive that Python executes.
 
-It holds the very sources that modules run, so that both do the same.
+It contains the same sources that modules use, so both behave the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 
 _MODE = 0o755
 _ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
-#: Equal contents give equal archives: no file has a time.
+#: The same content gives the same archive: files have a fixed time.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MAIN = """\
 import json
@@ -48,7 +48,7 @@ def sources(entry: str) -> Dict[str, str]:
 
 
 def _imported(source: str) -> List[str]:
-    """The modules of the collection that a source imports, whole or names of them."""
+    """The modules of the collection that a source imports, as a whole or by name."""
     names: List[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_ROOT):
@@ -79,7 +79,7 @@ def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
     text = json.dumps(settings, sort_keys=True)
     contents["__main__.py"] = _MAIN.format(entry=entry, settings=text)
     archive = io.BytesIO()
-    # Alone and without site packages: what a user has installed must not change what a root's program does.
+    # Isolated and without site packages: what a user has installed must not change a program of root's.
     archive.write(f"#!{interpreter} -IS\n".encode())
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as writer:
         for path in sorted(contents):
@@ -88,14 +88,14 @@ def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
 
 
 def module_part(path: str, source: Optional[str]) -> Part:
-    """The desired module for Python programs; without a source it is removed, with the folders that it leaves empty."""
+    """The desired module for Python programs. Without a source, it is removed, with the folders that become empty."""
     if source is not None:
         return part(path, source.encode("utf-8"), 0o644)
     return _absent(path, lambda: _remove_module(path))
 
 
 def part(path: str, content: Optional[bytes], mode: int = _MODE) -> Part:
-    """The desired program on this host; without content it is removed. No diff is shown of an archive."""
+    """The desired program on this host. Without content, it is removed. The diff does not show an archive."""
     if content is None:
         return _absent(path, lambda: _remove(path))
     current = _current(path, mode)
@@ -111,7 +111,7 @@ def _absent(path: str, remove: Callable[[], None]) -> Part:
 
 
 def _current(path: str, mode: int) -> bytes:
-    """The file as it is; nothing where there is none, or one with another mode."""
+    """The current file; empty if it does not exist, or has another mode."""
     try:
         with open(path, "rb") as stream:
             if os.fstat(stream.fileno()).st_mode & 0o7777 == mode:
@@ -137,5 +137,5 @@ def _remove_module(path: str) -> None:
     for other in glob.glob(f"{glob.escape(compiled)}/{name.rpartition('.')[0]}.*.pyc"):
         remove_file(other)
     for empty in (compiled, folder, os.path.dirname(folder)):
-        # Another layer's module may be there, and an earlier run may have come so far.
+        # Another layer's module may exist, and an earlier run may have been interrupted here.
         remove_empty(empty)

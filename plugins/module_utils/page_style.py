@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What all pages of the collection look like: the report of the check, and that of a profile, which is made on members."""
+"""The appearance of all pages of the collection: the report of the check, and that of a profile, which members create."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIGHT = """\
   --c0: #1f5f99; --c1: #b35a00; --c2: #14713f; --c3: #8a3c8f; --c4: #0f7a80; --c5: #6b5b1e;
 }
 """
-#: For those whose system is dark and who have not chosen, and for those who have.
+#: For systems with a dark theme if the user has not chosen one, and for users who have.
 _DARK = """\
   color-scheme: dark;
   --paper: #101315; --card: #171b1e; --ink: #e7eaec; --soft: #9ba6b0; --line: #2a3035; --faint: #1d2226;
@@ -144,7 +144,7 @@ STYLE = (
     + _REST
 )
 
-#: The button that switches between light and dark, which every page has.
+#: The button that switches between light and dark on every page.
 THEME_BUTTON = (
     '<button type="button" id="theme" aria-label="Switch between light and dark">'
     '<svg width="14" height="14" viewBox="0 0 14 14" aria-hidden="true">'

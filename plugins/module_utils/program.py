@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one place where our errors meet the programs that run without Ansible, as module.py is for modules."""
+"""The one place where our errors are handled in programs that run without Ansible, as module.py does for modules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Gpum
 
 
 def exit_status(name: str, work: Callable[[], int]) -> int:
-    """What ``work`` returns; 2 for what is refused, with the reason on the standard error, and 1 if nobody reads on.
+    """The result of ``work``; 2 for an error, with its reason on stderr, and 1 if the output is no longer read.
 
-    ``name``: of the program, with which the reason begins.
+    ``name``: the program's name, with which the reason starts.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What others have said may have letters that the user's locale has not.
+        # Text from elsewhere may contain characters that the user's locale lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = work()
@@ -28,7 +28,7 @@ def exit_status(name: str, work: Callable[[], int]) -> int:
         sys.stderr.write(f"{name}: {failure}\n")
         return 2
     except BrokenPipeError:
-        # As with head. Python would complain once more when it ends.
+        # As with head. Otherwise, Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     return status

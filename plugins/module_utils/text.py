@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Text of hosts and their users: read without surprises, and made fit to be shown."""
+"""Text of hosts and their users: parsed safely, and made safe to display."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import re
 import unicodedata
 from typing import Any, Optional, Union
 
-#: Control characters, what turns the direction of writing, halves of characters, and separators of lines.
-#: No counter, size or process of a host has more digits; Python refuses thousands of them with an error.
+#: No counter, size or process ID of a host has more digits; Python raises an error for thousands of them.
 _WHOLE = re.compile(r"[0-9]{1,18}")
+#: Control characters, characters that change the direction of writing, surrogates, and line separators.
 _STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def whole_number(text: Optional[str]) -> Optional[int]:
-    """The number; None for any other text. Unlike ``isdecimal``, only the digits 0 to 9 are accepted."""
+    """The number; None for any other text. Unlike with ``isdecimal``, only the digits 0 to 9 are accepted."""
     return int(text) if text is not None and _WHOLE.fullmatch(text) else None
 
 
 def from_json(text: Union[str, bytes]) -> Any:
-    """What ``json.loads`` makes of it. Raises ValueError, and nothing else, also where it is nested too deeply."""
+    """The result of ``json.loads``. Raises only ValueError, also for too deeply nested input."""
     try:
         return json.loads(text)
     except RecursionError as failure:
@@ -30,7 +30,7 @@ def from_json(text: Union[str, bytes]) -> Any:
 
 
 def printable(text: str) -> str:
-    """``text`` without anything that moves the cursor, changes colours or turns the direction of writing."""
+    """``text`` without characters that move the cursor, change colours or the direction of writing."""
     if text.isprintable():
         return text
     return "".join(
@@ -46,7 +46,7 @@ def printable(text: str) -> str:
 
 
 def all_printable(value: Any) -> Any:
-    """The same with every text in lists and dictionaries."""
+    """The same for every text in lists and dictionaries."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

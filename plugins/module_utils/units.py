@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sizes in binary units, as people write them and read them."""
+"""Sizes in binary units, for input and output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def size_of(volume: str, text: str) -> int:
 
 
 def in_words(size: int) -> str:
-    """Bytes in the largest unit that they fill."""
+    """Bytes in the largest unit of which they are at least one."""
     amount, unit = size / 1024, 0
     while amount >= 1024 and unit < len(_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1

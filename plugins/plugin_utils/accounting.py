@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The accounting of Slurm in the MariaDB of a host, for the actions that create, save and delete it."""
+"""Slurm's accounting in a host's MariaDB, for the actions that create, save and delete it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SYSTEM = {"information_schema", "mysql", "performance_schema", "sys"}
 
 
 class Accounting:
-    """MariaDB runs from here on, since only it can read, change or delete its data."""
+    """The accounting. MariaDB is started with it, since only MariaDB can read, change or delete the data."""
 
     def __init__(self, action: HostAction) -> None:
         """Raises ModuleFailedError if MariaDB cannot be run."""
@@ -29,7 +29,7 @@ class Accounting:
         self.changed = bool(self._run["changed"])
 
     def create(self) -> None:
-        """Create the database if there is none, and load the accounting saved by the former manager."""
+        """Create the database if it is missing, and load the accounting saved by the former manager."""
         if not self._run["database"]:
             return
         self._do(
@@ -39,8 +39,8 @@ class Accounting:
             plugin="unix_socket",
             priv=f"{slurm.DATABASE}.*:ALL",
         )
-        # Last, and then the accounting: where the database is there, all of this has been done, and the file goes once
-        # it is loaded.
+        # Created last, followed only by loading: if the database exists, everything before has been done, and the file
+        # is deleted once it is loaded.
         self._do("community.mysql.mysql_db", **self._login, name=slurm.DATABASE)
         self._carry("loaded")
 
@@ -62,7 +62,7 @@ class Accounting:
             self._do("gpumesh.cluster.daemon", name="mariadb", state="absent", **self._action.supervisor())
 
     def _carry(self, state: str) -> None:
-        # In check mode the database may not be there yet.
+        # In check mode, the database may not exist yet.
         if not self._action.check_mode:
             self._do(_MODULE, socket=self.socket, state=state)
 

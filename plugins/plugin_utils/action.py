@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The base of the action plugins of this collection: they decide on the controller, and run modules on the task's host.
+"""The base of this collection's action plugins: they decide on the controller, and run modules on the task's host.
 
 Converts our errors for Ansible's actions, as module.py does for modules and filtering.py for filters.
 """
@@ -25,9 +25,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_pr
 
 _COLLECTION = Path(__file__).resolve().parents[2]
 _ROLES = _COLLECTION / "roles"
-#: Callbacks whose whole output is read by programs: with these, a text is only in the task's result.
+#: Callbacks whose output is read by programs: with these, text appears only in the task's result.
 _FOR_PROGRAMS = ("json", "jsonl", "ansible.posix.json", "ansible.posix.jsonl")
-#: Options that the actions of the layers have in common.
+#: Options that the actions of all layers share.
 RECORD = {"type": "raw", "required": True}
 STATE = {"type": "str", "choices": ["present", "absent"], "default": "present"}
 
@@ -61,7 +61,7 @@ class HostAction(ActionBase):
     TRANSFERS_FILES = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ansible's entry point: the result of ``work``, or of whatever failed in it."""
+        """Ansible's entry point. Returns the result of ``work``, or its failure."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         self.variables = task_vars or {}
         try:
@@ -73,7 +73,7 @@ class HostAction(ActionBase):
             return {**result, "failed": True, "msg": message, "error": all_printable(error.as_result())}
 
     def work(self) -> dict[str, Any]:
-        """Perform the task; its result."""
+        """Perform the task. Returns its result."""
         raise NotImplementedError
 
     def arguments(self, **options: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,14 +81,14 @@ class HostAction(ActionBase):
         return dict(self.validate_argument_spec(options)[1])
 
     def record(self) -> model.Record:
-        """The cluster record that the task is given. Raises RecordError or InputError."""
+        """The cluster record that was passed to the task. Raises RecordError or InputError."""
         return model.parse(self.named(self._task.args.get("record")))
 
     def named(self, record: Any) -> Any:
-        """A cluster record that a task is given by itself or by the name of a variable.
+        """A cluster record that was passed as a value, or by the name of a variable.
 
-        By name it is taken as it is: to look for templates in a record of 1,000 members costs 0.06 s at each task on each
-        host. Raises InputError.
+        If passed by name, it is not templated: searching a record of 1,000 members for templates takes 0.06 s per task
+        and host. Raises InputError.
         """
         if not isinstance(record, str):
             return record
@@ -103,9 +103,9 @@ class HostAction(ActionBase):
         return str(self.variables["inventory_hostname"])
 
     def own_options(self, specification: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The action's own options of the task, validated, and all others, which are for a module.
+        """Validate the action's own options of the task. Returns them, and all others, which are for a module.
 
-        A cluster record is best taken from the others: checking copies what it checks. Raises InputError.
+        A cluster record should be among the others, since validation copies its values. Raises InputError.
         """
         own = {name: value for name, value in self._task.args.items() if name in specification}
         checked = ArgumentSpecValidator(specification).validate(own)
@@ -127,19 +127,22 @@ class HostAction(ActionBase):
     def variable(self, name: str, default: Any = None, empty: Sequence[Any] = ("",)) -> Any:
         """A variable of the host, with its templates resolved.
 
-        An extra variable that is ``empty`` is an answer that nobody gave: what the inventory says counts.
+        An extra variable with an ``empty`` value is an unanswered question of a survey: the inventory's value is used.
         """
         unanswered = name in self._extra_vars and self._extra_vars[name] in empty
         known = self._without_extra_vars if unanswered else self.variables
         return self._templar.template(known[name]) if name in known else default
 
     def option(self, name: str, option: Mapping[str, Any]) -> Any:
-        """The value of a role's option; None if it is not set. An empty one not among ``choices`` is not set."""
+        """The value of a role's option; None if it is not set.
+
+        An empty value that is not among ``choices`` counts as not set.
+        """
         return self.variable(name, empty=("", []) if "choices" in option else ("",))
 
     @cached_property
     def _extra_vars(self) -> dict[str, Any]:
-        """The extra variables of Ansible itself: removed ones are no longer visible."""
+        """Ansible's own extra variables, including those whose removal is no longer visible."""
         manager = getattr(self.variables.get("hostvars"), "_variable_manager", None)
         return manager.extra_vars if manager else {}
 
@@ -154,24 +157,26 @@ class HostAction(ActionBase):
             self._extra_vars.update(given)
 
     def of_hosts(self, *names: str) -> dict[str, dict[str, Any]]:
-        """These variables of each host of the play, failed ones too; None for one that is not set."""
+        """These variables of each host of the play, including failed ones; None for one that is not set."""
         variables = self.variables["hostvars"]
         hosts = ((machine, variables[machine]) for machine in self.variables["ansible_play_hosts_all"])
         return {machine: {name: own.get(name) for name in names} for machine, own in hosts}
 
     def registered(self, name: str, machines: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """What an earlier task registered under this name on the hosts of the play; empty for those without it."""
+        """The results that a task registered under this name on the hosts of the play; empty for hosts without one."""
         variables = self.variables["hostvars"]
         return {machine: variables[machine].get(name) or {} for machine in machines}
 
     def print_text(self, text: str) -> None:
-        """Print printable text through Ansible's own display, which is where every callback prints too."""
+        """Print text, which must be printable, through Ansible's own display, as every callback does."""
         if constants.config.get_config_value("DEFAULT_STDOUT_CALLBACK") not in _FOR_PROGRAMS:
             self._display.display(text)
 
     def controller_path(self, path: str) -> str:
-        """The whole path of a file on the controller: from the folder of the playbook, as Ansible has it, and with a playbook
-        of this collection, whose folder is not the user's, from where Ansible was started.
+        """The absolute path of a file on the controller.
+
+        Relative paths start at the folder of the playbook, as in Ansible, and for a playbook of this collection, whose
+        folder does not belong to the user, at the folder in which Ansible was started.
         """
         base = Path(self._loader.get_basedir()).absolute()
         return str(Path(Path.cwd() if base.resolve().is_relative_to(_COLLECTION) else base, path))
@@ -182,15 +187,16 @@ class HostAction(ActionBase):
         return self._task.delegate_to not in (None, self.variables.get("inventory_hostname"))
 
     def supervisor(self) -> dict[str, Any]:
-        """The paths of supervisord on the host: options that are the same for each of its daemons."""
+        """The paths of supervisord on the host: options that are the same for all daemons."""
         host = self.variables["hostvars"][self._task.delegate_to] if self.delegated else self.variables
         named = {name: f"daemon_{name}" for name in ("supervisor_config", "supervisor_programs")}
         return {name: self._templar.template(host[given]) for name, given in named.items() if host.get(given)}
 
     def options(self, role: str, *names: str) -> dict[str, Any]:
-        """Options of one of our roles, without its name before theirs, as a run of the role on this host has them.
+        """Options of one of our roles, without its prefix, with the values that a run of the role on this host would
+        have.
 
-        Their defaults have no templates. Raises InputError for those that are not valid.
+        Their defaults must not contain templates. Raises InputError for invalid values.
         """
         wanted = {f"{role}_{name}": specification(role)[f"{role}_{name}"] for name in names}
         given = {name: self.option(name, option) for name, option in wanted.items()}
@@ -214,9 +220,9 @@ class HostAction(ActionBase):
         look: Callable[[], dict[str, Any]],
         spacing: float,
     ) -> dict[str, Any]:
-        """Print the ``line`` of a result and of those that come after it, as long as it goes on; the last of them.
+        """Print the ``line`` of a result and of the following ones while it goes on. Returns the last one.
 
-        ``spacing``: seconds between two looks. No connection is held in between.
+        ``spacing``: the seconds between two queries. No connection is held in between.
         """
         shown = ""
         while goes_on(result):
@@ -235,9 +241,9 @@ class HostAction(ActionBase):
     def equipped_module(
         self, name: str, arguments: Mapping[str, Any], lacking: Callable[[Mapping[str, Any]], Sequence[str]]
     ) -> dict[str, Any]:
-        """Run a module, and again after installing the packages that turn out to be missing.
+        """Run a module, and run it again after installing packages that turn out to be missing.
 
-        ``lacking``: their names, by the result of the module. In check mode nothing is installed. Raises
+        ``lacking`` returns their names from the module's result. In check mode, nothing is installed. Raises
         ModuleFailedError.
         """
         result = self.module(name, arguments)
@@ -263,10 +269,10 @@ class HostAction(ActionBase):
         return str(facts.get("pkg_mgr", facts.get("ansible_pkg_mgr")))
 
     def install(self, packages: Sequence[str]) -> bool:
-        """Install packages with what the host has for that; whether anything changed.
+        """Install packages with the host's package manager. Returns whether anything changed.
 
-        Debian starts what it installs. Without a configuration, or in a container behind supervisord's back, that fails:
-        status 101 of a policy-rc.d forbids it.
+        Debian starts what it installs. Without a configuration, or in a container with supervisord, that would fail, so
+        a policy-rc.d with status 101 prevents it.
         """
         arguments: dict[str, Any] = {"name": list(packages), "state": "present"}
         if self.package_manager == "apt":

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What hosts say of the records that they hold, and whom to ask for the whole of one. Pure.
+"""The records that hosts report, and which hosts to query for a whole one. Pure.
 
-All members hold the same record, and it grows with their number. So each tells the digest of its own, and one that has it
-sends it. Who says the digest of a record says as much as who sends it: either may say of itself what it likes, and neither
-changes what the record is.
+All members have the same record, which grows with their number. So each reports only the digest of its own, and one
+that has it sends it. A reported digest has the same weight as a record that was sent: a host can claim anything about
+itself with either, and neither changes the content of the record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Told(NamedTuple):
-    """A record that a host announces without sending it."""
+    """A record that a host announced without sending it."""
 
     name: str
     generation: int
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 
 class Request(TypedDict):
-    """Which hosts to query for which records: the clusters' names, and the digests that the records are to have."""
+    """The hosts to query, and for which records: the clusters' names, and the expected digests."""
 
     machine: str
     whole: list[str]
@@ -57,16 +57,16 @@ class Request(TypedDict):
 def read_answers(
     results: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, Answer]:
-    """What each host answered, from the results of the module cluster_info. Everything in them is validated.
+    """Each host's answer, from the results of the module cluster_info. Everything in them is validated.
 
-    ``records``: those that were sent by any host, by digest, as ``sent`` gives them.
+    ``records``: those sent by any host, by digest, as returned by ``sent``.
     """
     store = _Store(records or {})
     return {machine: _answer(result, store) for machine, result in results.items()}
 
 
 def sent(results: Iterable[Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The records that hosts sent whole, by digest, and those of ``records``, which were sent before."""
+    """The records that hosts have sent, by digest, together with those in ``records``, which were sent before."""
     found: dict[str, Any] = dict(records)
     for result in results:
         for document in _held(result):
@@ -74,7 +74,7 @@ def sent(results: Iterable[Mapping[str, Any]], records: Mapping[str, Mapping[str
                 try:
                     record = model.parse(document)
                 except GpumeshError:
-                    # It is named with the answer of the host.
+                    # It is reported with the host's answer.
                     continue
                 found.setdefault(derive.digest(record), record)
     return found
@@ -87,10 +87,11 @@ def to_read(
     machines: Collection[str] | None = None,
     asked: Sequence[Mapping[str, Any]] = (),
 ) -> list[Request]:
-    """The hosts to query for the records that were announced but not sent: for each, one of those that announced it.
+    """The hosts to query for records that were announced but not sent: for each record, one of those that announced it.
 
-    ``names``: of these clusters alone; ``machines``: of what these tell; None for all. ``asked``: earlier requests. What
-    came of none of them is asked of others, of two, since one may have told of what it does not have.
+    ``names``: only for these clusters; ``machines``: only records announced by these; None for all. ``asked``: earlier
+    requests. If none of them returned a record, two others are queried, since one may have announced what it does not
+    have.
     """
     have = sent(results.values(), records)
     holders: dict[Told, list[str]] = {}
@@ -132,21 +133,21 @@ def _answer(result: Mapping[str, Any], store: _Store) -> Answer:
         try:
             records.append(store.record(document))
         except GpumeshError as failure:
-            # The module itself refuses such a record, so this host runs a different one.
+            # The module itself refuses such a record, so this host runs a different version.
             name = document.get("name") if isinstance(document, Mapping) else None
             spoilt.append({"path": f"{DEFAULT_FOLDER}/{name}.json", "reason": str(failure), "last_good": None})
     return Answer(records, spoilt, None)
 
 
 class _Store:
-    """The records that were sent, each parsed on first use, and once for all hosts that announced it."""
+    """The records that were sent. Each is parsed on first use, once for all hosts that announced it."""
 
     def __init__(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         self._documents = records
         self._read: dict[str, Record] = {}
 
     def record(self, document: object) -> Record:
-        """The record that a document is or tells of. Raises RecordError."""
+        """The record in a document, or the one that it announces. Raises RecordError."""
         if not _is_told(document):
             return model.parse(document)
         told = _told(document)
@@ -172,7 +173,7 @@ def _is_told(document: object) -> bool:
 
 
 def _told(document: object) -> Told | None:
-    """What a host tells of a record; None where it has sent one, or nothing that could be one."""
+    """The announcement in a document; None if it is a record, or anything else."""
     if not isinstance(document, Mapping):
         return None
     name, generation, digest = (document.get(key) for key in Told._fields)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-#: What a kind of object is called, and the setting that names it.
+#: The name of a kind of object, and the setting that names it.
 _KINDS = {
     "credentials": ("credential", "gpumesh_awx_credentials"),
     "notification_templates": ("notification template", "gpumesh_awx_notifications"),

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find the cluster record among the copies of several hosts, and say what else they hold. Pure.
+"""Find the cluster record among the copies of several hosts, and describe the other copies. Pure.
 
-No copy is signed, and root of a member can write into its own whatever it likes. So a copy counts by who says the same:
-its manager, which answers for what it holds; the manager before, where another one follows; or a second member. Tasks are
-delegated to the manager as root, so it also has to be a machine of the inventory, and not the one that runs Ansible.
+Copies are not signed, and root on a member can change its own. So a copy needs confirmation: by its manager, who is
+responsible for it; by the previous manager, if another one follows; or by a second member. Tasks are delegated to the
+manager as root, so it also has to be a machine of the inventory, and not the one that runs Ansible.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer, read_answers, to_read
 
-#: How many members outside of the play are asked beside the manager. After a hand-over every member that could be
-#: reached knows of it, so one that answers is enough; a second one is for the case that the first is down.
+#: How many members outside of the play are queried besides the manager. After a hand-over, all reachable members know
+#: of it, so one that answers is enough; the second one is for the case that the first is down.
 OUTSIDE_MEMBERS = 2
 
-#: The names of Ansible's connections to the machine that runs it.
+#: Names of Ansible's connections to the machine that runs it.
 _LOCAL = ("local", "ansible.builtin.local")
 
 
 class Known(NamedTuple):
-    """What does not come from the members: the machines of the inventory, their variables, and who manages by them."""
+    """What does not come from the members: the inventory's machines, their variables, and its manager."""
 
     machines: Collection[str]
     variables: Mapping[str, Mapping[str, Any]]
@@ -35,10 +35,10 @@ class Known(NamedTuple):
 
 
 class Word(NamedTuple):
-    """The user's decision where the copies are not sufficient.
+    """The user's decision if the copies are not sufficient.
 
-    ``trusted``: the machine whose copy counts. ``generation``: the one that it has, where others have a newer one.
-    ``successor``: who follows a manager that is permanently lost.
+    ``trusted``: the machine whose copy is used. ``generation``: its generation, if others have a newer one.
+    ``successor``: the machine that follows a permanently lost manager.
     """
 
     trusted: str | None = None
@@ -50,9 +50,9 @@ NO_WORD = Word()
 
 
 class Found(NamedTuple):
-    """The record to go by, whose copy it is, how the other copies stand to it, and what is worth saying.
+    """The record to use, whose copy it is, how the other copies relate to it, and remarks.
 
-    ``replaced``: the members whose copies have to give way to a trusted one.
+    ``replaced``: the members whose copies have to be replaced by a trusted one.
     """
 
     record: Record
@@ -90,9 +90,9 @@ def to_ask(
 ) -> list[dict[str, Any]]:
     """The queries that are needed before the record of a cluster can be found. Empty when all have been made.
 
-    ``held``: what the hosts of the play have said; ``outside``: what others have, who were asked by earlier ``requests``.
-    ``others``: whose other clusters are wanted too, those of machines that may be ``joining``, of ``all`` or of ``none``.
-    Each is asked as machine, whole, digests and known, the last as in the module cluster_info.
+    ``held``: the answers of the play's hosts; ``outside``: those of other hosts, to earlier ``requests``. ``others``:
+    whose other clusters are needed as well: of machines that may be ``joining``, of ``all`` or of ``none``. A query
+    consists of machine, whole, digests and known, the last as in the module cluster_info.
     """
     results = {**held, **outside}
     if others == "all":
@@ -115,15 +115,15 @@ def to_ask(
 
 
 def _fresh(ask: Sequence[dict[str, Any]], requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The requests that were not made before, each once."""
+    """The requests that have not been made before, each once."""
     return [one for number, one in enumerate(ask) if one not in requests and one not in ask[:number]]
 
 
 def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, word: Word = NO_WORD) -> Found | None:
     """The record of a cluster: the manager's, if available. None if no host has one.
 
-    Raises RecordError if the copies contradict each other, or if the manager is not confirmed. Without
-    ``known``, the manager is not compared with the inventory: for a look alone.
+    Raises RecordError if the copies contradict each other, or if the manager is not confirmed. Without ``known``, the
+    manager is not compared with the inventory, which is only suitable for displaying the record.
     """
     copies = _copies(answers, name)
     spoilt = _spoilt(answers, name)
@@ -155,10 +155,10 @@ def likeliest(answers: Mapping[str, Answer], name: str) -> Found:
 
 
 def refuse_manager(record: Record, known: Known) -> None:
-    """Refuse a manager that is not a machine of the inventory, or that is the machine which runs Ansible.
+    """Refuse a manager that is not a machine of the inventory, or that is the machine that runs Ansible.
 
-    Tasks are delegated to the manager as root, and it is shown what is secret. Whom the user names as the manager is
-    taken as it is. Raises RecordError.
+    Tasks are delegated to the manager as root, and it receives secrets. A manager that the user has named is accepted.
+    Raises RecordError.
     """
     manager = record["manager"]
     if manager not in known.machines:
@@ -183,9 +183,9 @@ def refuse_manager(record: Record, known: Known) -> None:
 
 
 def refuse_other(record: Record, name: str, manager: str) -> None:
-    """Refuse the record of another cluster or manager, where the manager has returned it after a change.
+    """Refuse a record of another cluster or manager that the manager has returned after a change.
 
-    Every later task believes it, and delegates to whom it names. Raises RecordError.
+    All later tasks rely on it, and are delegated to the manager that it names. Raises RecordError.
     """
     if (record["name"], record["manager"]) != (name, manager):
         raise RecordError(
@@ -267,7 +267,7 @@ def _refuse_contrary(record: Record, source: str, standing: Mapping[str, derive.
 
 
 def _refuse_unconfirmed(record: Record, source: str, copies: Mapping[str, Record], successor: str | None) -> None:
-    """Each manager named in a copy must confirm itself that another one follows it: anybody can extend a history."""
+    """Each manager named in a copy must itself confirm its successor, since any host can extend a history."""
     manager = record["manager"]
     if successor == manager:
         return

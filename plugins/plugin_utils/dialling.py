@@ -20,15 +20,15 @@ WHY_USERSPACE_ONLY = (
 )
 
 
-#: The options of the role mesh, each with the prefix mesh_, that decide what a host without TUN is.
+#: The options of the role mesh, each with the prefix mesh_, that determine the function of a host without TUN.
 OPTIONS = ("mesh_userspace", "mesh_userspace_nodes")
 
 
 def without_interface(held: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The members without an interface in the tailnet, sorted.
 
-    ``held``: what cluster_info has returned; a host that it has not asked counts as one that has an interface.
-    ``options``: OPTIONS of each host, None where one is not set. Raises InputError.
+    ``held``: the results of cluster_info; a host that was not queried counts as having an interface. ``options``:
+    OPTIONS of each host, None for those that are not set. Raises InputError.
     """
     return sorted(
         machine
@@ -38,12 +38,12 @@ def without_interface(held: Mapping[str, Mapping[str, Any]], options: Mapping[st
 
 
 def userspace_only(held: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Those of them that are not nodes. As ``without_interface``."""
+    """Those that are not nodes either. Parameters as in ``without_interface``."""
     return [machine for machine in without_interface(held, options) if not _is_wanted(machine, options[machine])]
 
 
 def _is_wanted(machine: str, options: Mapping[str, Any]) -> bool:
-    """Whether the host should be a node nevertheless. Raises InputError."""
+    """Whether the host should be a node in spite of that. Raises InputError."""
     given = options["mesh_userspace_nodes"]
     try:
         return bool(boolean(given or False))
@@ -64,9 +64,10 @@ def refuse_userspace_only(machines: Collection[str], needed: Collection[str]) ->
 
 
 def refuse_to_demote(record: model.Record, confined: Collection[str], leaving: Collection[str] = ()) -> None:
-    """Refuse to remove the library from a pod that is a node: its slurmd would run without it. Raises InputError.
+    """Refuse to remove the library from a pod that is a node, whose slurmd would run without it. Raises InputError.
 
-    ``confined``: who is to be no node; ``leaving``: who is being removed, and so is no node afterwards either.
+    ``confined``: machines that should not be nodes; ``leaving``: machines that are being removed, and will not be
+    nodes.
     """
     refused = sorted(set(derive.pods(record)) & set(confined) - set(leaving))
     if refused:

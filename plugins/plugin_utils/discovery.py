@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ``discover`` found: one document for programs and a page for people. Pure."""
+"""The results of ``discover``: one document for programs, and a page for people. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import rend
 
 SCHEMA_VERSION = 1
 
-#: Rows of the smaller tables that people still read; programs get everything.
+#: The number of rows that is still readable in the smaller tables; programs get all of them.
 _ROWS = 12
 
-#: Sentences are not squeezed below this, however narrow the terminal.
+#: The minimum width of sentences, however narrow the terminal is.
 _NARROWEST = 20
 
 
 def report(results: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """The document: facts of the hosts that answered, the others with their reason, and the subnets.
+    """The document: facts of the hosts that answered, the others with the reason, and the subnets.
 
-    ``results`` is what the task of interface_info registered, by host. Raises InputError.
+    ``results`` are the registered results of interface_info, by host. Raises InputError.
     """
     facts: dict[str, Any] = {}
     unreachable: dict[str, str] = {}
@@ -88,7 +88,7 @@ def _bullet(text: str, width: int) -> str:
 
 
 def _filled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns in which any row has something: a lab has no speeds, a LAN no RDMA."""
+    """The columns in which any row has a value: a lab has no speeds, a LAN no RDMA."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [key for key in keys if any(row.get(key) not in (None, "", 0) for row in rows)]
 
@@ -96,7 +96,7 @@ def _filled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _interface_rows(
     facts: Mapping[str, Any], judge: Judge, shared: Set[tuple[str, str]]
 ) -> tuple[list[dict[str, Any]], int]:
-    """The rows, and how many virtual interfaces without an address were left out."""
+    """The rows, and the number of virtual interfaces without an address that are omitted."""
     rows: list[dict[str, Any]] = []
     hidden = 0
     for host, host_facts in facts.items():
@@ -142,7 +142,7 @@ def _rdma_words(rdma: Mapping[str, Any] | None) -> str | None:
 
 
 def _note(interface: Mapping[str, Any], trouble: str | None) -> str:
-    """Why it is out, without its own name in front: that is in the row already."""
+    """Why an interface is excluded, without its own name, which is in the row already."""
     if interface["master"]:
         return f"port of {interface['master']}"
     return (trouble or "not shared").removeprefix(f"{interface['name']} ").removeprefix("is ")
@@ -193,7 +193,7 @@ def _members(members: Mapping[str, Any]) -> str:
 
 
 def _rejected_rows(rejected: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rejected subnets, without loopback and link-local ones, which are not worth listing."""
+    """The rejected subnets, without loopback and link-local ones, which are of no interest."""
     return [
         {"subnet": entry["subnet"], "hosts": entry["hosts"], "why": _rejection_words(entry)}
         for entry in rejected
@@ -215,7 +215,7 @@ def _silent_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _notes(found: Mapping[str, Any]) -> list[str]:
-    """Everything that will hurt later, a sentence each."""
+    """Everything that will cause problems later, one sentence each."""
     notes: list[str] = []
     for host, host_facts in found["hosts"].items():
         about = host_facts["host"]

@@ -1,8 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which downloads can be verified. What is fetched runs as root on every member, so it must be what was chosen, whoever is
-on the way."""
+"""Which downloads can be verified.
+
+What is downloaded runs as root on all members, so it must be what was chosen, even if the network is not trusted.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ _CHECKSUM = re.compile(r"sha(256|384|512):[0-9a-fA-F]{64,128}\Z")
 
 
 class Download(NamedTuple):
-    """Something that an option of a role has fetched."""
+    """A download that an option of a role causes."""
 
     option: str
     checksum: str
-    #: What the sentence is about, when it is not the address itself that is fetched.
+    #: The subject of the sentence, if it is not the downloaded address itself.
     prefix: str
-    #: Of which file the checksum is.
+    #: The file to which the checksum belongs.
     of: str
     #: What else can be given.
     instead: str
@@ -29,7 +31,7 @@ class Download(NamedTuple):
 
 
 _PATH = "or the path of an archive on the machine that runs Ansible"
-#: By role.
+#: The downloads by role.
 DOWNLOADS = {
     "mesh": (
         Download("mesh_tailscale_archive", "mesh_tailscale_checksum", "", "the archive that you trust,", _PATH),
@@ -51,7 +53,7 @@ DOWNLOADS = {
 
 
 def unverified(role: str, machine: str, option: Callable[[str], Any]) -> list[str]:
-    """Why what a role would fetch cannot be verified, a sentence for each option; ``option`` gives the value of one."""
+    """Why the downloads of a role cannot be verified, one sentence per option. ``option`` returns the value of one."""
     return [
         _refusal(one, machine, str(option(one.option))) for one in DOWNLOADS.get(role, ()) if not _sure(one, option)
     ]

@@ -11,7 +11,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.layers import NOT_SET_UP
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 
-#: The files that each daemon reads when it starts. The roles restart a daemon that is older than these.
+#: The files that each daemon reads at its start. The roles restart a daemon that is older than these.
 _NODE_FILES = ("slurmd.env", "slurm.conf", "cgroup.conf", "gres.conf")
 _READS = {
     "munge": ["/etc/munge/munge.key"],
@@ -33,7 +33,7 @@ def questions(
     machine: str,
     accounting: bool = True,
 ) -> dict[str, Any]:
-    """Parameters of the module layer_info for one member: for layers that do not compare it themselves."""
+    """Parameters of the module layer_info for one member, for layers that do not compare it themselves."""
     manager = derive.member_of(record, record["manager"])
     controller = derive.cluster_address(record, manager)
     manages = machine == record["manager"]
@@ -52,7 +52,7 @@ def _slurm(controller: str, manages: bool) -> list[dict[str, Any]]:
 
 
 def drift(record: model.Record, machine: str, states: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """What `site` would change on a member, by layer, in words. ``states``: what each member's layers have shown."""
+    """What `site` would change on a member, by layer, as messages. ``states``: the state of each member's layers."""
     own = states.get(machine, {})
     words = _mesh(record, machine, own.get("mesh"))
     host = own.get("host") or {}
@@ -92,7 +92,7 @@ def _tunnel(record: model.Record, machine: str, state: Mapping[str, Any]) -> str
 
 
 def _tailnet(record: model.Record, machine: str, state: Mapping[str, Any]) -> str:
-    """``state``: what the module tailscale returned in check mode; ``msg`` alone where it refused the host."""
+    """``state``: the result of the module tailscale in check mode; only ``msg`` if it refused the host."""
     if "backend_state" not in state:
         return str(state.get("msg", ""))
     if not state["installed"]:

@@ -18,7 +18,7 @@ _Value = TypeVar("_Value")
 
 
 def as_filter(function: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
-    """``function`` with every GpumeshError turned into the error that a failed template shows in full."""
+    """``function`` with each GpumeshError converted to the error that a failed template shows in full."""
 
     @wraps(function)
     def guarded(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Value:

@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 
 
 def desired(record: model.Record, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the module firewall, of which ``options`` are those that the record does not say."""
+    """The parameters of the module firewall. ``options`` are those that the record does not contain."""
     if options.get("state") == "absent":
         return {"cluster": record["name"], "state": "absent"}
     mesh = record["mesh"]

@@ -14,13 +14,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import tracking
 
-#: Those of the role, without its name.
+#: The options of the role, without its prefix.
 OPTIONS = ("port_range", "dialects", "variables", "rdma", "logins")
 
 _PROGRAMS = Path(__file__).resolve().parents[2] / "roles" / "job_environment" / "files"
 _LOGIN = "gpumesh_job.sh"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Below are the privileged ports.
+#: Ports below this one are privileged.
 _LOWEST_PORT = 1024
 
 
@@ -48,7 +48,8 @@ def settings(
 ) -> dict[str, Any]:
     """The content of job_environment.json: what roles/job_environment/files/task_prolog.py reads.
 
-    The host adds its RDMA devices. They count only among the members of one site, since no fabric goes beyond it.
+    The host adds its RDMA devices. They apply only between members of the same site, since fabrics do not extend beyond
+    it.
     """
     low, high = _ports(port_range)
     me = derive.member_of(record, machine)

@@ -10,9 +10,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import valu
 
 
 def machine_names(given: object) -> list[str]:
-    """The names of a list, or of a text in which commas, spaces or lines separate them; each once, in their order.
+    """The names in a list, or in a text that separates them by commas, blanks or line breaks; each once, in order.
 
-    Raises InputError for what is neither, and for what is not the name of a machine.
+    Raises InputError for other types, and for invalid machine names.
     """
     if given is None:
         return []

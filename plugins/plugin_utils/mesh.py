@@ -19,10 +19,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.topology impo
     with_keys,
 )
 
-#: The results that hosts registered, by host.
+#: The registered results of hosts, by host.
 Results = Mapping[str, Mapping[str, Any]]
-#: Of the proxy in userspace mode. The daemon hands what other members send on to 127.0.0.1: there, all of them could use
-#: it to reach the network of the provider.
+#: The address of the proxy in userspace mode. The daemon forwards connections of other members to 127.0.0.1: on that
+#: address, all members could use the proxy to reach the provider's network.
 PROXY_ADDRESS = "127.0.0.2"
 
 
@@ -30,11 +30,11 @@ PROXY_ADDRESS = "127.0.0.2"
 
 
 def wanted_settings(record: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the mesh that are given and differ from the record. Raises InputError while the mesh is in use."""
+    """The given settings of the mesh that differ from the record. Raises InputError while the mesh is in use."""
     mesh = record["mesh"]
     wanted = {name: value for name, value in given.items() if value and value != mesh.get(name)}
     users = enrolled(record)
-    # The MTU alone may change at any time.
+    # Only the MTU may change at any time.
     if set(wanted) - {"mtu"} and users:
         raise InputError(
             f"The mesh of cluster {record['name']} is in use by {', '.join(users)} with {_in_words(mesh)}; "
@@ -75,7 +75,7 @@ def machines(record: Mapping[str, Any]) -> list[str]:
 
 
 def enrolled(record: Mapping[str, Any]) -> list[str]:
-    """The members that the mesh connects already: with a key, or in a tailnet with an address."""
+    """The members that are already connected to the mesh: with a key, or with an address in a tailnet."""
     end = "address" if record["mesh"]["backend"] == "tailscale" else "public_key"
     return [str(member["machine"]) for member in record["members"] if (member.get("mesh") or {}).get(end)]
 
@@ -88,7 +88,7 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 
 
 def tunnel(record: Mapping[str, Any], machine: str, relays: Sequence[str]) -> dict[str, Any]:
-    """The options of the module wireguard with which a member has what the record says. Raises InputError."""
+    """The options of the module wireguard that give a member the state in the record. Raises InputError."""
     plan = plan_for(read_mesh(record, relays), machine)
     return {
         **_interface(record),
@@ -104,7 +104,7 @@ def tunnel(record: Mapping[str, Any], machine: str, relays: Sequence[str]) -> di
 def rotation(
     record: Mapping[str, Any], machine: str, relays: Sequence[str], step: str, prepared: Results
 ) -> dict[str, Any]:
-    """The options of the module wireguard_rotation. ``prepared``: what it has returned to each member at its first step."""
+    """The options of the module wireguard_rotation. ``prepared``: its results on all members from the first step."""
     options = {"interface": record["mesh"]["interface"], "step": step}
     if step == "prepare":
         return options
@@ -115,14 +115,14 @@ def rotation(
 
 
 def pairs(record: Mapping[str, Any], machine: str, relays: Sequence[str], present: Container[str]) -> list[str]:
-    """The peers of a member among the hosts in the play, which can receive a key that the two share."""
+    """The peers of a member among the hosts in the play, which can receive the key that the two share."""
     return [
         peer["machine"] for peer in plan_for(read_mesh(record, relays), machine)["peers"] if peer["machine"] in present
     ]
 
 
 def shared_keys(machine: str, made: Results) -> dict[str, str]:
-    """The keys that a member shares, by peer. ``made``: by host, what the module wireguard_preshared has returned there."""
+    """The preshared keys of a member, by peer. ``made``: the results of the module wireguard_preshared, by host."""
     own = made.get(machine, {}).get("preshared_keys") or {}
     theirs = {
         host: found["preshared_keys"][machine]
@@ -137,14 +137,14 @@ def _interface(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_registration(record: Mapping[str, Any], machine: str, public_key: str | None) -> dict[str, Any] | None:
-    """What the record has to learn of a member's key, as the module cluster_member takes it; None where it knows."""
+    """The parameters of the module cluster_member that update a member's key in the record; None if it is up to date."""
     if not public_key or public_key == (_member(record, machine).get("mesh") or {}).get("public_key"):
         return None
     return {"machine": machine, "mesh": {"public_key": public_key}}
 
 
 def relayed(record: Mapping[str, Any], relays: Sequence[str]) -> list[dict[str, str]]:
-    """Every pair of members that is relayed, as ``a``, ``b`` and ``relay``; none where the mesh is not WireGuard's."""
+    """Every relayed pair of members, as ``a``, ``b`` and ``relay``; empty if the mesh is not WireGuard."""
     return relayed_pairs(read_mesh(record, relays)) if record["mesh"]["backend"] == "wireguard" else []
 
 
@@ -166,7 +166,7 @@ def tailnet_peers(record: Mapping[str, Any], machine: str) -> list[str]:
 
 
 def daemon_flags(settings: Mapping[str, Any], userspace: bool, proxy_port: int) -> list[str]:
-    """The options with which tailscaled has the interface of the mesh, or else a proxy for the host's programs."""
+    """The options with which tailscaled provides the mesh's interface, or else a proxy for the host's programs."""
     if not userspace:
         return [f"--tun={settings['interface']}"]
     proxy = f"{PROXY_ADDRESS}:{proxy_port}"
@@ -182,9 +182,10 @@ def address_in(addresses: Sequence[str], subnet: str) -> str | None:
 def address_registration(
     record: Mapping[str, Any], machine: str, addresses: Sequence[str], pod: bool = False
 ) -> dict[str, Any] | None:
-    """What the record has to learn of a member's addresses, as the module cluster_member takes it; None where it knows.
+    """The parameters of the module cluster_member for a member's address; None if the record is up to date.
 
-    ``pod``: it is to be a node without an interface of the tailnet. Raises InputError where the control server gave addresses outside of the mesh's subnet.
+    ``pod``: it will be a node without an interface of the tailnet. Raises InputError if the control server assigned
+    addresses outside of the mesh's subnet.
     """
     member = _member(record, machine)
     if not member or not addresses:
@@ -211,7 +212,7 @@ def has_end(record: Mapping[str, Any], machine: str) -> bool:
 
 
 def preload(record: Mapping[str, Any], machine: str, proxy_port: int) -> dict[str, Any]:
-    """The options of the module mesh_preload on a pod: what its library has to know. Raises InputError."""
+    """The options of the module mesh_preload on a pod: the settings of its library. Raises InputError."""
     subnet = ipaddress.ip_network(str(record["mesh"]["subnet"]))
     return {
         "address": str(_member(record, machine)["mesh"]["address"]),
@@ -223,7 +224,7 @@ def preload(record: Mapping[str, Any], machine: str, proxy_port: int) -> dict[st
 
 
 def device_address(members: Iterable[Mapping[str, Any]], machine: str) -> str:
-    """The address of a machine in its tailnet, by what the record says or has said of it; '' where it had none."""
+    """The current or former address of a machine in its tailnet, according to the record; '' if it had none."""
     found = (
         str(member["mesh"]["address"]) for member in members if member["machine"] == machine and member.get("mesh")
     )

@@ -14,10 +14,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 
 
 class Named(NamedTuple):
-    """A member under all its names.
+    """A member with all its names.
 
-    ``names``: the inventory name first, then its first label where no other member has it. Empty where the inventory
-    name is an address or localhost, which must not be redefined. ``addresses``: the cluster address first.
+    ``names``: the inventory name, and its first label unless another member has the same. Empty if the inventory name
+    is an address or localhost, which must not be redefined. ``addresses``: the cluster address first.
     """
 
     machine: str

@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model impor
 def desired(record: Record, machine: str, silent: Collection[str], relays: Sequence[str]) -> dict[str, Any]:
     """The parameters of the module node_health that follow from the record.
 
-    ``silent``: members that do not answer anybody, which is a finding of its own. Raises InputError.
+    ``silent``: members that do not respond to anyone, which is a finding of its own. Raises InputError.
     """
     member = derive.member_of(record, machine)
     peers = [one["machine"] for one in record["members"] if one["machine"] not in (machine, *silent)]

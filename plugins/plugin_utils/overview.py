@@ -27,7 +27,7 @@ def overview(
     verdict: Mapping[str, Any] | None = None,
     records: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The clusters by name, from each host's result of cluster_info, asked at the time ``at``.
+    """The clusters by name, from each host's result of cluster_info at the time ``at``.
 
     ``records``: those that any host has sent whole, by digest. ``states``: what each layer found when it compared a
     machine with the record, by machine and layer. ``verdict``: that of the last check of one of the clusters.
@@ -39,7 +39,7 @@ def overview(
     answers = read_answers(results, records)
     names = {record["name"] for answer in answers.values() for record in answer.records}
     clusters = [_cluster(name, answers, at, states or {}, verdict) for name in sorted(names)]
-    # It contains text from copies and hosts, and is read in terminals and job logs.
+    # It contains text from copies and hosts, and is shown in terminals and job logs.
     shown: list[dict[str, Any]] = all_printable(clusters)
     return shown
 
@@ -84,7 +84,7 @@ def _volume(
     states: Mapping[str, Mapping[str, Any]],
     verdict: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """A volume as the record has it, what its members see of it, and what the last check has measured."""
+    """A volume in the record, as seen by its members, and as measured by the last check."""
     machines = {member["machine"] for member in record["members"]}
     looked = {
         machine: layers["volumes"][volume["name"]]
@@ -126,7 +126,7 @@ def _member(
 
 
 def _layers(record: Record, machine: str, host: Mapping[str, Any]) -> list[str]:
-    """The layers of a member: those that the record knows of, and what the member itself was found to have."""
+    """The layers of a member: those in the record, and those found on the member."""
     own = derive.member_of(record, machine)
     layers = []
     if own["mesh"] is not None and own["mesh"]["public_key"] is not None:
@@ -161,7 +161,7 @@ def _is_of(damage: Mapping[str, Any], name: str) -> bool:
 
 
 def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
-    """Hosts that have a copy but are not members, as after a removal that could not reach them."""
+    """Hosts that have a copy but are not members, such as after a removal that could not reach them."""
     machines = {member["machine"] for member in record["members"]}
     return [
         f"{machine} has a copy of the record but is not a member: run the playbook remove with "
@@ -172,7 +172,7 @@ def _strangers(record: Record, answers: Mapping[str, Answer]) -> list[str]:
 
 
 def _known_keys(record: Record) -> list[str]:
-    """Untrusted machines whose keys are still in use, as after an interrupted removal."""
+    """Untrusted machines whose keys are still in use, such as after an interrupted removal."""
     return [
         f"{removed['machine']} is not trusted, but the keys that it had are still in use: run the playbook remove with "
         f"cluster_machine={removed['machine']} and cluster_untrusted=true again."
@@ -182,7 +182,7 @@ def _known_keys(record: Record) -> list[str]:
 
 
 def page(clusters: Sequence[Mapping[str, Any]], silent: Mapping[str, str], width: int = 0) -> str:
-    """The clusters as text: one line of facts and one table each, then what is wrong."""
+    """The clusters as text: for each, one line of facts and a table; and then the problems."""
     if not clusters:
         text = "No host of this run has a cluster record."
     else:

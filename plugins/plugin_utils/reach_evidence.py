@@ -23,14 +23,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive import member_views, pods
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 
-#: Seconds of a listener's life for each member: with Ansible's five at a time a phase grows with them.
+#: Seconds of a listener's lifetime for each member: Ansible runs five at a time, so phases grow with their number.
 _SECONDS_EACH = 8
 
 
 class Target(NamedTuple):
-    """A member as expected: its address and the interface that has it.
+    """An expected member: its address, and the interface that has it.
 
-    ``pod``: its kernel has neither, only its programs see them, and only TCP.
+    ``pod``: not its kernel, but only its programs have these, and only for TCP.
     """
 
     machine: str
@@ -39,14 +39,14 @@ class Target(NamedTuple):
     pod: bool = False
 
     def parameters(self) -> dict[str, str]:
-        """The options by which a module of this member knows itself."""
+        """The options with which a module of this member identifies itself."""
         return {"machine": self.machine, "address": self.address, "interface": self.interface}
 
 
 def targets(members: Any, layer: str = "mesh") -> list[Target]:
     """The members from a cluster record, or from a list of mappings with machine, address and interface.
 
-    ``layer``: those of a record at their cluster addresses (mesh), or at their own (subnet). Raises InputError.
+    ``layer``: the cluster addresses of a record's members (mesh), or their own (subnet). Raises InputError.
     """
     confined: Sequence[str] = ()
     if isinstance(members, Mapping) and "members" in members:
@@ -67,7 +67,7 @@ def targets(members: Any, layer: str = "mesh") -> list[Target]:
 
 
 def _by_tcp_alone(found: PeerResult) -> PeerResult:
-    """What counts of a pair with a pod: no kernel there knows a route to the other, and no datagram passes."""
+    """The results of a pair with a pod that apply: kernels have no route between the two, and datagrams do not pass."""
     ports: list[PortResult] = [
         {**port, "outcome": "not_checked", "detail": "only TCP passes to and from a pod"}
         if port["protocol"] == "udp"
@@ -79,7 +79,7 @@ def _by_tcp_alone(found: PeerResult) -> PeerResult:
 
 
 def peers(listening: Mapping[str, Mapping[str, Any]], members: Any) -> list[dict[str, Any]]:
-    """The members as the module takes them: with the ports of each one's listener, none where it has none.
+    """The members in the form that the module expects: with the ports of each one's listener, if it has one.
 
     ``listening`` are the results of the phase listen by machine. Raises InputError.
     """
@@ -95,7 +95,7 @@ def peers(listening: Mapping[str, Mapping[str, Any]], members: Any) -> list[dict
 
 
 def lifetime(least: int, hosts: int, throughput_seconds: int) -> int:
-    """Seconds after which the listener of each of so many hosts ends at the latest."""
+    """The seconds after which the listeners of this number of hosts end at the latest."""
     seconds = max(least, _SECONDS_EACH * hosts)
     if throughput_seconds:
         seconds += 120 + _SECONDS_EACH * hosts + hosts * 2 * (throughput_seconds * 3 + 7)
@@ -103,7 +103,7 @@ def lifetime(least: int, hosts: int, throughput_seconds: int) -> int:
 
 
 class Evidence:
-    """The results of the phases, ``{listen, probe, throughput: {machine: as the task registered it}}``."""
+    """The results of the phases, ``{listen, probe, throughput: {machine: the registered result}}``."""
 
     def __init__(self, results: Mapping[str, Mapping[str, Any]], members: Sequence[Target]) -> None:
         self.members = {member.machine: member for member in members}
@@ -132,7 +132,8 @@ class Evidence:
         self._owners = {
             mac: machine for machine in reversed(list(self.probes)) for mac in self.probes[machine]["own_macs"]
         }
-        #: By address: who heard which hardware addresses answer for it. Once, since all of the others are asked for each.
+        #: By address, who received replies from which hardware addresses. Computed once, since all others are queried
+        #: for each.
         self._heard = self._hear()
         self._proxies = self._find_proxies()
         self.duplicates = {machine: self._duplicate(machine) for machine in self.members}
@@ -148,7 +149,7 @@ class Evidence:
         return list(listen.get("ports") or [])
 
     def listened(self, machine: str) -> bool:
-        """Whether a listener of ours is known to have been there."""
+        """Whether one of our listeners is known to have been running."""
         return self._listening[machine]
 
     def took_part(self, machine: str) -> bool:
@@ -166,14 +167,14 @@ class Evidence:
             result = results.get(phase) or {}
             if result.get("unreachable"):
                 return f"{machine} could not be reached over SSH"
-            # A task with failed_when gives no other sign of failure than that its result is missing.
+            # With failed_when, the only sign of a failed task is that its result is missing.
             if key not in result and "msg" in result:
                 said = str(result["msg"]).removeprefix(f"{machine}: ").rstrip(".")
                 return f"{machine} could not {phase}: {said}"
         return "" if machine in self.probes else f"{machine} gave no result"
 
     def lingering(self) -> list[str]:
-        """The machines whose listener may still be there, since not every other one has told it to be done."""
+        """The machines whose listener may still be running, since not all others have sent it `done`."""
         asked = [machine for machine in self.members if self.took_part(machine)]
         return [
             machine
@@ -187,7 +188,7 @@ class Evidence:
         ]
 
     def bandwidth(self, one: str, other: str) -> float | None:
-        """10^9 bits a second from ``one`` to ``other``; None where it was not measured."""
+        """10^9 bit/s from ``one`` to ``other``; None if it was not measured."""
         measured = self._measured(one, other)
         return measured["gbps"] if measured else None
 
@@ -198,7 +199,7 @@ class Evidence:
         return measured["rdma"] if measured and "rdma" in measured else nothing
 
     def rdma_end(self, machine: str) -> RdmaEnd | None:
-        """The RDMA port of a machine, or why it has none; None where it could not be asked."""
+        """The RDMA port of a machine, or why it has none; None if it could not be queried."""
         return (self._results[machine].get("listen") or {}).get("rdma")
 
     def _measured(self, one: str, other: str) -> Mapping[str, Any] | None:
@@ -216,7 +217,7 @@ class Evidence:
         return heard
 
     def _find_proxies(self) -> set[str]:
-        """MACs of routers and cloud networks that answer for all addresses, so they are not duplicates."""
+        """MACs of routers and cloud networks that answer for all addresses, and so are not duplicates."""
         members = {mac for probe in self.probes.values() for mac in probe["own_macs"]}
         counts: Counter[tuple[str, str]] = Counter()
         for answers in self._heard.values():
@@ -225,10 +226,10 @@ class Evidence:
         return {mac for (_machine, mac), number in counts.items() if number > 1} - members
 
     def _duplicate(self, machine: str) -> list[str]:
-        """The MACs of others that answer for a machine's address; of all that do, where its own is not known.
+        """The MACs of others that answer for a machine's address; all that do, if its own is not known.
 
-        One foreign MAC instead of the machine's own is a network that translates them. Two answers to one question are
-        two hosts, and so is any answer to the machine's own question.
+        One foreign MAC instead of the machine's own means a network that translates them. Two replies to one request
+        mean two hosts, and so does any reply to the machine's own request.
         """
         heard = {prober: set(macs) - self._proxies for prober, macs in self._heard[machine].items()}
         if machine not in self.probes:
@@ -241,7 +242,10 @@ class Evidence:
         return self._owners.get(mac)
 
     def _find_clock_errors(self) -> dict[str, float]:
-        """Seconds by which each clock is ahead of the median of the others. Of two, either may be wrong."""
+        """Seconds by which each clock is ahead of the median of the others.
+
+        If there are only two, either may be wrong.
+        """
         if not self.probes:
             return {}
         judge = max(self.probes, key=lambda machine: sum(1 for peer in self.probes[machine]["peers"] if peer["clock"]))

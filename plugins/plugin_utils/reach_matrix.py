@@ -13,7 +13,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import display_width
 
-#: One letter per verdict, and its meaning. Letters, since colours are lost in logs and on colour-blind readers.
+#: One letter per verdict, and its meaning. Letters, since colours are not visible in logs and to colour-blind readers.
 SYMBOLS = {
     "ok": ("·", "reaches"),
     "reachable": ("·", "reaches"),
@@ -34,9 +34,9 @@ SYMBOLS = {
     "not_probed": ("?", "not checked"),
 }
 _OTHER = ("!", "other")
-#: From this many members on, columns stand without a space between them.
+#: From this number of members on, columns are not separated by blanks.
 _DENSE_FROM = 21
-#: More members than this fit no terminal: then only those with a fault are drawn.
+#: More members than this do not fit a terminal: then, only those with a fault are drawn.
 _LARGEST = 100
 _CORNER = "from \\ to"
 #: The number of faults that are described.
@@ -78,7 +78,7 @@ def _symbol(verdict: str) -> tuple[str, str]:
 def _grid(
     machines: Sequence[str], numbers: Sequence[int], cells: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> list[str]:
-    """Rows are senders, columns receivers, which go by their numbers, written downwards."""
+    """Rows are senders, columns receivers, whose numbers are written vertically."""
     gap = "" if len(machines) >= _DENSE_FROM else " "
     names = [printable(machine) for machine in machines]
     digits = len(str(max(numbers)))
@@ -104,10 +104,10 @@ def _legend(pairs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _in_words(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each fault once: what many pairs have in common is said for all of them, with one of them as the example."""
+    """Each fault once: what many pairs have in common is reported for all of them, with one as an example."""
     groups = _groups(pairs)
-    # The largest first, by the number of its pairs that nobody has spoken for yet. A number in the heap may be out of
-    # date, never too small: then the group goes back with the right one.
+    # The largest group first, by the number of its pairs that are not yet described. A number in the heap may be
+    # outdated, but never too small: then, the group is put back with the right one.
     waiting = [(-len(group), place, key) for place, (key, group) in enumerate(groups.items())]
     heapify(waiting)
     told: set[int] = set()
@@ -145,7 +145,7 @@ def _say(group: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _groups(pairs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
-    """The pairs of one verdict that share their receiver, and those that share their sender."""
+    """The pairs with the same verdict that share their receiver, and those that share their sender."""
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for end in ("to", "from"):
         for pair in pairs:

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verdict on each ordered pair of members, and on each member: one cause, in words, with what to do about it.
+"""The verdict on each ordered pair of members, and on each member: one cause, as a message, with its remedy.
 
-Several tests fail by one cause: a wrong route also looks like a firewall. So the causes are tried in the order in which
-they explain each other, and the first that fits is the verdict.
+Several tests fail for the same cause: a wrong route also looks like a firewall. So the causes are tried in the order in
+which they explain each other, and the first that fits is the verdict.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def _nothing_passes(pair: _Pair) -> Finding | None:
 
 
 def _how_nothing_passes(pair: _Pair, outcomes: set[str]) -> tuple[str, str]:
-    """The verdict, and a clause. ``outcomes`` are those of all TCP ports; none of them is good."""
+    """The verdict, and a clause. ``outcomes`` are those of all TCP ports, all of which failed."""
     one, other, answered = pair.one.machine, pair.other.machine, pair.there["macs"]
     if outcomes == {"refused"}:
         return "refused", f"{other} refuses every connection from {one}, although it listens"
@@ -333,7 +333,7 @@ def _ephemeral_only(failed: Sequence[PortResult]) -> bool:
 
 
 def _port_names(ports: Sequence[PortResult]) -> str:
-    """TCP 22, 6817 and UDP 40001."""
+    """For example TCP 22, 6817 and UDP 40001."""
     parts = []
     for protocol in ("tcp", "udp"):
         numbers = sorted(port["port"] for port in ports if port["protocol"] == protocol)
@@ -444,7 +444,7 @@ def _cut_short(pair: _Pair) -> Finding | None:
         return None
     sent = pair.there["sent"]
     if sent is not None and sent["outcome"] == "ok" and pair.back is not None:
-        # It ended with what comes back, which is the business of the pair in the other direction.
+        # The reverse direction failed, which is judged with the other pair.
         return None
     return Finding(
         "error",
@@ -501,7 +501,7 @@ def _judge_host(evidence: Evidence, machine: str, max_offset: float) -> list[Fin
     return [finding for finding in found if finding is not None]
 
 
-#: What every member is checked for by itself: verdict, name of the check, purpose, and what a bad one has.
+#: The checks of each single member: verdict, name of the check, purpose, and the value of a failed one.
 _HOST_CHECKS = (
     ("duplicate_address", "unique_address", "No other host has the member's address", "shared"),
     ("name_is_loopback", "own_name", "The member's own name does not resolve to a loopback address", "loopback"),

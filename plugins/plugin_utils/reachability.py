@@ -18,15 +18,16 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_evidence imp
 LAYER = {"type": "str", "choices": ["mesh", "subnet"], "default": "mesh"}
 
 
-#: Begins the name of a file in a playbook's temporary folder: then come the run and the process of the playbook.
+#: The prefix of a file in a playbook's temporary folder. It is followed by the run, and the process ID of the playbook.
 _NOTE = "gpumesh-run"
 
 
 def runs_beside(run: str, temporary: Path, process: int) -> list[str]:
-    """Note that the playbook ``process`` makes ``run``; the runs of other playbooks of this user that are under way.
+    """Record that the playbook ``process`` performs ``run``. Returns the active runs of this user's other playbooks.
 
-    To a host, all playbooks that share an SSH connection are one controller. Only here it is known which of them still live.
-    ``temporary`` is the playbook's own temporary folder, beside those of the others; Ansible deletes it in the end.
+    To a host, all playbooks that share an SSH connection are one controller. Only here is it known which of them still
+    exist. ``temporary`` is the playbook's own temporary folder, beside those of the others; Ansible deletes it at the
+    end.
     """
     (temporary / f"{_NOTE}.{run}.{process}").touch(mode=0o600)
     return sorted(_living(_names(temporary.parent), process))
@@ -48,7 +49,7 @@ def _living(names: Iterable[str], own: int) -> Iterable[str]:
 
 
 def _lives(process: int) -> bool:
-    """Whether a process of this user, such as a playbook, is there."""
+    """Whether a process of this user, such as a playbook, exists."""
     try:
         os.kill(process, 0)
     except OSError:
@@ -57,10 +58,10 @@ def _lives(process: int) -> bool:
 
 
 class ReachabilityAction(HostAction):
-    """An action that is given members, and the layer at whose addresses they are."""
+    """An action that receives the members, and the layer whose addresses they have."""
 
     def targets(self, members: Any, layer: str) -> list[Target]:
-        """The members. Raises InputError where there are none."""
+        """The members. Raises InputError if there are none."""
         if not members:
             raise InputError(
                 "There is neither a cluster record nor a list of members.",
@@ -69,14 +70,14 @@ class ReachabilityAction(HostAction):
         return targets(members, layer)
 
     def asked(self, members: list[Target]) -> list[str]:
-        """The members that are in this run, also those that have dropped out of it.
+        """The members that are in this run, including those that have failed.
 
-        Members that cannot dial the others, as the role cluster has listed them, are left out of it.
+        Members that cannot connect to others, according to the role cluster, are excluded.
         """
         userspace_only = self.variables.get("cluster_userspace_only", [])
         machines = {member.machine for member in members} - set(userspace_only)
         return [machine for machine in self.variables["ansible_play_hosts_all"] if machine in machines]
 
     def own(self, members: list[Target]) -> Target | None:
-        """The task's host; None where it is not among the members."""
+        """The task's host; None if it is not among the members."""
         return next((member for member in members if member.machine == self.machine), None)

@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Loads the filters of this collection before Ansible's workers need them.
 
-Ansible forks a worker for each task and host. A worker that meets the first filter of a collection loads the files of all
-of them, compiles each from its source, since the loader of collections keeps no byte code, and takes all of it along when
-it ends. Loaded once in the process that forks, they are there in every worker (``tests/bench/bench_filters.py``).
+Ansible forks a worker for each task and host. A worker that encounters the first filter of a collection loads the files
+of all of them, compiles each from its source, since the loader of collections keeps no byte code, and discards
+everything when it ends. If they are loaded once in the process that forks, all workers have them
+(``tests/bench/bench_filters.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,6 @@ _FILTERS = Path(__file__).resolve().parents[1] / "filter"
 
 def load_filters() -> None:
     """Load every filter of this collection in this process."""
-    # The loader goes through the files in this order until it comes to the one that is asked for.
+    # The loader processes the files in this order, up to the one that is requested.
     last = max(path.stem for path in _FILTERS.glob("*.py"))
     filter_loader.get(f"gpumesh.cluster.{last}")

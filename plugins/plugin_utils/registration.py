@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import fin
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_choice import choose
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
 
-#: Of a record that is drafted only to be compared, and to hear now what the module would refuse later.
+#: The stamp of a record that is drafted only for comparison, and to find early what the module would refuse.
 _NO_STAMP = plan.Stamp("1970-01-01T00:00:00Z", "")
 
 
@@ -32,10 +32,10 @@ class Host(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What the user asked for. None, or empty, where nothing was said.
+    """The user's request. None, or empty, if not specified.
 
-    ``machines``: who shall be a member; None for all hosts of the play. ``mesh`` as the module cluster takes it.
-    ``interfaces``: patterns of names, by ``prefer``, ``exclude`` and ``include``, as for discover.
+    ``machines``: the wanted members; None for all hosts of the play. ``mesh`` as in the module cluster. ``interfaces``:
+    patterns of names, by ``prefer``, ``exclude`` and ``include``, as for discover.
     """
 
     name: str
@@ -55,12 +55,12 @@ def decide(
     facts: Mapping[str, Mapping[str, Any]],
     answers: Mapping[str, Answer],
 ) -> tuple[dict[str, Any], plan.Draft]:
-    """How the cluster comes to be as wished: what the module cluster takes, and who joins; and the record as it would be.
+    """Decide how to fulfil the request. Returns the parameters of the module cluster, and the record as it would be.
 
-    ``record``: the present one. ``facts``: what interface_info returned on each host. Returns ``exists``, ``manager``,
-    ``subnet``, ``mesh`` (empty where the cluster exists), ``members`` and ``joining``; ``left_out``, the machines that were
-    removed and only a join takes back; and ``enrolling``, the machines that have to be in the tailnet of
-    ``enrol_settings`` before they have an address for the record. Raises InputError.
+    ``record``: the current one. ``facts``: the result of interface_info on each host. Returns ``exists``, ``manager``,
+    ``subnet``, ``mesh`` (empty if the cluster exists), ``members`` and ``joining``; ``left_out``, removed machines that
+    only a join adds again; and ``enrolling``, the machines that have to be in the tailnet of ``enrol_settings`` before
+    they have an address for the record. Raises InputError.
     """
     _refuse_purpose(wish, record)
     present = [member["machine"] for member in record["members"]] if record else []
@@ -112,7 +112,7 @@ def decide(
 
 
 class _Places(NamedTuple):
-    """The subnet, and each machine's address and interface in it; none where they share only the mesh."""
+    """The subnet, and each machine's address and interface in it; none if they share only the mesh."""
 
     subnet: str
     of: Mapping[str, Mapping[str, Any]]
@@ -131,7 +131,7 @@ def _places(
     places = dict(choice["members"])
     for member in record["members"] if record else []:
         held = _interface_with(member["address"], facts.get(member["machine"], {}))
-        # A member with two addresses in the subnet keeps the one by which everybody knows it.
+        # A member with two addresses in the subnet keeps the one that all others know.
         if held is not None and member["machine"] in places:
             places[member["machine"]] = {"address": member["address"], "interface": held}
     return _Places(str(choice["subnet"]), places)
@@ -145,10 +145,10 @@ def _lan_addresses(
     site_of: Mapping[str, str | None],
     facts: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, str]]:
-    """By machine its ``lan_address``: where its site dials it, in a cluster whose members share only a WireGuard mesh.
+    """The ``lan_address`` of each machine, to which its site connects, if the members share only a WireGuard mesh.
 
-    Only for sites that somebody named: that two machines have an address in one private network does not mean that
-    they are in one place. An empty text where a whole site is here and shares no network.
+    Only for sites that the user has named: addresses in the same private network do not mean that two machines are in
+    the same place. An empty text if all members of a site are here, and share no network.
     """
     if mesh["backend"] != "wireguard" or not _same_network(subnet, mesh["subnet"]):
         return {}
@@ -207,9 +207,9 @@ def _entry(
 
 
 def _keep_lost_gpus(wish: Wish, record: Record | None, members: Sequence[dict[str, Any]]) -> None:
-    """A GPU that is gone is a fault, and no smaller machine: the check and the node's own look go on asking for it.
+    """Keep the number of GPUs if some are lost: this is a fault that the node's health checks keep reporting.
 
-    Whoever names the machine to the playbook join again takes it as it is.
+    If the user names the machine to the playbook join again, the lower number is accepted.
     """
     known = {member["machine"]: member["gpus"] for member in record["members"]} if record else {}
     for entry in members:
@@ -279,9 +279,9 @@ def _draft(decision: Mapping[str, Any], record: Record | None, name: str) -> pla
 
 
 def refuse_mesh(record: Record, relays: Sequence[str]) -> None:
-    """Refuse a WireGuard mesh in which two members have no way to each other. Raises InputError.
+    """Refuse a WireGuard mesh in which two members cannot communicate. Raises InputError.
 
-    ``record`` as it would be: the role mesh, which refuses the same, comes when the record has been changed.
+    ``record`` as it would be: the role mesh, which refuses the same, runs only after the record has been changed.
     """
     if record["mesh"]["backend"] == "wireguard":
         relayed_pairs(read_mesh(record, relays))
@@ -305,11 +305,11 @@ def _refuse_conflicts(wish: Wish, decision: Mapping[str, Any], wanted: Record, a
 def enrolled(
     decision: Mapping[str, Any], record: Record | None, addresses: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """The members of a decision, with the addresses that their tailnet gave those who were enrolled.
+    """The members of a decision, with the addresses that their tailnet assigned to newly enrolled ones.
 
-    Of those that are as the record has them, the name alone: that is sent to the manager at each run. ``addresses``: by
-    machine; none where it is not logged in, as in check mode: such a one gets any free address.
-    Raises InputError for an address outside of the subnet.
+    Members that match the record have only a name, since this is sent to the manager in each run. ``addresses``: by
+    machine; empty for one that is not logged in, as in check mode, which gets any free address. Raises InputError for
+    an address outside of the subnet.
     """
     subnet = str(decision["enrol_settings"]["subnet"])
     given = {}
@@ -334,7 +334,7 @@ def enrolled(
 def _drafted(
     decision: Mapping[str, Any], record: Record | None, given: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """The members, each of those to be enrolled with an address that was given, or else any free one."""
+    """The members. Those to be enrolled have the assigned address, or else any free one."""
     given = given or {}
     taken = {
         *given.values(),

@@ -23,12 +23,15 @@ def decide_removal(
     new_manager: str | None,
     manager_lost: bool,
 ) -> dict[str, Any]:
-    """``authority``: the host on which the record is changed, the manager or, where it is lost, its successor.
-    ``former_manager``: who hands the cluster over, empty for nobody; in a run that finishes another, by the history.
+    """Decide on a removal.
 
-    ``known``: every machine of the inventory. A machine that was a member passes, so that an interrupted removal can
-    be finished, and that of a lost manager too when its successor has the record. One that never was is not cleaned up:
-    what it has is its own, or another cluster's. Raises InputError.
+    Returns ``authority``, the host on which the record is changed: the manager, or its successor if it is lost; and
+    ``former_manager``, who hands over the cluster, empty for none, which in a run that completes another is determined
+    from the history.
+
+    ``known``: all machines of the inventory. A former member is accepted, so that an interrupted removal can be
+    completed, and so is a lost manager if its successor has the record. A machine that never was a member is not
+    cleaned up: what it has is its own, or another cluster's. Raises InputError.
     """
     if record is None:
         raise InputError(
@@ -74,7 +77,7 @@ def decide_removal(
 def _was_member(machine: str, record: Record, known: Collection[str], answers: Mapping[str, Answer]) -> bool:
     if machine in [removed["machine"] for removed in record["removed"]]:
         return True
-    # Before schema 3 the record did not remember it; then the machine's own copy tells.
+    # Before schema 3, the record did not contain removed machines; then the machine's own copy is used.
     copy = answers[machine].copy_of(record["name"]) if machine in answers else None
     return machine in known and copy is not None and copy["id"] == record["id"]
 

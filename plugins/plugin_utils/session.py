@@ -17,10 +17,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
 
-#: Those of the role, without its name.
+#: The options of the role, without its prefix.
 OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
 _SOURCE = Path(__file__).resolve().parents[2] / "roles" / "session" / "files" / "gpumesh_session.c"
-#: Debian's packages for what is missing on a host. Other distributions were not tested.
+#: Debian's packages for what is missing on a host. Other distributions have not been tested.
 _PACKAGES = {
     "podman": "podman",
     "crun": "crun",
@@ -91,7 +91,7 @@ def packages(missing: Sequence[str]) -> list[str]:
 
 
 def roles(value: Any) -> Any:
-    """The roles of a session. The answer of a survey is a string. Raises InputError."""
+    """The roles of a session. The answer in a survey is a string. Raises InputError."""
     if not isinstance(value, str):
         return value
     try:

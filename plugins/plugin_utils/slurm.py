@@ -11,7 +11,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config
 
-#: Those of the role, without its name, that a host needs to know.
+#: The options of the role, without its prefix, that a host needs.
 OPTIONS = (
     "accounting",
     "rest",
@@ -33,8 +33,8 @@ OPTIONS = (
     "health_max_drained_percent",
     "health_prolog",
 )
-#: By part, the programs that it consists of, and by the module that installs them the packages. What is written for other
-#: systems than Debian was not checked.
+#: The programs of each part, and their packages by the module that installs them. Packages of other systems than Debian
+#: have not been tested.
 _PROGRAMS = {
     "node": ["slurmd"],
     "controller": ["slurmctld"],
@@ -56,13 +56,13 @@ _OTHERS = {
 DATABASE = "slurm_acct_db"
 DATABASE_FOLDER = f"/var/lib/mysql/{DATABASE}"
 STATE_FOLDER = "/var/lib/slurm/slurmctld"
-#: It signs the tokens, and lies with the queue, so that they go on to count when the manager changes.
+#: The key that signs the tokens. It is beside the queue, so that tokens remain valid when the manager changes.
 TOKEN_KEY = f"{STATE_FOLDER}/jwt_hs256.key"
 DBD_FILE = "/etc/slurm/slurmdbd.conf"
 _NODE_FILES = [f"/etc/slurm/{name}" for name in (config.OPTIONS, *config.NODE)]
 #: A unit that waits for the mesh, the controller or the database after a boot must keep trying.
 _RESTART = ["Restart=on-failure", "RestartSec=5"]
-#: Running programs have loaded what is listed there, and keep it.
+#: Running programs have loaded the libraries listed there, and keep them.
 _PRELOAD = "/etc/ld.so.preload"
 
 
@@ -75,7 +75,10 @@ def packages(programs: Sequence[str], manager: str) -> list[str]:
 
 
 def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the module that writes the configuration. Raises InputError for who is not a member."""
+    """The parameters of the module that writes the configuration.
+
+    Raises InputError for a machine that is not a member.
+    """
     derive.member_of(record, machine)
     views = derive.member_views(record)
     serve = machine == record["manager"]
@@ -110,8 +113,11 @@ def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -
 def node(
     record: model.Record, machine: str, options: Mapping[str, Any], forgotten: bool, keep_checks: bool
 ) -> dict[str, Any]:
-    """The parameters for a node. ``forgotten``: the controller has forgotten what it was. ``keep_checks``: it may still
-    tell the nodes to run the program that checks them."""
+    """The parameters for a node.
+
+    ``forgotten``: the controller no longer has the node. ``keep_checks``: the controller may still run the health
+    program on nodes.
+    """
     manager = record["manager"]
     parameters = configured(record, machine, options)
     return {
@@ -135,7 +141,7 @@ def node(
 
 
 def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> dict[str, Any]:
-    """The parameters for the controller and the daemons beside it. ``restart``: it cannot take its settings over else."""
+    """The parameters for the controller and its daemons. ``restart``: it cannot apply its settings otherwise."""
     address = derive.member_views(record)[record["manager"]]["address"]
     after = _after(record)
     daemons: list[dict[str, Any]] = []
@@ -152,7 +158,8 @@ def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> d
                 "drop_in": _drop_in(after, ["LimitCORE=0"]),
             }
         )
-    # Its memory has the key of the tokens and the scripts of jobs: a crash writes none of it to a disk.
+    # Its memory contains the key of the tokens and the scripts of jobs, which must not be written to disk in a core
+    # dump.
     daemons.append(
         {
             "name": "slurmctld",
@@ -161,7 +168,7 @@ def served(record: model.Record, options: Mapping[str, Any], restart: bool) -> d
             "user": "slurm",
             "directories": ["/run/slurmctld"],
             "reads": [f"/etc/slurm/{name}" for name in (*config.SERVED, config.NODE[0])],
-            # It hands them on to the nodes. From 23.11 on the controller itself begins anew by it.
+            # It passes the settings to the nodes. From 23.11 on, the controller restarts itself on this command.
             "reload": ["scontrol", "reconfigure"],
             "ready_address": address,
             "ready_port": _port("slurm_conf", options["conf"], "SlurmctldPort", "6817"),
@@ -218,7 +225,7 @@ def _token_settings(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _dbd_settings(address: str) -> dict[str, str]:
-    """slurmdbd logs in as the account that it runs as, by the socket: there is no password to keep."""
+    """slurmdbd logs in as its own account through the socket, so there is no password to store."""
     return {
         "AuthType": "auth/munge",
         "SlurmUser": "slurm",

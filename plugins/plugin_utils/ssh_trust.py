@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The files that let the members' users log in to each other, derived from the record.
 
-Each member has a signing key of its own, readable by its root alone. With it the member certifies the keys that its
-own users have on it: "this is alice". The record holds the public half, and every member accepts such a certificate
-for alice's account, from that member's addresses only. So no private key ever travels, one key a member is enough for
-any number of users, and a member's logins end with its line.
+Each member has a signing key of its own, readable only by its root. With it, the member certifies the keys that its own
+users have on it: "this is alice". The record contains the public half, and every member accepts such a certificate for
+alice's account, but only from that member's addresses. So private keys are never transferred, one key per member is
+enough for any number of users, and removing a member's line ends its logins.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.host imp
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import named_members
 
 STANDARD_PORT = 22
-# Seconds until ssh gives up on a connection that stays silent: one that was lost after it was taken would hang for ever,
-# and the proxy of a tailscaled that has only just started loses some.
+# Seconds until ssh gives up on a silent connection: one that is lost after it was accepted would hang forever, and the
+# proxy of a tailscaled that has just started loses some.
 _CONNECT_SECONDS = 30
 _USER = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 
@@ -46,7 +46,7 @@ def desired(
 
 
 def known_hosts(record: model.Record, port: int = STANDARD_PORT) -> str:
-    """Lines of known_hosts(5) for every member whose host keys the record has, under all its names and addresses."""
+    """Lines of known_hosts(5) for all members whose host keys are in the record, with all their names and addresses."""
     lines = []
     for named in named_members(record):
         hosts = [_with_port(host, port) for host in (*named.names, *named.addresses)]
@@ -56,7 +56,7 @@ def known_hosts(record: model.Record, port: int = STANDARD_PORT) -> str:
 
 
 def authorized_keys(record: model.Record) -> str:
-    """Lines of authorized_keys(5), the same for every user: a certificate counts for the user whom it names.
+    """Lines of authorized_keys(5), the same for all users: a certificate is valid for the user that it names.
 
     Without a final newline. Members whose key is not known yet have no line.
     """
@@ -71,10 +71,10 @@ def authorized_keys(record: model.Record) -> str:
 
 
 def client_config(record: model.Record, users: Sequence[str], port: int = STANDARD_PORT) -> str:
-    """A file for /etc/ssh/ssh_config.d: verified host keys for everyone, our key for ``users``.
+    """A file for /etc/ssh/ssh_config.d: verified host keys for everyone, and our key for ``users``.
 
-    Naming one key keeps ssh from trying the usual ones, so these are named too. Raises InputError for an invalid name
-    of a user.
+    Naming a key keeps ssh from trying the default ones, so these are named as well. Raises InputError for an invalid
+    user name.
     """
     for user in users:
         if not _USER.fullmatch(user):
@@ -103,10 +103,10 @@ def client_config(record: model.Record, users: Sequence[str], port: int = STANDA
 
 
 def registration(record: model.Record, machine: str, host: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What cluster_member has to be told of a machine, None where the record has it.
+    """The parameters of cluster_member that update a machine's keys in the record; None if it is up to date.
 
-    ``host``: what the module ssh_trust returned, read over a connection that is verified already. What the machine has
-    no key for yet stays as it is.
+    ``host``: the result of the module ssh_trust, from a verified connection. Keys that the machine does not have yet
+    are left as they are.
     """
     member = next((each for each in record["members"] if each["machine"] == machine), None)
     if member is None:

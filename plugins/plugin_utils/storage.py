@@ -5,9 +5,9 @@
 
 A volume without a server is external: an existing file system. It is checked, but never changed.
 
-A mount of ours never holds up a boot or a login: it is made by an automount at first use, after the mesh is up, with
-time limits on both the kernel's requests and systemd's wait. At shutdown the order is the other way round, so that it
-is unmounted while its server can still be reached.
+A mount of ours never delays a boot or a login: an automount mounts it on first use, after the mesh is up, with time
+limits for both the kernel's requests and systemd's wait. At shutdown, the order is reversed, so that it is unmounted
+while its server can still be reached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import EXTERNAL, SERVED
 
-#: What systemd leaves as it is in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
+#: Characters that systemd keeps in the name of a unit; '/' becomes '-', and the rest is escaped byte by byte.
 _UNIT_CHARACTERS = frozenset(string.ascii_letters + string.digits + ":_.")
 
 _PROGRAMS = ("kernel", "ganesha")
@@ -32,30 +32,30 @@ _GANESHA_CONFIG = "/etc/ganesha/ganesha.conf"
 #: ganesha numbers its exports from 1, in 16 bits.
 _EXPORT_IDS = 65534
 
-#: Per way of recovery: what a process sees when the server is gone. ``hard``: it waits, however long. ``soft``: an error.
-#: A server that is merely slow is waited for as long as its connection lives. The kernel takes that for dead after 180 s
-#: at most, whatever the options say; from then on each request fails after its second timeout, 15 s. Not softerr: that has
-#: softreval with it, by which ``ls`` waits for each of its requests, minutes in all, and then shows what was there before.
-#: timeo is in tenths of a second; nfs(5).
+#: What processes experience when the server is unreachable, by the kind of recovery. ``hard``: they wait without limit.
+#: ``soft``: an error. A slow server is waited for as long as its connection exists. The kernel considers that dead
+#: after at most 180 s, whatever the options are; from then on, each request fails after its second timeout, 15 s. Not
+#: softerr, since that implies softreval, with which ``ls`` waits for each of its requests, for minutes in total, and
+#: then shows outdated content. timeo is in tenths of a second; nfs(5).
 _RECOVERY = {"soft": ["soft", "timeo=50", "retrans=1"], "hard": ["hard", "timeo=600", "retrans=2"]}
 
-#: What suits a link, by its kind; nfs(5). One TCP connection keeps one processor of each end busy and one queue of a
-#: card, so that a faster link takes more of them, up to the kernel's 16. The largest request that servers grant is 1 MiB.
-#: Where packets go through a program (Tailscale, wireguard-go), that program is what is busy: more connections only queue
-#: in it, and large requests hold up the small ones of ls and of other members.
+#: Options for each kind of link; nfs(5). One TCP connection uses one processor on each end, and one queue of a card, so
+#: faster links need more of them, up to the kernel's limit of 16. The largest request that servers allow is 1 MiB. If
+#: packets pass through a program (Tailscale, wireguard-go), that is the bottleneck: more connections only queue in it,
+#: and large requests delay the small ones of ls and of other members.
 _TRANSFER = {
     "fast": ["nconnect=8", "rsize=1048576", "wsize=1048576"],
     "lan": ["nconnect=4", "rsize=1048576", "wsize=1048576"],
     "tunnel": ["nconnect=4", "rsize=1048576", "wsize=1048576"],
     "userspace": ["nconnect=2", "rsize=262144", "wsize=262144"],
 }
-#: The kind of link, where a volume does not say, by the mesh that it goes over.
+#: The kind of link by the mesh, for volumes that do not specify it.
 _LINK_OF_MESH = {"none": "lan", "wireguard": "tunnel", "tailscale": "userspace"}
 
-#: Mount options that stand for the same setting; every other one is what is before its '='.
+#: Mount options that represent the same setting; all others are identified by the part before their '='.
 _SETTINGS = {"soft": "hard", "softerr": "hard", "rw": "ro", "nfsvers": "vers", "nosuid": "suid", "nodev": "dev"}
 
-#: Root on another member could have left programs and devices there that make a user root.
+#: Root on another member could have created programs and devices there that give a user root's rights.
 _CONFINED = ["nosuid", "nodev"]
 
 
@@ -70,7 +70,7 @@ class Mount(TypedDict):
 
 
 class External(TypedDict):
-    """A file system that is there already. ``filesystem`` is its type, None where any is right."""
+    """An existing file system. ``filesystem`` is its type, None for any."""
 
     volume: str
     mount_point: str
@@ -102,9 +102,12 @@ def desired(record: model.Record, machine: str, backend: str = "nfs", server: st
 
 
 def _folder(volume: dict[str, Any]) -> dict[str, Any]:
-    """Whoever owns the data decides who else may read it: a folder that is there keeps its permissions, unless the volume
-    says which ones. A new one is for all users, as /tmp is, since nobody but root could use it otherwise, and root of the
-    other members is nobody here."""
+    """Convert a volume to its folder.
+
+    The owner of data decides who can read it: an existing folder keeps its permissions, unless the volume specifies
+    them. A new one is for all users, like /tmp, since otherwise only root could use it, and root of the other members
+    is mapped to nobody here.
+    """
     given = {key: volume[key] for key in ("path", "owner", "group", "mode")}
     return {**given, "state": "directory", "new_mode": "1777"}
 
@@ -129,7 +132,7 @@ def _export_files(record: model.Record, server: str, text: str) -> list[dict[str
 
 
 def unit_name(path: str) -> str:
-    """The name that systemd demands of the unit of a mount point, as of ``systemd-escape --path``."""
+    """The name that systemd requires for the unit of a mount point, as printed by ``systemd-escape --path``."""
     parts = [part for part in path.split("/") if part]
     if not parts:
         return "-"
@@ -138,7 +141,7 @@ def unit_name(path: str) -> str:
 
 
 def exports_path(record: model.Record, server: str = "kernel") -> str:
-    """The file for ``exports``: ours alone, beside those of others."""
+    """The file of our exports, beside those of others."""
     return {
         "kernel": f"/etc/exports.d/gpumesh-{record['name']}.exports",
         "ganesha": f"/etc/ganesha/gpumesh-{record['name']}.conf",
@@ -146,9 +149,9 @@ def exports_path(record: model.Record, server: str = "kernel") -> str:
 
 
 def exports(record: model.Record, machine: str, server: str = "kernel") -> str:
-    """What one server exports: each of its volumes to the other members' cluster addresses, nobody else.
+    """The exports of one server: each of its volumes, only to the other members' cluster addresses.
 
-    For the kernel's server a file of exports(5), for ``ganesha`` a part of ganesha.conf. Empty where the machine serves
+    For the kernel's server, a file of exports(5); for ``ganesha``, a part of ganesha.conf. Empty if the machine serves
     nothing.
     """
     clients = [derive.cluster_address(record, member) for member in record["members"] if member["machine"] != machine]
@@ -159,8 +162,11 @@ def exports(record: model.Record, machine: str, server: str = "kernel") -> str:
 
 
 def _exports(record: model.Record, served: Sequence[dict[str, Any]], clients: Sequence[str]) -> str:
-    """The file system's id is derived from the cluster and the volume, so that handles stay good when the same data moves
-    to another disk, and so that what has no id of its own (another server's export) can be exported."""
+    """The exports for the kernel's server.
+
+    The ID of a file system is derived from the cluster and the volume, so that handles remain valid if the data moves
+    to another disk, and so that file systems without an ID (such as another server's export) can be exported.
+    """
     lines = []
     for volume in served:
         identity = uuid.uuid5(uuid.UUID(record["id"]), volume["name"])
@@ -168,7 +174,7 @@ def _exports(record: model.Record, served: Sequence[dict[str, Any]], clients: Se
             [
                 "ro" if volume["read_only"] else "rw",
                 "sync",
-                # No request from a port that a user's program can have: it could say that it is any user.
+                # No requests from ports that a user's program can use, which could claim to be any user.
                 "secure",
                 "no_subtree_check",
                 "root_squash" if volume["root_squash"] else "no_root_squash",
@@ -180,8 +186,11 @@ def _exports(record: model.Record, served: Sequence[dict[str, Any]], clients: Se
 
 
 def _ganesha(record: model.Record, served: Sequence[dict[str, Any]], clients: Sequence[str]) -> str:
-    """See ganesha-config(8), ganesha-core-config(8), ganesha-export-config(8). A container may not mark a process as one
-    that the kernel's memory depends on, which is what the last of the core's lines lets go."""
+    """The exports for ganesha; see ganesha-config(8), ganesha-core-config(8), ganesha-export-config(8).
+
+    A container may not be allowed to mark a process as needed for freeing memory, which the last line of the core's
+    settings permits.
+    """
     core = (
         "NFS_CORE_PARAM {\n  Protocols = 4;\n  Enable_NLM = false;\n  Enable_RQUOTA = false;\n"
         "  allow_set_io_flusher_fail = true;\n}\n"
@@ -204,7 +213,7 @@ def _ganesha(record: model.Record, served: Sequence[dict[str, Any]], clients: Se
 
 
 def mounts(record: model.Record, machine: str) -> list[Mount]:
-    """How ``machine`` mounts each volume. The server itself has it at the same place, by a bind mount."""
+    """How ``machine`` mounts each volume. The server itself has it at the same path, through a bind mount."""
     return [_mount(record, machine, volume) for volume in _volumes(record)]
 
 
@@ -229,7 +238,7 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
     if local:
         # A bind mount of a directory onto itself would hide it.
         what, kind = volume["path"], "none"
-        # Of the given options, which are those of nfs, only these two hold for it.
+        # Of the given options, which are those of nfs, only these two apply to it.
         given = [option for option in volume["options"] if _setting(option) in ("suid", "dev")]
         options = _overridden(["bind", *_CONFINED, *(["ro"] if volume["read_only"] else [])], given)
         order = ""
@@ -238,8 +247,9 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
         host = f"[{server}]" if ":" in server else server
         what, kind = f"{host}:{volume['path']}", "nfs4"
         link = volume["link"] or _LINK_OF_MESH[record["mesh"]["backend"]]
-        # Not nofail: systemd would not order the mount before remote-fs.target, and at shutdown logins and jobs, which come
-        # after that, would still write when it is unmounted. No boot waits for it, since none starts it.
+        # Not nofail: systemd would not order the mount before remote-fs.target, so at shutdown, logins and jobs, which
+        # are ordered after that, would still write when it is unmounted. It does not delay a boot, since nothing starts
+        # it then.
         ours = ["vers=4.2", "_netdev", *_CONFINED, *_RECOVERY[volume["recovery"]], *_TRANSFER[link]]
         options = _overridden([*ours, *(["ro"] if volume["read_only"] else [])], volume["options"])
         after = ["network-online.target"]
@@ -249,16 +259,16 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
             after.append("tailscaled.service")
         order = f"Wants=network-online.target\nAfter={' '.join(after)}\n"
     mount = (
-        # However often it fails, the next use tries again: systemd would give up the automount with it.
+        # However often it fails, the next access tries again: otherwise, systemd would give up the automount as well.
         f"[Unit]\nDescription={title}\n{order}StartLimitIntervalSec=0\n\n"
         f"[Mount]\nWhat={what}\nWhere={volume['mount_point']}\nType={kind}\n"
-        # Lazy: what a lost server still owes is given up when it times out, and nobody waits for it at shutdown. A mount
-        # that nobody uses is unmounted in full all the same.
+        # Lazy: requests to a lost server are given up after their timeout, and do not delay a shutdown. An unused mount
+        # is still unmounted completely.
         f"Options={','.join(options)}\nTimeoutSec=60\nLazyUnmount=yes\n"
     )
     automount = (
-        # Never after the network: systemd has automounts before local-fs.target, which the network comes after, and it
-        # breaks such a circle by leaving out a part of the boot. The mount itself waits.
+        # Never after the network: systemd orders automounts before local-fs.target, and the network after that, and
+        # breaks such a cycle by leaving out a part of the boot. The mount itself waits.
         f"[Unit]\nDescription={title}, mounted at first use\n\n"
         f"[Automount]\nWhere={volume['mount_point']}\n\n[Install]\nWantedBy=multi-user.target\n"
     )
@@ -272,7 +282,7 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
 
 
 def _overridden(ours: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Our mount options without those of which the user has set the same thing, then the user's."""
+    """Our mount options without those that the user's options override, followed by the user's."""
     settings = {_setting(option) for option in given}
     return [*(option for option in ours if _setting(option) not in settings), *given]
 

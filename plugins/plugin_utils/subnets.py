@@ -21,19 +21,19 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places imp
     survey,
 )
 
-#: How many "has no address in it" are written out at most. A thousand hosts with a private subnet each would need a
-#: million; the subnets on the most hosts come first, the others say how many hosts they are on.
+#: The maximum number of reasons "has no address in it" that are written. A thousand hosts with a private subnet each
+#: would need a million; the subnets on the most hosts come first, the others only have the number of their hosts.
 DETAIL_BUDGET = 20_000
 
-#: How many hosts a sentence names before it counts the rest.
+#: The number of hosts that a sentence names before it counts the rest.
 _NAMED = 5
 
-#: Steps that count. Below them a difference is noise: an MTU of 1450 or 1500 decides nothing.
+#: Significant steps. Smaller differences are ignored: an MTU of 1450 or 1500 decides nothing.
 _SPEED_STEPS = (100, 1000, 2500, 5000, 10_000, 20_000, 25_000, 40_000, 50_000, 100_000, 200_000, 400_000, 800_000)
 _MTU_STEPS = (1280, 1400, 1500, 2000, 4000, 8900, 60_000)
 
-# Each weight is larger than all below it can come to together, so that the order of the criteria is strict:
-# preferred, physical, RDMA, speed, MTU, private range, same name, size of the subnet.
+# Each weight is larger than the sum of all smaller ones, so that the order of the criteria is strict: preferred,
+# physical, RDMA, speed, MTU, private range, same name, size of the subnet.
 _PREFERRED = 1_000_000
 _TIER = 100_000  # two steps
 _RDMA = 50_000
@@ -45,7 +45,7 @@ _SIZE = 32  # points for a prefix that fills the address
 
 
 class Shared(NamedTuple):
-    """What the search found; the two lists are the filter's result."""
+    """The results of the search; the two lists are the filter's result."""
 
     candidates: list[dict[str, Any]]
     rejected: list[dict[str, Any]]
@@ -75,7 +75,7 @@ def find_shared(facts: Mapping[str, Any], options: Options = DEFAULTS) -> Shared
 
 
 def sole_places(network: Network, found: Survey) -> tuple[dict[str, list[Place]], dict[str, list[str]]]:
-    """Per host the places with an address that no other host has; and the hosts of each address that several have."""
+    """The places of each host with an address that no other host has; and the hosts of each duplicate address."""
     owners: dict[str, set[str]] = {}
     by_host = found.usable.get(network, {})
     for host, places in by_host.items():
@@ -108,7 +108,7 @@ def _why_not(network: Network, found: Survey, needed: int, options: Options) -> 
 
 
 def _rejections(rejected: Iterable[tuple[Network, str]], found: Survey) -> list[dict[str, Any]]:
-    """The rejected subnets, those on the most hosts first, with a reason for each host while the budget lasts."""
+    """The rejected subnets, those on the most hosts first, with a reason for each host up to the maximum number."""
     budget = DETAIL_BUDGET
     place = {host: number for number, host in enumerate(found.hosts)}
     entries: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ def _rejections(rejected: Iterable[tuple[Network, str]], found: Survey) -> list[
         usable = found.usable.get(network, {})
         for host, places in usable.items():
             reasons[host] = f"{places[0].interface} has {places[0].address}/{places[0].prefix_length}"
-        # No pass over all hosts for each subnet: that would be quadratic where every host has one of its own.
+        # Not a pass over all hosts for each subnet, which would be quadratic if every host has its own.
         missing = len(found.hosts) - len(reasons)
         if missing <= budget:
             budget -= missing
@@ -177,7 +177,7 @@ def _candidate(network: Network, found: Survey, options: Options) -> dict[str, A
 
 
 def _rdma_summary(place: Place) -> dict[str, Any] | None:
-    """The port without its identifiers: those are in the facts."""
+    """The port without its identifiers, which are in the facts."""
     if place.rdma is None:
         return None
     return {key: place.rdma.get(key) for key in ("device", "port", "state", "link_layer", "rate_gbps")}
@@ -195,7 +195,7 @@ def _warnings(sole: Mapping[str, Sequence[Place]]) -> list[str]:
 
 
 def _score(network: Network, chosen: Mapping[str, Place], options: Options) -> tuple[int, list[str]]:
-    """Points and the words for them, the weightiest first."""
+    """The points and the messages for them, the most important first."""
     places = list(chosen.values())
     parts = [
         _preferred(places, options),
@@ -278,7 +278,7 @@ def _family(network: Network) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """``n1, n2 and n3``; beyond a handful the rest are counted."""
+    """``n1, n2 and n3``; if there are more than a handful, the rest are counted."""
     if len(names) > _NAMED:
         return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

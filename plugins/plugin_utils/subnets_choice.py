@@ -24,7 +24,7 @@ _TOLD = 5
 
 
 def choose(facts: Mapping[str, Any], options: Options = DEFAULTS) -> dict[str, Any]:
-    """The best candidate, as find_shared gives it; with ``wanted`` that very subnet. Raises InputError."""
+    """The best candidate of find_shared; with ``wanted``, that subnet. Raises InputError."""
     shared = find_shared(facts, options)
     if shared.candidates:
         return shared.candidates[0]
@@ -58,13 +58,13 @@ def _not_wanted(wanted: Network, facts: Mapping[str, Any], options: Options, sha
 
 
 def _elsewhere(facts: Mapping[str, Any], options: Options) -> str:
-    """A sentence that names the best subnet that all hosts do share, if there is one."""
+    """A sentence that names the best subnet that all hosts share, if there is one."""
     others = find_shared(facts, options._replace(wanted=None)).candidates
     return f" Give cluster_subnet={others[0]['subnet']}." if others else ""
 
 
 def _where_instead(host: str, wanted: Network, shared: Shared) -> str:
-    """Which address a host has instead, and why one in the subnet does not count."""
+    """The address that a host has instead, and why one in the subnet does not count."""
     outs = shared.survey.unusable.get(wanted, {}).get(host)
     if outs:
         return f"its address {outs[0].address} in {wanted} cannot be used: {outs[0].why}"
@@ -81,7 +81,7 @@ def _nothing_shared(shared: Shared, options: Options) -> InputError:
     told = [f"{host} has {_best_place(host, shared)}" for host in hosts[:_TOLD]]
     if len(hosts) > _TOLD:
         told.append(f"{len(hosts) - _TOLD} more hosts")
-    # What at least two hosts share tells more than a network of a single one.
+    # What at least two hosts share is more informative than a network of a single one.
     several = {str(network) for network, places in shared.survey.usable.items() if len(places) > 1}
     closest = next((entry for entry in shared.rejected if entry["subnet"] in several), None)
     nearly = f" The closest is {closest['subnet']}: {closest['reason']}." if closest else ""
@@ -104,7 +104,7 @@ def _best_place(host: str, shared: Shared) -> str:
 
 
 def _single_address(host: str, shared: Shared) -> str:
-    """An address without a subnet around it, as some clouds give, on an interface that is no tunnel; or nothing."""
+    """An address without a subnet, as some clouds assign, on an interface that is not a tunnel; or an empty text."""
     for network, outs in shared.survey.unusable.items():
         if network.prefixlen == network.max_prefixlen and network.is_private and not network.is_loopback:
             for out in outs.get(host, ()):

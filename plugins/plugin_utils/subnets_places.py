@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The place of each host in each subnet, and its addresses that no other machine can reach.
 
-Pure. The facts are what interface_info returned, by host. The work grows with the number of addresses and nothing else.
+Pure. The facts are the results of interface_info, by host. The time depends only on the number of addresses.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.addresses impo
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpInterface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 
-#: Interfaces that container runtimes, Kubernetes and hypervisors make for themselves. What has an address there is
-#: the host's own end of a private network, often with the same range on every host.
+#: Interfaces that container runtimes, Kubernetes and hypervisors create for themselves. Their addresses belong to
+#: private networks of the host, often with the same range on every host.
 RUNTIME_INTERFACES = (
     *("docker*", "podman*", "nerdctl*", "cni*", "cbr*", "kube*", "nodelocaldns*", "flannel*", "cali*", "vxlan.calico"),
     *("vxlan-v6.calico", "tunl0", "cilium*", "lxc*", "weave*", "antrea*", "ovn*", "ovs-system", "br-int"),
     *("lxdbr*", "incusbr*", "virbr*", "vnet*"),
 )
-#: The bridge of a user-defined Docker network is named after the first digits of its identifier.
+#: The bridge of a user-defined Docker network is named after the first digits of its ID.
 _DOCKER_BRIDGE = r"br-[0-9a-f]{12}"
 
-#: The tunnel that the mesh layer makes: derived from the cluster network, so never the choice for it.
+#: The tunnel of the mesh layer, which is derived from the cluster network, and so never a candidate for it.
 OWN_TUNNELS = ("gpumesh*",)
 
-#: Devices that wrap packets of another network, by the kernel's word.
+#: Devices that encapsulate packets of another network, by the kernel's kind.
 _OVERLAYS = frozenset(
     (
         *("wireguard", "tun", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ip6gretap", "erspan"),
@@ -74,11 +74,11 @@ class Place(NamedTuple):
 
     @property
     def rdma_active(self) -> bool:
-        """Whether an RDMA port behind it is ready."""
+        """Whether an RDMA port behind it is active."""
         return self.rdma is not None and self.rdma.get("state") == "active"
 
     def quality(self) -> tuple[Any, ...]:
-        """Sorts the best first; the name and the address make it the same on every run."""
+        """A sort key, best first; the name and the address make it deterministic."""
         return (
             -self.tier,
             not self.rdma_active,
@@ -109,7 +109,7 @@ class Survey(NamedTuple):
 
 
 def survey(facts: Mapping[str, Any], options: Options) -> Survey:
-    """Sort every address of every host into usable and not. Raises InputError for facts of the wrong shape."""
+    """Sort all addresses of all hosts into usable and unusable ones. Raises InputError for invalid facts."""
     result = Survey(tuple(str(host) for host in facts), {}, {}, {})
     judge = Judge(options)
     for host, host_facts in facts.items():
@@ -148,7 +148,7 @@ def _sort_in(
     wanted: Network | None,
 ) -> None:
     parsed: IpInterface = ipaddress.ip_interface(f"{entry['address']}/{entry['prefix_length']}")
-    # A cloud may give a machine a single address of a subnet that the user knows: then what was asked for counts.
+    # A cloud may assign a single address of a subnet that the user knows; then the user's request takes precedence.
     in_wanted = wanted is not None and parsed.version == wanted.version and parsed.ip in wanted
     network: Network = wanted if in_wanted and wanted is not None else parsed.network
     why = interface_why or _address_trouble(str(interface["name"]), parsed, entry, in_wanted)
@@ -190,7 +190,7 @@ def _address_trouble(name: str, address: IpInterface, entry: Mapping[str, Any], 
 
 
 class Judge:
-    """Decides on whole interfaces, with the patterns compiled once."""
+    """Judges whole interfaces, with the patterns compiled once."""
 
     def __init__(self, options: Options) -> None:
         self.runtime = re.compile(f"{_pattern(RUNTIME_INTERFACES).pattern}|{_DOCKER_BRIDGE}\\Z")
@@ -219,12 +219,12 @@ class Judge:
 
 
 def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:
-    """One expression for all patterns; without any it matches nothing."""
+    """One expression for all patterns; without patterns, it matches nothing."""
     return re.compile("|".join(translate(pattern) for pattern in patterns) or r"(?!)")
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Whether an interface's name fits one of the patterns."""
+    """Whether an interface's name matches one of the patterns."""
     return _pattern(patterns).match(name) is not None
 
 
@@ -237,7 +237,10 @@ def _tier(interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]
 def _on_hardware(
     interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]], seen: frozenset[str] = frozenset()
 ) -> bool:
-    """Whether it is a card, or a bond, bridge or VLAN that ends on one. ``seen`` guards against rings in bad facts."""
+    """Whether it is a card, or a bond, bridge or VLAN on top of one.
+
+    ``seen`` guards against cycles in invalid facts.
+    """
     if interface["physical"]:
         return True
     below = {*interface.get("members", ()), interface.get("parent")} - {None} - seen
@@ -252,7 +255,7 @@ def options_from(
     include: Sequence[str] = (),
     own_tunnels: Sequence[str] = OWN_TUNNELS,
 ) -> Options:
-    """Options as a playbook gives them; an empty subnet is none. Raises InputError."""
+    """Options from a playbook; an empty subnet counts as none. Raises InputError."""
     return Options(
         wanted=normalise_subnet(subnet) if subnet else None,
         min_hosts=min_hosts,

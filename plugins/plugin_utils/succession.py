@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which queue and accounting the manager's controller continues with, and what happens to older ones. Pure.
 
-In the record, the time of each manager is a tenure, which began with a generation. The markers on the hosts show in
+In the record, the period of each manager is a tenure, which began with a generation. The markers on the hosts show in
 which tenures a state was written. The manager continues with a state of its own tenure, or takes over the one of the
 previous tenure. It never starts with an empty queue while another machine may have one.
 """
@@ -18,13 +18,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import tenure
 
-#: What the manager has to do before its controller starts, and what a machine does with a state whose time is over.
+#: What the manager does before its controller starts, and what a machine does with an obsolete state.
 GO_ON, MARK, TAKE = "go_on", "mark", "take"
 KEEP, DELETE = "keep", "delete"
 
 
 class Look(NamedTuple):
-    """What a machine has of a controller. ``node``: it is set up as a node of Slurm."""
+    """The state of a controller on a machine. ``node``: whether it is set up as a Slurm node."""
 
     used: bool
     marker: tenure.Marker | None
@@ -32,9 +32,11 @@ class Look(NamedTuple):
 
 
 class Succession(NamedTuple):
-    """What the manager does. ``former``: whom to ask first, else empty. ``tenures``: those of its state from then on.
+    """What the manager does.
 
-    ``retire``: what becomes of the state that it has; empty where that is the one to go on with.
+    ``former``: the machine to query first, or empty. ``tenures``: those of its state from then on.
+
+    ``retire``: what happens to its current state; empty if it continues with that.
     """
 
     action: str = GO_ON
@@ -59,9 +61,10 @@ def read_look(result: object) -> Look | None:
 def decide(
     record: Record, own: Look, former: Look | None = None, handing: str = "", lost: bool = False, silence: str = ""
 ) -> Succession:
-    """``own``: of the manager. ``former``: of the machine that managed before, ``silence``: why there is none of it.
+    """Decide on the state to use. ``own``: the manager's state. ``former``: that of the previous manager.
 
-    ``handing``: that machine, where it has just ended its controller to hand it over. ``lost``: it is permanently lost.
+    ``silence``: why ``former`` is missing. ``handing``: the previous manager, if it has just stopped its controller for
+    the hand-over. ``lost``: it is permanently lost.
     """
     *before, present = derive.tenures(record)
     if _counts(record, own.marker):
@@ -76,7 +79,7 @@ def decide(
     theirs = former if former is not None and _has(record, asked, former) else None
     if theirs and handing:
         return _take(record, own, theirs, asked)
-    # What an earlier version of this collection has left says nothing of itself.
+    # A state of an earlier version of this collection has no marker.
     unmarked = own.used and not stale
     if unmarked and not (theirs and theirs.marker):
         return alone
@@ -88,7 +91,7 @@ def decide(
 
 
 def read_own(record: Record, result: object) -> Look:
-    """What the module slurm_state has found on the manager. Raises HostStateError."""
+    """The result of the module slurm_state on the manager. Raises HostStateError."""
     look = read_look(result)
     if look is None:
         raise HostStateError(f"{record['manager']} did not return the state of its controller.", "Run this again.")
@@ -98,7 +101,7 @@ def read_own(record: Record, result: object) -> Look:
 def decide_first(
     record: Record, own: Look, known: Collection[str], handing: str = "", lost: bool = False
 ) -> Succession:
-    """``decide`` before anybody else is asked. ``known``: the machines that can be asked."""
+    """``decide`` before any other machine is queried. ``known``: the machines that can be queried."""
     decided = decide(record, own, None, handing, lost)
     if decided.former and decided.former not in known:
         return decide(record, own, None, handing, lost, "it is not in the inventory")
@@ -109,16 +112,16 @@ def _take(record: Record, own: Look, former: Look, machine: str) -> Succession:
     *before, present = derive.tenures(record)
     known = {one.generation for one in before}
     theirs = former.marker.tenures if former.marker else (_last(record, machine),)
-    # The former manager may say what it likes, but not of times that the record does not know.
+    # The former manager can claim anything, except tenures that are not in the record.
     tenures = [*(one for one in theirs if one in known), present.generation]
     there = own.used or own.marker is not None
     return Succession(TAKE, tenures=tenures, retire=_end(record, own, present.machine, tenures) if there else "")
 
 
 def leftover(record: Record, machine: str, own: Look, manager: Look | None) -> str:
-    """What becomes of the state of a machine that does not manage: whether the manager's has grown out of it.
+    """What happens to the state of a machine that is not the manager, by whether the manager's is derived from it.
 
-    Empty where the manager's is not known to be the one that counts; then nothing may become of it.
+    Empty if the manager's state is not known to be current; then nothing may happen to it.
     """
     if manager is None:
         return ""
@@ -131,7 +134,7 @@ def leftover(record: Record, machine: str, own: Look, manager: Look | None) -> s
 
 
 def _counts(record: Record, marker: tenure.Marker | None) -> bool:
-    """Whether the manager's state is of its present time."""
+    """Whether the manager's state belongs to its current tenure."""
     present = derive.tenures(record)[-1].generation
     return marker is not None and marker.cluster == record["id"] and present in marker.tenures
 
@@ -143,12 +146,12 @@ def _end(record: Record, own: Look, machine: str, tenures: Collection[int]) -> s
 
 
 def _last(record: Record, machine: str) -> int:
-    """The last tenure that has ended of this machine; 0 where there was none."""
+    """The last completed tenure of this machine; 0 if there was none."""
     return max((one.generation for one in derive.tenures(record)[:-1] if one.machine == machine), default=0)
 
 
 def _has(record: Record, machine: str, look: Look) -> bool:
-    """Whether it has the state of its last tenure."""
+    """Whether the machine has the state of its last tenure."""
     if look.marker is None:
         return look.used
     return (look.marker.cluster, look.marker.generation) == (record["id"], _last(record, machine))

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Tables for people in a terminal: pure text in, pure text out.
 
-Widths are in terminal columns, not characters: a CJK letter takes two, a combining mark none. Cells come from
-remote hosts, so control characters never reach the terminal.
+Widths are in terminal columns, not characters: a CJK character takes two, a combining mark none. Cells come from remote
+hosts, so control characters are removed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printa
 
 ALIGNMENTS = ("auto", "left", "right", "center")
 
-#: No column is squeezed below this, however narrow the terminal: a table that overflows can still be read.
+#: The minimum width of a column, however narrow the terminal: a table that overflows can still be read.
 _NARROWEST = 4
 
 
 class Column(NamedTuple):
-    """One column. ``align`` is one of ALIGNMENTS; ``auto`` puts numbers to the right and text to the left."""
+    """One column. ``align`` is one of ALIGNMENTS; ``auto`` aligns numbers to the right and text to the left."""
 
     key: str
     title: str
@@ -61,7 +61,7 @@ STYLES = tuple(_BORDERS)
 
 
 def display_width(text: str) -> int:
-    """How many terminal columns ``text`` takes."""
+    """The number of terminal columns that ``text`` takes."""
     if text.isascii():
         return len(text)
     return sum(
@@ -71,7 +71,7 @@ def display_width(text: str) -> int:
 
 
 def cell_text(value: Any) -> str:
-    """A value as people read it: None is ``-``, truth is yes or no, a list is joined by commas."""
+    """A value for people: None is ``-``, booleans are yes or no, a list is joined by commas."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -88,9 +88,9 @@ def cell_text(value: Any) -> str:
 
 
 def parse_columns(columns: Sequence[Any] | None, rows: Sequence[Any]) -> list[Column]:
-    """Columns from what a playbook gives: keys, or mappings with ``key``, ``title`` and ``align``.
+    """Columns as given by a playbook: keys, or mappings with ``key``, ``title`` and ``align``.
 
-    Without columns, the rows' keys in their order of appearance. Raises InputError.
+    Without columns, the rows' keys in the order of their appearance. Raises InputError.
     """
     if columns is None:
         keys = dict.fromkeys(str(key) for row in rows if isinstance(row, Mapping) for key in row)
@@ -130,9 +130,9 @@ def render(
 ) -> str:
     """The table as text without a final newline.
 
-    ``rows`` are mappings (by column key) or sequences (by position). ``width`` is the room in terminal columns,
-    0 for no limit; wide columns wrap first. ``group`` is the key of a column whose repeated values are shown once,
-    with a rule between the groups. A cell may hold newlines. Raises InputError.
+    ``rows`` are mappings (by column key) or sequences (by position). ``width`` is the room in terminal columns, 0 for
+    no limit; wide columns wrap first. ``group`` is the key of a column whose repeated values are shown once, with a
+    rule between the groups. A cell may contain newlines. Raises InputError.
     """
     border = _BORDERS.get(style)
     if border is None:
@@ -195,7 +195,7 @@ def _alignment(column: Column, values: Sequence[Any]) -> str:
 def fit_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
     """The width of each column, given its texts, so that together they take at most ``room`` (0: no limit).
 
-    First the widest columns give way down to their longest word, then words are broken.
+    First, the widest columns are reduced to their longest word; then, words are broken.
     """
     natural = [max(display_width(line) for text in texts for line in text.split("\n")) for texts in columns]
     words = [max((display_width(word) for text in texts for word in text.split()), default=1) for texts in columns]

@@ -13,9 +13,10 @@ _USUAL = 80
 
 
 def room(width: int = 0) -> int:
-    """Terminal columns for tables.render: ``width`` itself, 0 for the terminal's, below 0 for no limit (which is 0).
+    """The width for tables.render: ``width`` itself, 0 for the terminal's, below 0 for no limit (which is 0).
 
-    COLUMNS counts where it is set; else what Ansible measured before it detached its workers from the terminal.
+    COLUMNS takes precedence if it is set; otherwise, the width is what Ansible measured before it detached its workers
+    from the terminal.
     """
     if width:
         return max(0, width)

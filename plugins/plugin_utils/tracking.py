@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tracking server of a cluster, from its record, and its users from a file. Pure, but for reading the requirements."""
+"""A cluster's tracking server, from its record, and its users from a file.
+
+Pure, except for reading the requirements.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _SHORTEST = 12
 
 
 def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any]:
-    """The parameters of the module tracking on one machine; only the cluster where no experiments are tracked."""
+    """The parameters of the module tracking on one machine; only the cluster if no experiments are tracked."""
     tracking = record.get("tracking")
     if tracking is None:
         return {"cluster": record["name"]}
@@ -44,7 +47,7 @@ def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any
 
 
 def address(record: model.Record) -> str:
-    """Where the server listens. Raises KeyError where there is none."""
+    """The address on which the server listens. Raises KeyError if there is none."""
     tracking = record.get("tracking")
     if tracking is None:
         raise KeyError("tracking")
@@ -52,7 +55,7 @@ def address(record: model.Record) -> str:
 
 
 def uri(record: model.Record) -> str:
-    """The URL of the server for members: with its address or, with a certificate, with the name in it."""
+    """The URL of the server for members: with its address, or if it has a certificate, with the name in that."""
     tracking = record.get("tracking")
     if tracking is None:
         raise KeyError("tracking")
@@ -72,7 +75,9 @@ def variables(record: model.Record) -> dict[str, str]:
 
 
 def parse_users(text: str, path: str) -> list[dict[str, Any]]:
-    """The users in a file of lines NAME:PASSWORD. No password: there is to be no such user. Raises InputError.
+    """The users in a file with lines NAME:PASSWORD.
+
+    An empty password means that the user is removed. Raises InputError.
 
     The message is shown, so it never contains a password.
     """
@@ -97,7 +102,7 @@ def parse_users(text: str, path: str) -> list[dict[str, Any]]:
 
 
 def refuse_server(server: str, record: model.Record) -> None:
-    """Refuse a server that would not be among the members, while nothing has been changed. Raises InputError."""
+    """Refuse a server that would not be among the members, before anything is changed. Raises InputError."""
     machines = [member["machine"] for member in record["members"]]
     if server and server not in machines:
         raise InputError(
@@ -108,7 +113,7 @@ def refuse_server(server: str, record: model.Record) -> None:
 
 
 def asked(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the module cluster has to write to the record; None if it is up to date.
+    """The parameters with which the module cluster updates the record; None if it is up to date.
 
     ``given``: state, start, server, port, volume, certificate_file.
     """

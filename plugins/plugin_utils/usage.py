@@ -23,7 +23,7 @@ def in_words(job: Mapping[str, Any]) -> str:
 
 
 def holders_in_words(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Each machine on which somebody uses the cluster, with those who do, from the results of holder_info."""
+    """Each machine on which the cluster is in use, with its users, from the results of holder_info."""
     return [
         f"{machine}: {', '.join(result['holders'])}" for machine, result in results.items() if result.get("holders")
     ]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-#: The bit of the first byte that says that no maker has given the address.
+#: The bit of the first byte for locally administered addresses, which no vendor has assigned.
 _LOCAL = 0x02
-#: Whose addresses they are by custom.
+#: Prefixes that are used by convention.
 _SOFTWARE = {
     "02:42:": "a Docker container",
     "0a:58:": "a Kubernetes pod",
@@ -20,12 +20,12 @@ _SOFTWARE = {
 
 
 def maker(mac: str) -> str:
-    """The maker, or what software makes such addresses."""
+    """The vendor of an address, or the software that generates such addresses."""
     if int(mac[:2], 16) & _LOCAL:
         custom = next((words for prefix, words in _SOFTWARE.items() if mac.lower().startswith(prefix)), None)
         return custom or "locally administered: a virtual machine, a container or a random address"
     try:
-        # Where it is needed: to load it takes longer than most of our tasks, and duplicates are rare.
+        # Imported here, since loading it takes longer than most of our tasks, and duplicates are rare.
         netaddr = import_module("netaddr")
     except ImportError:
         return f"for its maker: {sys.executable} -m pip install netaddr"

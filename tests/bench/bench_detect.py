@@ -14,8 +14,8 @@ whole task    the same with SSH and the controller's work, as a task of a playbo
               nothing, is the minimum for any module.
 
 The work of setup grows with the hardware of a machine; that of interface_info hardly does. A bare container has nearly
-nothing: --as-gpu-server gives throw-away hosts what GPU servers have, which is ethtool, pciutils and dmidecode (setup
-calls them) and eight more network interfaces. The interfaces are removed afterwards, the packages are kept.
+nothing: --as-gpu-server gives disposable hosts what GPU servers have: ethtool, pciutils and dmidecode, which setup
+calls, and eight more network interfaces. The interfaces are removed afterwards, the packages are kept.
 
 The best of all runs is compared, host by host, since a busy machine only adds time. Exits 1 if a limit is missed.
 """
@@ -44,7 +44,7 @@ MODULES = (PING, SETUP, OURS)
 FASTER = 3.0
 HOSTS, SECONDS = 1000, 2.0
 
-#: Runs on a host: every module file that Ansible left there, in turn. Prints of each run its time and processor time.
+#: Runs on a host: every module file that Ansible left there, in turn. Prints the elapsed and CPU time of each run.
 ON_HOST = """
 import glob, json, resource, subprocess, sys, time
 files = {path.rsplit("AnsiballZ_", 1)[1][:-3]: path for path in glob.glob(sys.argv[1] + "/*/AnsiballZ_*.py")}
@@ -89,8 +89,8 @@ UNEQUIP: list[dict[str, Any]] = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inventory", help="hosts to compare the modules on; without it only the filter is measured")
-    parser.add_argument("--pattern", default="cluster", help="which of them (%(default)s)")
-    parser.add_argument("--as-gpu-server", action="store_true", help="equip the hosts first; for throw-away hosts")
+    parser.add_argument("--pattern", default="cluster", help="which of these hosts (%(default)s)")
+    parser.add_argument("--as-gpu-server", action="store_true", help="equip the hosts first; for disposable hosts")
     parser.add_argument("--repeat", type=int, default=7, help="runs of each module (%(default)s)")
     arguments = parser.parse_args()
     held = [bench_filter()]
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def bench_filter() -> bool:
-    """A thousand hosts with one shared network, a decoy and ten networks of their own."""
+    """Find the shared network of a thousand hosts, each of which also has a decoy and ten networks of its own."""
     facts = {f"n{number}": {"interfaces": _interfaces(number)} for number in range(HOSTS)}
     addresses = sum(len(interface["addresses"]) for host in facts.values() for interface in host["interfaces"])
     start = time.process_time()
@@ -110,7 +110,7 @@ def bench_filter() -> bool:
     seconds = time.process_time() - start
     print(
         f"shared_subnets: {HOSTS} hosts, {addresses} addresses, {len(shared.rejected)} subnets rejected, "
-        f"{len(shared.candidates)} shared: {seconds:.2f} s on one core (bar: {SECONDS:g} s)"
+        f"{len(shared.candidates)} shared: {seconds:.2f} s on one core (limit: {SECONDS:g} s)"
     )
     return seconds < SECONDS
 
@@ -138,7 +138,7 @@ def _interface(name: str, address: str, length: int) -> dict[str, Any]:
 
 
 def bench_module(arguments: argparse.Namespace) -> bool:
-    """Print both times of each module and the ratios; true when the bar is held on the host."""
+    """Print both times of each module and the ratios. Returns whether the ratio on the host is within the limit."""
     with tempfile.TemporaryDirectory() as folder:
         ansible = _Ansible(Path(folder), arguments.inventory, arguments.pattern)
         if arguments.as_gpu_server:
@@ -165,14 +165,14 @@ def bench_module(arguments: argparse.Namespace) -> bool:
     print(render(rows, [*rows[0]]))
     ratio = wall[SETUP] / wall[OURS]
     print(
-        f"interface_info: {ratio:.1f} times faster than setup on the host (bar: {FASTER:g}). "
+        f"interface_info: {ratio:.1f} times faster than setup on the host (limit: {FASTER:g}). "
         f"Beyond what ping takes: setup {wall[SETUP] - wall[PING]:.3f} s, ours {wall[OURS] - wall[PING]:.3f} s."
     )
     return ratio >= FASTER
 
 
 class _Ansible:
-    """Runs plays on the inventory and gives the results that the json callback prints."""
+    """Runs plays on the inventory, and returns the results that the json callback prints."""
 
     def __init__(self, folder: Path, inventory: str, pattern: str) -> None:
         self.folder = folder
@@ -196,7 +196,7 @@ class _Ansible:
 
 
 def _on_host(ansible: _Ansible, repeat: int) -> dict[str, list[float]]:
-    """Let Ansible leave the modules on the hosts, time them there, and take them away."""
+    """Let Ansible leave the modules on the hosts, time them there, and remove them."""
     folder = f"/tmp/gpumesh-bench-{uuid.uuid4().hex}"
     modules = [{"name": module, module: {}} for module in MODULES]
     ansible.run(
@@ -215,7 +215,7 @@ def _on_host(ansible: _Ansible, repeat: int) -> dict[str, list[float]]:
 
 
 def _best(runs_of_hosts: Sequence[Sequence[Sequence[float]]]) -> list[float]:
-    """Of both times the best run of each host, and of those the median of the hosts."""
+    """The minimum of both times on each host, and the median of these over the hosts."""
     best = [[min(times) for times in zip(*runs)] for runs in runs_of_hosts]
     return [median(times) for times in zip(*best)]
 

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What brings in other tasks: the option that names them, and whether a role or a file of tasks.
+#: The modules that run other tasks: the option that names them, and whether it is a role or a task file.
 IMPORTS = {
     f"ansible.builtin.{verb}_{what}": what for verb in ("import", "include") for what in ("role", "tasks", "playbook")
 }
@@ -34,7 +34,7 @@ def tracked(*folders: str) -> list[Path]:
 
 
 def tasks_in(content: Any) -> Iterator[dict[str, Any]]:
-    """Every task of a file of tasks or a playbook, those in blocks too."""
+    """Yield every task of a task file or playbook, including those in blocks."""
     for entry in content or []:
         inner = [name for name in ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks") if name in entry]
         for name in inner:
@@ -46,7 +46,7 @@ def tasks_in(content: Any) -> Iterator[dict[str, Any]]:
 
 
 def brought_in(path: Path, task: dict[str, Any]) -> list[Path]:
-    """The files whose tasks a task brings in; none where it runs a module or the name is not known before."""
+    """The files whose tasks a task runs; none for a module, or where the name is a template."""
     for name, what in IMPORTS.items():
         given = task.get(name)
         if given is None:
@@ -64,7 +64,7 @@ def brought_in(path: Path, task: dict[str, Any]) -> list[Path]:
 
 
 def levels(path: Path) -> int:
-    """The longest way from this file to a module, the file itself counted."""
+    """The length of the longest path from this file to a module, counting the file itself."""
     below = [
         levels(found)
         for task in tasks_in(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -75,7 +75,7 @@ def levels(path: Path) -> int:
 
 
 def main() -> None:
-    """A line a figure, with the bar."""
+    """Print one line per figure, with its limit."""
     sources = tracked("plugins", "roles")
     files = {
         path: list(tasks_in(yaml.safe_load(path.read_text(encoding="utf-8"))))
@@ -95,13 +95,15 @@ def main() -> None:
     filters = [path for path in tracked("plugins/filter") if path.suffix == ".py"]
     deepest = {path.stem: levels(path) for path in sorted((ROOT / "playbooks").glob("*.yml"))}
     name, depth = max(deepest.items(), key=lambda item: item[1])
-    print(f"lines of plugins and roles: {lines} (bar: 32000)")
-    print(f"filters: {len(filters)} (bar: 10)")
-    print(f"internal variables of roles: {len(internal)} (bar: 100)")
+    print(f"lines of plugins and roles: {lines} (limit: 32000)")
+    print(f"filters: {len(filters)} (limit: 10)")
+    print(f"internal variables of roles: {len(internal)} (limit: 100)")
     for what, some in (("tasks", tasks), ("tasks of roles, without the playbooks' lists", within)):
         imports = sum(any(name in task for name in IMPORTS) for task in some)
-        print(f"{what} that bring in others: {imports} of {len(some)}, {imports / len(some):.0%} (bar: 15%)")
-    print(f"levels from a playbook to a module: {depth}, in {name} (bar: 3)")
+        print(
+            f"{what}, that import or include others: {imports} of {len(some)}, {imports / len(some):.0%} (limit: 15%)"
+        )
+    print(f"levels from a playbook to a module: {depth}, in {name} (limit: 3)")
 
 
 if __name__ == "__main__":

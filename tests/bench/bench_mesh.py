@@ -37,18 +37,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import tunnel
 
 SIZES = (10, 100, 200, 400, 600, 800, 1000)
-#: Seconds of the controller for 1,000 members, each with 999 peers, all told.
+#: Seconds of the controller for 1,000 members with 999 peers each, in total.
 LIMIT = 5.0
-#: Milliseconds of each of these hosts, in which it compares the tunnel with what it has.
+#: Milliseconds in which each of these hosts compares the tunnel with its current state.
 HOST_LIMIT = 20.0
-#: A second run costs at most this many times one ping of the same hosts.
+#: The maximum ratio of a second run to one ping of the same hosts.
 PING_LIMIT = 2.0
-#: How much faster than the number of peers the time may grow, from the middle of the table to its end.
+#: How much the time per peer may grow, from the middle of the table to its end.
 GROWTH_LIMIT = 1.5
 
 
 def record(size: int) -> dict[str, Any]:
-    """A cluster of sites of eight: a third of the sites without endpoints, so that there are relayed pairs too."""
+    """A cluster of sites with eight members each. A third of the sites have no endpoints, so some pairs need a relay."""
     members = []
     for number in range(1, size + 1):
         site = number // 8
@@ -70,7 +70,7 @@ def record(size: int) -> dict[str, Any]:
 
 
 class Cost(NamedTuple):
-    """Seconds of processor time for all members, and the number of peers that they have together."""
+    """CPU seconds for all members, and the total number of their peers."""
 
     controller: float
     hosts: float
@@ -78,7 +78,7 @@ class Cost(NamedTuple):
 
 
 def whole_cluster(size: int) -> Cost:
-    """What the controller works out for every member, and what the members compare with their running interface."""
+    """Compute every member's tunnel, as the controller does, and compare it with the running interface, as hosts do."""
     members = record(size)
     controller = hosts = 0.0
     for member in members["members"]:
@@ -91,7 +91,7 @@ def whole_cluster(size: int) -> Cost:
 
 
 def compare(given: Mapping[str, Any]) -> None:
-    """What a host does with its tunnel where nothing has to be changed."""
+    """What a host does with its tunnel if nothing has to change."""
     wanted = make_desired(given["interface"], given["address"], given["listen_port"], given["mtu"], given["peers"])
     conf = render_conf(wanted, "/etc/wireguard/gpumesh0.key")
     live = {
@@ -106,8 +106,8 @@ def compare(given: Mapping[str, Any]) -> None:
 
 
 def scale() -> bool:
-    """Print N against time; whether it stays in the limits."""
-    print("The tunnel of every member: worked out by the controller, compared by the hosts")
+    """Print the time by the number of members. Returns whether it is within the limits."""
+    print("The tunnel of every member: computed by the controller, compared by the hosts")
     print(f"{'members':>8} {'peers':>9} {'controller s':>13} {'µs a peer':>10} {'each host ms':>13}")
     found = {size: whole_cluster(size) for size in SIZES}
     for size, cost in found.items():
@@ -123,7 +123,7 @@ def scale() -> bool:
 
 
 def timed(argv: list[str], runs: int = 5) -> float:
-    """The median of the seconds that a command takes."""
+    """The median duration of a command, in seconds."""
     taken = []
     for _run in range(runs):
         start = time.perf_counter()
@@ -133,7 +133,7 @@ def timed(argv: list[str], runs: int = 5) -> float:
 
 
 def second_run(inventory: str, cluster: str) -> bool:
-    """Print what a run that changes nothing costs, against a ping; whether it stays in the limit."""
+    """Print the cost of a run that changes nothing against a ping. Returns whether it is within the limit."""
     bin_folder = Path(sys.executable).parent
     ping = [str(bin_folder / "ansible"), "-i", inventory, "cluster", "-m", "ansible.builtin.ping"]
     mesh = [
@@ -152,7 +152,7 @@ def second_run(inventory: str, cluster: str) -> bool:
 
 
 def main() -> int:
-    """Exit status 1 where a limit is exceeded."""
+    """Returns exit status 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inventory", help="hosts whose mesh has been set up")
     parser.add_argument("--cluster", default="gpumesh", help="the cluster of these hosts (default: gpumesh)")

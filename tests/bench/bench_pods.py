@@ -27,7 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import PROXY_
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT
 from ansible_collections.gpumesh.cluster.tests.support.namespaces import joined
 
-#: Namespace to address.
+#: Addresses by namespace.
 HOSTS = {"gpumesh-pods-1": "10.77.62.11", "gpumesh-pods-2": "10.77.62.12"}
 FIRST, SECOND = HOSTS
 PORT = 1055
@@ -70,7 +70,7 @@ print(json.dumps({
 
 
 def inside(host: str, *argv: str, check: bool = True) -> str:
-    """Run a command in the namespace; its stdout."""
+    """Run a command in the namespace. Returns its stdout."""
     command = ["ip", "netns", "exec", host, *argv]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
@@ -79,7 +79,7 @@ def inside(host: str, *argv: str, check: bool = True) -> str:
 
 @contextmanager
 def running(host: str, *argv: str, library: str = "") -> Iterator[None]:
-    """Have a program run there."""
+    """Run a program in the namespace for the duration of the context."""
     command = ["ip", "netns", "exec", host, *(["env", f"LD_PRELOAD={library}"] if library else []), *argv]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
@@ -90,19 +90,19 @@ def running(host: str, *argv: str, library: str = "") -> Iterator[None]:
 
 @contextmanager
 def pair() -> Iterator[None]:
-    """Two namespaces with a cable between them."""
+    """Create two namespaces with a cable between them."""
     with joined(FIRST, SECOND):
         for host, address in HOSTS.items():
             inside(host, "ip", "address", "add", f"{address}/24", "dev", "eth0")
             inside(host, "ip", "link", "set", "eth0", "up")
-            # Without a default route tailscaled takes the network to be down.
+            # Without a default route, tailscaled considers the network to be down.
             (other,) = set(HOSTS.values()) - {address}
             inside(host, "ip", "route", "add", "default", "via", other)
         yield
 
 
 def until(what: str, say: list[str], word: str, host: str) -> None:
-    """Wait until a command says the word."""
+    """Wait until the output of a command contains the word. Raises AssertionError after a minute."""
     end = time.monotonic() + 60
     while word not in inside(host, *say, check=False):
         assert time.monotonic() < end, what
@@ -110,7 +110,9 @@ def until(what: str, say: list[str], word: str, host: str) -> None:
 
 
 def certificate(folder: Path) -> None:
-    """Make one that all programs of Go trust: without TLS there is no relay, and tailscaled keeps looking for one."""
+    """Create a certificate that all Go programs trust. Without TLS there is no relay, for which tailscaled keeps
+    looking.
+    """
     names = f"subjectAltName=IP:{HOSTS[FIRST]}"
     made = [
         "-x509",
@@ -131,7 +133,7 @@ def certificate(folder: Path) -> None:
 
 @contextmanager
 def control(folder: Path, headscale: str) -> Iterator[str]:
-    """Run Headscale; a key to log in with."""
+    """Run Headscale. Yields a key to log in with."""
     certificate(folder)
     derp = {
         "enabled": True,
@@ -167,7 +169,7 @@ def control(folder: Path, headscale: str) -> Iterator[str]:
 
 @contextmanager
 def tailnet(folder: Path, programs: Path, key: str, userspace: bool) -> Iterator[dict[str, str]]:
-    """Run tailscaled on both; their addresses."""
+    """Run tailscaled in both namespaces. Yields their addresses."""
     addresses = {}
     with ExitStack() as stack:
         for host in HOSTS:
@@ -205,7 +207,7 @@ def library(folder: Path, host: str, address: str) -> str:
 
 
 def measure(address: str, seconds: float, libraries: dict[str, str] | None = None) -> dict[str, float]:
-    """Of one stream from the second to the first."""
+    """Measure latency and throughput of one stream from the second host to the first."""
     own = libraries or dict.fromkeys(HOSTS, "")
     with running(FIRST, "/usr/bin/python3", "-c", SERVER, address, library=own[FIRST]):
         time.sleep(2)
@@ -214,9 +216,11 @@ def measure(address: str, seconds: float, libraries: dict[str, str] | None = Non
 
 
 def main() -> None:
-    """Measure all and print a table."""
+    """Measure all variants, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of the throughput (default: 5)")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="duration of each throughput measurement (default: 5)"
+    )
     seconds = parser.parse_args().seconds
     built = subprocess.run(
         [str(ROOT / "lab" / "tailnet")], stdout=subprocess.PIPE, text=True, check=True

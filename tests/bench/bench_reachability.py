@@ -29,7 +29,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, network
 
-#: The bar: the role against one pair after the other.
+#: The limit: how many times faster the role must be than one pair after the other.
 LIMIT = 50.0
 PORT = 2337
 #: TCP ports that the role tests for each pair: four named ones and four of the ephemeral range.
@@ -37,7 +37,7 @@ TCP_PORTS = 8
 
 
 def run_role(farm: Farm, forks: int) -> float:
-    """Seconds of the whole run of ansible-playbook; ends the program when not every pair is found good."""
+    """Run the role on all pairs. Returns the elapsed seconds; exits if any pair is found to fail."""
     result = farm.folder / "result.json"
     tasks: list[dict[str, Any]] = [
         {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}},
@@ -62,7 +62,7 @@ def run_role(farm: Farm, forks: int) -> float:
 
 
 def run_in_turn(farm: Farm, pairs: int, forks: int) -> float:
-    """Seconds for ``pairs`` pairs, each with a listener and a line of text, one after the other."""
+    """Test ``pairs`` pairs one after the other, each with a listener and a line of text. Returns the elapsed seconds."""
     names = [member.machine for member in farm.members]
     addresses = {member.machine: member.address for member in farm.members}
     tasks: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ def run_in_turn(farm: Farm, pairs: int, forks: int) -> float:
                 },
                 "delegate_to": one,
                 "run_once": True,
-                # The listener of the task before may still be starting.
+                # The listener of the previous task may still be starting.
                 "retries": 5,
                 "delay": 0.2,
                 "register": "said",
@@ -94,7 +94,7 @@ def run_in_turn(farm: Farm, pairs: int, forks: int) -> float:
 
 
 def run_at_once(farm: Farm, peers: int, forks: int) -> float:
-    """Seconds in which every host loops over ``peers`` peers, the service at port 22 being the listener."""
+    """Let every host loop over ``peers`` peers, with sshd on port 22 as the listener. Returns the elapsed seconds."""
     names = [member.machine for member in farm.members]
     addresses = [member.address for member in farm.members]
     targets = {
@@ -118,9 +118,9 @@ def timed(farm: Farm, tasks: list[dict[str, Any]], forks: int, **variables: Any)
 
 @contextmanager
 def room_for_neighbours(hosts: int) -> Iterator[None]:
-    """Let the kernel of this one machine know the neighbours of all hosts: its limit counts all namespaces together.
+    """Let this machine's kernel hold the neighbours of all hosts: its limit counts all namespaces together.
 
-    On hosts with a kernel each, 1,024 neighbours are the default limit; here 50 hosts have 2,500 already.
+    On hosts with their own kernels, the default limit is 1,024 neighbours each; here, 50 hosts already need 2,500.
     """
     setting = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
     before = setting.read_text()
@@ -132,35 +132,35 @@ def room_for_neighbours(hosts: int) -> Iterator[None]:
 
 
 def main() -> None:
-    """Run all and print the ratios."""
+    """Run all variants, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=50)
     parser.add_argument("--forks", type=int, default=25)
-    parser.add_argument("--sample", type=int, default=20, help="pairs that are done one after the other")
+    parser.add_argument("--sample", type=int, default=20, help="number of pairs to test one after the other")
     arguments = parser.parse_args()
     pairs = arguments.hosts * (arguments.hosts - 1)
     with tempfile.TemporaryDirectory() as folder, room_for_neighbours(arguments.hosts), network() as net:
         begin = time.monotonic()
         farm = Farm(net, arguments.hosts, Path(folder))
         print(f"{arguments.hosts} hosts, {pairs} ordered pairs; made in {time.monotonic() - begin:.1f} s")
-        # The first connection to each host costs the same to all: it is made before anything is timed.
+        # The first connection to each host costs every variant the same, so it is made before anything is timed.
         start = timed(farm, [{"ansible.builtin.raw": "true"}], arguments.forks)
         print(f"ansible-playbook with one raw task: {start:.1f} s")
         ours = run_role(farm, arguments.forks)
 
-        # What starting Ansible costs does not grow with the pairs, so it is taken off before multiplying.
+        # The cost of starting Ansible does not grow with the pairs, so it is subtracted before multiplying.
         idle = timed(farm, [{"ansible.builtin.raw": "true", "run_once": True}], arguments.forks)
         in_turn = (run_in_turn(farm, arguments.sample, arguments.forks) - idle) / arguments.sample * pairs + idle
         few = (run_at_once(farm, 2, arguments.forks) - idle) / (2 * arguments.hosts) * pairs + idle
-    print(f"nc, one pair after the other, one port: {in_turn:.0f} s (reckoned from {arguments.sample} pairs)")
-    print(f"nc, all hosts at once, one port:        {few:.0f} s (reckoned from {2 * arguments.hosts} pairs)")
+    print(f"nc, one pair after the other, one port: {in_turn:.0f} s (extrapolated from {arguments.sample} pairs)")
+    print(f"nc, all hosts at once, one port:        {few:.0f} s (extrapolated from {2 * arguments.hosts} pairs)")
     print(f"nc, all hosts at once, {TCP_PORTS} ports:       {few * TCP_PORTS:.0f} s (the same, times {TCP_PORTS})")
-    print(f"ratio to one pair after the other:      {in_turn / ours:.1f} (bar: {LIMIT:g})")
+    print(f"ratio to one pair after the other:      {in_turn / ours:.1f} (limit: {LIMIT:g})")
     print(
         f"ratio to all hosts at once:             {few / ours:.1f}, with {TCP_PORTS} ports {few * TCP_PORTS / ours:.1f}"
     )
     if in_turn / ours < LIMIT:
-        sys.exit(f"below the bar of {LIMIT:g}")
+        sys.exit(f"below the limit of {LIMIT:g}")
 
 
 if __name__ == "__main__":

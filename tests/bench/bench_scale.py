@@ -41,7 +41,7 @@ SETTINGS = {"cluster_name": "bench", "mesh_backend": "wireguard"}
 
 
 class Cost(NamedTuple):
-    """Of one run, in seconds."""
+    """The cost of one run, in seconds."""
 
     members: int
     processor: float
@@ -49,13 +49,13 @@ class Cost(NamedTuple):
 
 
 def processor() -> float:
-    """Seconds of all that this process has started and waited for."""
+    """CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def describe(name: str, number: int, subnet: ipaddress.IPv4Network) -> dict[str, object]:
-    """The lab, as lab/lab.yml describes one."""
+    """The description of a lab, in the format of lab/lab.yml."""
     network = f"gpumesh-{name}"
     return {
         "lab_name": name,
@@ -74,14 +74,14 @@ def describe(name: str, number: int, subnet: ipaddress.IPv4Network) -> dict[str,
 
 
 def lab_playbook(name: str, description: Path) -> None:
-    """Start the hosts or remove them."""
+    """Start or remove the hosts."""
     argv = [str(BIN / "ansible-playbook"), "-i", "localhost,", f"lab/{name}.yml"]
     subprocess.run(argv, cwd=ROOT, env={**os.environ, "LAB": str(description)}, check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager
 def neighbours(number: int) -> Iterator[None]:
-    """A table in which each of so many hosts has all others, and the engine's bridge has them too."""
+    """Enlarge the neighbour tables, so that each of so many hosts can know all others, and the bridge all of them."""
     limits = sorted(Path("/proc/sys/net/ipv4/neigh/default").glob("gc_thresh[1-3]"), reverse=True)
     before = [path.read_text(encoding="ascii") for path in limits]
     try:
@@ -94,7 +94,7 @@ def neighbours(number: int) -> Iterator[None]:
 
 
 def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | None:
-    """The second run; None, with the output printed, when one of them does not end as it should."""
+    """The cost of the second run; None, with its output printed, if a run fails or the second one changes something."""
     name = f"bench-scale-{number}"
     description = folder / f"{name}.yml"
     description.write_text(json.dumps(describe(name, number, subnet)))
@@ -122,17 +122,19 @@ def measure(number: int, subnet: ipaddress.IPv4Network, folder: Path) -> Cost | 
 
 
 def exponent(one: float, other: float, ratio: float) -> float:
-    """By which power of the members a cost has grown."""
+    """The power of the number of members with which a cost has grown."""
     return math.log(other / one) / math.log(ratio)
 
 
 def main() -> int:
-    """A line a size."""
+    """Print one line per size."""
     parser = argparse.ArgumentParser(description="Cost of a second site by the number of members")
     parser.add_argument("members", nargs="*", type=int, default=SIZES)
-    parser.add_argument("--subnet", type=ipaddress.IPv4Network, default="10.86.0.0/24", help="addresses of the hosts")
+    parser.add_argument(
+        "--subnet", type=ipaddress.IPv4Network, default="10.86.0.0/24", help="subnet for the addresses of the hosts"
+    )
     given = parser.parse_args()
-    # Its hosts go with it, also when it is told to end.
+    # The hosts are removed with it, also when it is terminated.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))
     print(f"{'members':>7} {'processor':>10} {'a member':>9} {'clock':>8} {'a member':>9} {'exponents':>10}")
     last = None

@@ -36,14 +36,14 @@ SECONDS = "5"
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Its seconds."""
+    """The elapsed seconds of a call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def session() -> float:
-    """Of a session with a container on each node."""
+    """The seconds to start a session with a container on each node."""
     seconds = timed(lambda: start("alice", [role("main"), role("sub", replicas=2)], session_name="bench"))
     by("alice", "gpumesh-session", "stop", "bench")
     await_nothing()
@@ -51,20 +51,20 @@ def session() -> float:
 
 
 def podman() -> float:
-    """Of the same containers without a session, each with a store of its own as a first run of podman has it."""
+    """The seconds to start the same containers without a session, each with empty storage, as in podman's first run."""
     argv = ["srun", "--nodes=3", "--ntasks=3", "--mem=256M", "podman", "run", "--rm", "--network=host"]
     argv += ["--cgroups=disabled", "--volume=/usr:/usr:ro", "localhost/bench", "true"]
     return timed(lambda: by("alice", *argv))
 
 
 def rate(run: Callable[..., str], address: str) -> float:
-    """Mbit/s to a server of iperf3."""
+    """The throughput to an iperf3 server, in Mbit/s."""
     shown = json.loads(run("iperf3", "--client", address, "--time", SECONDS, "--json"))
     return float(shown["end"]["sum_received"]["bits_per_second"]) / 1e6
 
 
 def throughput(runs: int) -> tuple[float, float]:
-    """Inside of a session and between its nodes."""
+    """The throughput inside a session and between its nodes, in Mbit/s."""
     found = places("alice", "bench")
     within, between = [], []
     for _run in range(runs):
@@ -74,9 +74,9 @@ def throughput(runs: int) -> tuple[float, float]:
 
 
 def main() -> int:
-    """The exit status."""
+    """Print a table. Returns the exit status."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--runs", type=int, default=5, help="measurements of each kind")
+    options.add_argument("--runs", type=int, default=5, help="number of measurements of each kind")
     runs = options.parse_args().runs
     by("alice", "srun", "--nodes=3", "--ntasks=3", "sh", "-c", f"podman tag $(podman pull --quiet {ONE}) bench")
     session()
@@ -100,7 +100,7 @@ def main() -> int:
         LAB.run("s1", "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
         LAB.run("s2", "sh", "-c", "kill $(cat /run/bench-iperf3)", check=False)
         by("alice", "gpumesh-session", "stop", "bench", check=False)
-    print(render(rows, ["", "session", "without", "ratio", "bar"]))
+    print(render(rows, ["", "session", "without", "ratio", "limit"]))
     return 0 if well else 1
 
 

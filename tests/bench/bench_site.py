@@ -26,7 +26,7 @@ def main() -> None:
     run = lab.play("gpumesh.cluster.site", inventories=settings)
     ping = (before + lab.ping_seconds()) / 2
     print(f"site: {run.seconds:.1f} s in {run.plays} plays, exit {run.code}; one ping: {ping:.2f} s")
-    print(f"ratio to {run.plays} pings: {run.seconds / (run.plays * ping):.1f} (bar: 5)")
+    print(f"ratio to {run.plays} pings: {run.seconds / (run.plays * ping):.1f} (limit: 5)")
 
 
 if __name__ == "__main__":

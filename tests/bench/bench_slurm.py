@@ -38,7 +38,7 @@ _Value = TypeVar("_Value")
 
 
 def timed(work: Callable[[], _Value], runs: int = 1) -> tuple[float, _Value]:
-    """The least seconds of several runs, and the last result."""
+    """The minimum duration of several runs in seconds, and the result of the last one."""
     best = float("inf")
     for _run in range(runs):
         start = time.perf_counter()
@@ -48,7 +48,7 @@ def timed(work: Callable[[], _Value], runs: int = 1) -> tuple[float, _Value]:
 
 
 def inside(container: str, *argv: str, stdin: str | None = None, check: bool = True) -> str:
-    """Run a command in the container with the bench's configuration; its stdout."""
+    """Run a command in the container with the configuration of this benchmark. Returns its stdout."""
     command = ["docker", "exec", "-i", "-e", f"SLURM_CONF={FOLDER}/slurm.conf", container, *argv]
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=300)
     if check and done.returncode:
@@ -84,7 +84,7 @@ def request(machine: str, address: str) -> config.Request:
 
 
 def members(count: int) -> list[config.Documents]:
-    """Every file of that many members."""
+    """Create every file of this many members."""
     host = SlurmHost((24, 11, 5), Cgroups("none", ()), None, 2_000_000, 128, "n1")
     return [
         config.documents(request(f"n{number}", f"10.{number >> 8}.{number & 255}.1"), host, FOLDER)
@@ -107,7 +107,7 @@ def start(container: str, hostname: str) -> None:
 
 
 def register(container: str, made: list[config.Documents], first: int) -> None:
-    """Tell the controller of nodes by their definitions, in one process."""
+    """Register nodes with the controller by their definitions, in one process."""
     lines = [
         f"create nodename=n{number} {documents.definition} state=CLOUD"
         for number, documents in enumerate(made, start=first)
@@ -116,7 +116,7 @@ def register(container: str, made: list[config.Documents], first: int) -> None:
 
 
 def main() -> int:
-    """Measure, tell, and say whether it holds."""
+    """Measure, and print the results. Returns 1 if a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--container", default="gpumesh-lab-n1", help="a running container that has slurmctld and munge"
@@ -151,7 +151,7 @@ def main() -> int:
     print(
         f"slurmctld {'.'.join(map(str, release))} answered {starting:.2f} s after its start and knows {len(nodes)} nodes."
     )
-    print(f"The served files of {MANY} members are {'one and the same' if same else 'DIFFERENT'}.")
+    print(f"The served files of {MANY} members are {'identical' if same else 'DIFFERENT'}.")
     right = {node["name"] for node in nodes} == {f"n{number}" for number in range(1, MANY + 1)}
     return 0 if right and same and all(node["cpus"] == 128 for node in nodes) else 1
 

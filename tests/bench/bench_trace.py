@@ -30,7 +30,7 @@ DETAILS = 10_000
 
 
 def memory(group: int) -> float:
-    """MiB of a process group; what processes share counts once."""
+    """The memory of a process group in MiB; shared memory counts once."""
     found = 0
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -43,7 +43,7 @@ def memory(group: int) -> float:
 
 
 def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
-    """Seconds, those of processors, and MiB."""
+    """The elapsed seconds, the CPU seconds, and the peak memory in MiB."""
     Scene(ranks=ranks, gpu=True, per_node=8, details=DETAILS).write(folder)
     path = folder / "gpumesh-trace"
     path.write_bytes(build(sys.executable, program.__name__, {"volumes": [], "run_dir": "", "library": ""}))
@@ -60,12 +60,12 @@ def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    """A line a size."""
+    """Print one line per size."""
     within = True
     for ranks in [int(given) for given in sys.argv[1:]] or SIZES:
         with tempfile.TemporaryDirectory() as folder:
             seconds, used, mib = measure(ranks, Path(folder))
-        print(f"{ranks:>5} ranks: {seconds:6.1f} s, {used:6.1f} s of processors, {mib:6.0f} MiB")
+        print(f"{ranks:>5} ranks: {seconds:6.1f} s, {used:6.1f} s CPU, {mib:6.0f} MiB")
         within = within and (ranks > 64 or (seconds <= SECONDS and mib <= MIB))
     return 0 if within else 1
 

@@ -31,12 +31,12 @@ from train_programs import MANAGER, TRAINER
 from train_runs import PATIENCE, TrainLab
 
 BAR = 1.02
-#: Seconds that a rank sleeps and computes in each step.
+#: Seconds for which a rank sleeps, and computes, in each step.
 SLEEP, WORK = "0.02", "0.02"
-#: Sets for plain srun what gpumesh-train sets by itself. The port is free in a lab.
+#: Sets for plain srun what gpumesh-train sets itself. The port is free in a lab.
 BARE = (
     "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_PORT=24999 PYTHONPATH=/mnt/shared/bench "
-    # Slurm orders nodes as they have registered, so only rank 0 itself knows where it is.
+    # Slurm orders nodes as they registered, so only rank 0 knows on which node it is.
     'GPUMESH_CHECKPOINT_DIR=$1; [ "$RANK" != 0 ] || hostname > "$1/rank-0"; until [ -s "$1/rank-0" ]; do sleep 0.1; done; '
     'export MASTER_ADDR=$(cat "$1/rank-0"); shift; exec python3 "$@"'
 )
@@ -50,21 +50,21 @@ class Took(NamedTuple):
 
 
 def program(steps: int) -> list[str]:
-    """The arguments of the trainer."""
+    """The command line of the trainer."""
     return [TRAINER, str(steps), SLEEP, "--work", WORK, "--times"]
 
 
 def read(text: str) -> float:
-    """Between the first and the last step, as rank 0 has printed it."""
+    """The seconds between the first and the last step, as printed by rank 0."""
     return float(next(line.split()[1] for line in reversed(text.splitlines()) if line.startswith("steps-took ")))
 
 
 def bare(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
-    """Under plain srun."""
+    """Run the program with plain srun."""
     folder = f"/mnt/shared/bench/{number}"
     lab.run(MANAGER, "mkdir", "-p", folder)
-    # Of whole nodes. As the agents have it, no rank is bound: those of hosts that share a machine would all be on its first
-    # processor.
+    # On whole nodes, and with unbound ranks, as in the agents: with bound ranks, hosts that share a machine would all
+    # use its first processor.
     argv = ["salloc", "--quiet", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--exclusive"]
     argv += ["srun", "--ntasks-per-node=1", "--cpu-bind=none"]
     began = time.monotonic()
@@ -74,7 +74,7 @@ def bare(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
 
 
 def supervised(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took:
-    """Under gpumesh-train."""
+    """Run the program with gpumesh-train."""
     name = f"bench-{time.time():.0f}-{number}"
     options = ["--detach", "--name", name, "--nodes", str(len(nodes)), "--sbatch", f"--nodelist={','.join(nodes)}"]
     lab.train(*options, "--", "python3", *program(steps))
@@ -86,7 +86,7 @@ def supervised(lab: TrainLab, nodes: list[str], steps: int, number: int) -> Took
 
 
 def main() -> int:
-    """Measure in turns, tell, and say whether it holds."""
+    """Measure in turns, and print the results. Returns 1 above the limit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--lab", default="molecule-train")
     parser.add_argument("--nodes", type=int, default=3)
@@ -96,7 +96,7 @@ def main() -> int:
     lab = TrainLab(given.lab)
     lab.bring()
     nodes = [f"t{number}" for number in range(1, given.nodes + 1)]
-    # The trainer imports it; without the variables of a run it does nothing.
+    # The trainer imports it; it does nothing without the variables of a run.
     helper = Path(__file__).resolve().parents[2] / "plugins" / "module_utils" / "train" / "gpumesh_run.py"
     bench = lab.shared / "bench"
     bench.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ def main() -> int:
     ratio = best[1] / best[0]
     print(f"{given.steps} steps on {given.nodes} nodes: srun {best[0]:.2f} s, gpumesh-train {best[1]:.2f} s")
     print(f"whole: srun {whole[0]:.2f} s, gpumesh-train {whole[1]:.2f} s")
-    print(f"ratio of the steps: {ratio:.4f} (bar: {BAR})")
+    print(f"ratio of the steps: {ratio:.4f} (limit: {BAR})")
     print(f"command: {shlex.join(program(given.steps))}")
     return 0 if ratio <= BAR else 1
 

@@ -27,7 +27,7 @@ SECONDS, MIB = 60, 2048
 
 
 def measure(number: int) -> dict[str, float]:
-    """Seconds of the processor for each step, and the MiB of all."""
+    """The CPU seconds of each step, and the peak memory in MiB, by name."""
     record = samples.record(number, ("a", "b", "c"))
     members = [
         {"machine": member["machine"], "address": member["mesh"]["address"], "interface": "gpumesh0"}
@@ -63,7 +63,7 @@ def measure(number: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """A line a size."""
+    """Print one line per size."""
     if len(sys.argv) > 2 and sys.argv[1] == "--one":
         print(json.dumps(measure(int(sys.argv[2]))))
         return 0

@@ -10,7 +10,7 @@ import random
 
 
 def listed(text: str) -> list[str]:
-    """A comma-separated list."""
+    """Split a comma-separated list."""
     return [word for word in text.split(",") if word]
 
 
@@ -18,9 +18,9 @@ def new_parser(description: str | None, lab: str, network: str) -> argparse.Argu
     """A parser with the options for the seed and the lab. ``lab`` and ``network``: the defaults for the lab."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--running", action="store_true", help="the lab's hosts run: go on with them")
-    parser.add_argument("--stop", action="store_true", help="stop at the first failure, and leave the lab")
-    parser.add_argument("--keep", action="store_true", help="leave the lab in any case")
-    parser.add_argument("--lab", default=lab, help="its name")
-    parser.add_argument("--network", default=network, help="its network's first three numbers")
+    parser.add_argument("--running", action="store_true", help="use the running hosts of the lab")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure, and keep the lab")
+    parser.add_argument("--keep", action="store_true", help="keep the lab in any case")
+    parser.add_argument("--lab", default=lab, help="name of the lab")
+    parser.add_argument("--network", default=network, help="first three octets of the lab's network")
     return parser

@@ -14,14 +14,14 @@ On its own three hosts (c3 has no service manager), each experiment is one opera
     module:TASK+SECONDS@HOST    SIGKILL of the first module that runs on the host from then on
     host:TASK+SECONDS@HOST      the host's power is cut, and comes back at once
 
-Then the same command again: it has to end well, with the record on all members and nobody else, srun on all nodes, and
-each user's job still running whose node lived. Once more, it has to change nothing (a change of keys without the option
-that asks for one). Who is not a member has to be as bare as before. Boundaries are only tried after tasks that changed
-something in a recorded run: others leave the hosts as they were.
+Then the same command is run again. It must succeed, with the record on all members and on no other host, srun must work
+on all nodes, and each user's job must still be running unless its node was killed. A third run must change nothing (for
+a change of keys, without the option that requests it). Hosts that are not members must be as bare as before. Boundaries
+are only tried after tasks that changed something in a recorded run: others leave the hosts as they were.
 
 The seed is printed first. With the same seed and the same tasks the experiments are the same; --only N repeats one.
-Logs and what the hosts said are in .lab/NAME-logs/. Exits 1 when an experiment failed. With --stop the lab is left as
-the first failure left it; else it is built anew.
+Logs and diagnostics of the hosts are in .lab/NAME-logs/. Exits 1 if an experiment failed. With --stop, the lab stays as
+the first failure left it; otherwise it is rebuilt.
 """
 
 from __future__ import annotations
@@ -45,22 +45,24 @@ from runs import Chaos, Result
 
 
 def read_arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = new_parser(__doc__, "chaos", "10.79.81")
     parser.add_argument("--count", type=int, default=0, help="random experiments (60)")
-    parser.add_argument("--all", action="store_true", help="a kill at each boundary, too")
+    parser.add_argument("--all", action="store_true", help="also a kill at each boundary")
     parser.add_argument("--operations", type=listed, default=list(OPERATIONS), help="of " + ",".join(OPERATIONS))
     parser.add_argument("--kills", type=listed, default=list(KILLS), help="of " + ",".join(KILLS))
-    parser.add_argument("--sample", action="store_true", help="six cheap ones, with nothing recorded")
-    parser.add_argument("--only", type=int, help="the experiment of this number alone")
-    parser.add_argument("--operation", type=Operation.parse, nargs="+", default=[], help="with --kill: these alone")
+    parser.add_argument("--sample", action="store_true", help="six short experiments, without recording first")
+    parser.add_argument("--only", type=int, help="only the experiment with this number")
+    parser.add_argument(
+        "--operation", type=Operation.parse, nargs="+", default=[], help="with --kill: only these experiments"
+    )
     parser.add_argument("--kill", type=Kill.parse, nargs="+", default=[])
-    parser.add_argument("--recorded", action="store_true", help="go by the tasks that the call before has recorded")
+    parser.add_argument("--recorded", action="store_true", help="use the tasks that the previous call recorded")
     return parser.parse_args()
 
 
 class Session:
-    """Everything that one call does."""
+    """All experiments of one invocation."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -114,7 +116,7 @@ class Session:
         return found
 
     def run(self) -> int:
-        """Run them; the exit status."""
+        """Run all experiments. Returns the exit status."""
         self.logs.mkdir(parents=True, exist_ok=True)
         print(f"seed {self.options.seed}", flush=True)
         try:
@@ -154,7 +156,7 @@ class Session:
             failure = str(error)
         result = Result(experiment, time.monotonic() - started, hit, failure)
         self.results.append(result)
-        word = "FAILED" if failure else f"converged, in '{hit}'" if hit else "was over before"
+        word = "FAILED" if failure else f"converged, in '{hit}'" if hit else "ended before the kill"
         print(
             f"{number:4}  {experiment.operation}, killed at {experiment.kill}: {word} ({result.seconds:.0f} s)",
             flush=True,
@@ -178,7 +180,7 @@ class Session:
             self.cluster.up()
 
     def table(self) -> None:
-        """How many converged, by operation and kind of kill."""
+        """Print how many converged, by operation and kind of kill."""
         counts = Counter((result.experiment.operation.name, result.experiment.kill.kind) for result in self.results)
         well = Counter(
             (result.experiment.operation.name, result.experiment.kill.kind)
@@ -191,7 +193,7 @@ class Session:
             print(name.ljust(12) + "".join(cell.rjust(12) for cell in cells))
         missed = sum(not result.hit and not result.failure for result in self.results)
         print(
-            f"\n{len(self.results)} experiments, {len(self.failures)} failed, {missed} were over before their moment; "
+            f"\n{len(self.results)} experiments, {len(self.failures)} failed, {missed} ended before the kill; "
             f"seed {self.options.seed}"
         )
         for line in self.failures:
@@ -202,7 +204,7 @@ def main() -> None:
     """Run the experiments."""
     options = read_arguments()
     if len(options.operation) != len(options.kill):
-        sys.exit("chaos: as many of --operation as of --kill")
+        sys.exit("chaos: give as many --operation as --kill options")
     sys.exit(Session(options).run())
 
 

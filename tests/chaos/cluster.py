@@ -19,12 +19,12 @@ from lab_hosts import ROOT, Lab, lab_playbook
 DESCRIPTION = ROOT / "extensions" / "molecule" / "chaos" / "lab.yml"
 RECORD = "/var/lib/gpumesh/clusters/chaos.json"
 SUPERVISORD = "/etc/supervisor/supervisord.conf"
-#: It stays when the cluster goes, with what its programs have said, as a journal does. The folders are mount's and slurmd's.
+#: They stay when the cluster is deleted: logs, as with a journal, and the folders of mount and slurmd.
 SUPERVISORD_LEAVES = re.compile(r"/var/log/gpumesh-|supervis|^volatile: [+-] (mount|slurm)$")
-#: What a user's job runs, so that it is found among all processes.
+#: The program of a user's job, by which it is found among all processes.
 JOB = "sleep 864001"
 USER = ["runuser", "-u", "nobody", "--"]
-#: Seconds in which nodes must become ready. The machine is busy with three hosts and a controller.
+#: Seconds in which nodes must become ready. Three hosts and a controller share the machine.
 PATIENCE = 90.0
 
 
@@ -33,7 +33,7 @@ class ProofError(Exception):
 
 
 class Job(NamedTuple):
-    """A job of a user on one node."""
+    """A user's job on one node."""
 
     number: str
     node: str
@@ -41,7 +41,7 @@ class Job(NamedTuple):
 
 
 class Cluster:
-    """Three hosts, of which some are members."""
+    """Three hosts, some of which are members."""
 
     def __init__(self, name: str, network: str) -> None:
         self.lab = Lab(name)
@@ -54,7 +54,7 @@ class Cluster:
     # The lab
 
     def up(self) -> None:
-        """Hosts that never had a cluster."""
+        """Create hosts that never had a cluster."""
         self._playbook("down")
         self._playbook("up")
         self.state, self.jobs = State(), []
@@ -120,12 +120,12 @@ class Cluster:
         subprocess.run(["docker", "start", container], check=True, capture_output=True, timeout=120)
 
     def await_host(self, host: str) -> None:
-        """Wait until it has booted. Where nobody else does, start supervisord, as the guide on containers says."""
+        """Wait until the host has booted. Start supervisord where nothing else does, as the guide on containers says."""
         self.lab.await_boot(host, SUPERVISORD if host == "c3" else "")
 
     def kill_module(self, host: str, seconds: float = 20) -> bool:
-        """Kill the first Ansible module that runs on the host within that time. False if there was none."""
-        # With pipelining a module comes by stdin, and its process is the bare interpreter.
+        """Kill the first Ansible module that runs on the host within that time. Returns False if there was none."""
+        # With pipelining, a module is passed on stdin, and its process is the bare interpreter.
         loop = "until pkill -9 -f -x /usr/bin/python3; do sleep 0.02; done"
         argv = ["docker", "exec", f"gpumesh-{self.lab.name}-{host}", "timeout", str(seconds), "sh", "-c", loop]
         return subprocess.run(argv, check=False, capture_output=True, timeout=seconds + 60).returncode == 0
@@ -171,7 +171,9 @@ class Cluster:
     # Proofs
 
     def prove(self, died: str) -> None:
-        """Check the record, the nodes, the jobs, and what is left on machines outside the cluster. ``died``: a host."""
+        """Check the record, the nodes, the jobs, and what other machines still have. ``died``: the host that was
+        killed.
+        """
         state = self.state
         self._prove_record(state)
         if state.members:
@@ -179,7 +181,7 @@ class Cluster:
         for job in self.jobs:
             if job.node != died and job.node in state.members and not self._alive(job):
                 shown = self.lab.run(state.manager, "scontrol", "show", "job", job.number, check=False)
-                raise ProofError(f"job {job.number} on {job.node} (process {job.pid}) did not live: {shown}")
+                raise ProofError(f"job {job.number} on {job.node} (process {job.pid}) did not survive: {shown}")
         for host in sorted(set(MACHINES) - state.members):
             left = [
                 line
@@ -193,7 +195,7 @@ class Cluster:
         texts = {host: self.lab.run(host, "cat", RECORD, check=False) for host in MACHINES}
         held = {host for host, text in texts.items() if text}
         if held != state.members:
-            raise ProofError(f"the record is on {sorted(held)}, and {sorted(state.members)} should be members")
+            raise ProofError(f"the record is on {sorted(held)}, but {sorted(state.members)} should be members")
         if not held:
             return
         records = {host: json.loads(text) for host, text in texts.items() if text}
@@ -224,7 +226,7 @@ class Cluster:
         try:
             self._wait("all nodes are ready", ready)
         except ProofError as error:
-            raise ProofError(f"{error}; sinfo says {nodes()}") from error
+            raise ProofError(f"{error}; sinfo: {nodes()}") from error
         count = str(len(wanted))
         # From a member that is not the manager, if there is one.
         caller = max(wanted, key=lambda machine: (machine != manager, machine))
@@ -232,7 +234,7 @@ class Cluster:
         said = self.lab.run(caller, *argv, check=False)
         if sorted(said.split()) != sorted(wanted):
             queue = self.lab.run(manager, "squeue", check=False)
-            raise ProofError(f"srun on all nodes, from {caller}, said {said.split()}; queue: {queue}")
+            raise ProofError(f"srun on all nodes, from {caller}, printed {said.split()}; queue: {queue}")
 
     def _wait(self, what: str, holds: Any, seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds
@@ -244,7 +246,7 @@ class Cluster:
     # When a proof fails
 
     def diagnose(self, folder: Path) -> None:
-        """Save what helps to find the cause."""
+        """Save what helps to find the cause of a failure."""
         asked = {
             "processes": "ps -eo pid,ppid,lstart,etimes,user,args --sort=start_time",
             "sockets": "ss -tlnp",

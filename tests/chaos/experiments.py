@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The chaos experiments on a cluster, as data: operations, the moments at which they are killed, and their order.
 
-Nothing here runs anything.
+This module runs nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ VOLUMES = {
     ),
 }
 
-#: About where among its tasks an operation begins to change hosts, and where it ends to. Where none was recorded, moments
-#: are drawn from these.
+#: The approximate range of tasks in which an operation changes hosts. Moments are drawn from it if nothing was
+#: recorded.
 TASKS = {
     "create": range(38, 149),
     "join": range(34, 150),
@@ -50,7 +50,7 @@ class State(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One command. ``machine`` joins or leaves, or is the new manager; ``manager`` is who manages before."""
+    """One command. ``machine`` joins, leaves or becomes the manager; ``manager`` is the manager before it."""
 
     name: str
     machine: str = ""
@@ -77,7 +77,7 @@ class Operation(NamedTuple):
         return {"remove": self.machine, "hand-over": self.manager}.get(self.name, "")
 
     def before(self, state: State) -> State:
-        """The state closest to this one in which it can be performed."""
+        """The state closest to this one in which the operation can be performed."""
         if self.name == "create":
             return State(frozenset(), self.manager, "one")
         members = frozenset(MACHINES) - ({self.machine} if self.name == "join" else set())
@@ -122,7 +122,7 @@ VARIANTS = tuple(
 
 
 class Kill(NamedTuple):
-    """One moment: the start of the task ``task``, and so many seconds later; ``host`` where it hits one."""
+    """The moment of a kill: a number of seconds after the start of the task ``task``, on ``host`` where it affects one."""
 
     kind: str
     task: int
@@ -155,7 +155,7 @@ class Experiment(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A task of a recorded run: its name, when it started in seconds after the first, and whether it changed a host."""
+    """A task of a recorded run: its name, its start in seconds after the first task, and whether it changed a host."""
 
     name: str
     at: float
@@ -163,15 +163,15 @@ class Task(NamedTuple):
 
 
 def boundaries(tasks: Sequence[Task]) -> list[int]:
-    """The numbers of the tasks at whose start the hosts are as they were at the start of none before.
+    """The numbers of the tasks that start after a change to the hosts.
 
-    A task that changed nothing left them so: to be killed after it is to be killed before it.
+    A task that changed nothing leaves the hosts as they were: a kill after it is the same as a kill before it.
     """
     return [number + 1 for number, task in enumerate(tasks, 1) if task.changed and number < len(tasks)]
 
 
 def draw_moment(chance: random.Random, tasks: Sequence[Task], name: str) -> tuple[int, float]:
-    """A moment of the run as a task and the seconds since its start, which a slower machine shifts least."""
+    """Draw a moment of the run, as a task and the seconds since its start, which depends least on the machine's speed."""
     if not tasks:
         return chance.choice(TASKS[name]), round(chance.uniform(0, 1.0), 2)
     moment = chance.uniform(0, tasks[-1].at)
@@ -195,7 +195,7 @@ def draw(
     kills: Sequence[str],
     recorded: Mapping[Operation, Sequence[Task]],
 ) -> list[Experiment]:
-    """Random experiments, with each operation and each kind of kill equally often."""
+    """Draw random experiments, with each operation and each kind of kill equally often."""
     found = []
     for number in range(count):
         name = operations[number % len(operations)]
@@ -206,7 +206,7 @@ def draw(
 
 
 def sample(chance: random.Random) -> list[Experiment]:
-    """Six in an order in which each begins where the one before ends."""
+    """Draw six experiments, each of which starts in the final state of the previous one."""
     machine = chance.choice(["c2", "c3"])
     leaves, joins, deleted = chance.choice(
         [
@@ -233,7 +233,7 @@ def all_boundaries(operations: Sequence[str], recorded: Mapping[Operation, Seque
 
 
 def way(state: State, wanted: State) -> Iterator[Operation]:
-    """The operations that lead from one state to the other."""
+    """Yield the operations that lead from one state to the other."""
     if not wanted.members:
         if state.members:
             yield from way(state, state._replace(members=frozenset(MACHINES)))
@@ -259,5 +259,5 @@ def _step(state: State, wanted: State) -> Operation:
 
 
 def choose(left: Sequence[Experiment], state: State) -> Experiment:
-    """The next one: the first that begins where the cluster is, else the first that takes the least to get there."""
+    """The next experiment: the one that needs the fewest operations to reach its initial state, and the first of those."""
     return min(left, key=lambda experiment: len(list(way(state, experiment.operation.before(state)))))

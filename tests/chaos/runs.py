@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
 
 class Steps:
-    """The file in which a playbook says which task runs."""
+    """The file in which a playbook records its tasks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Steps:
 
     @property
     def last(self) -> str:
-        """The task that runs, by name: its number changes with the roles."""
+        """The name of the task that runs; its number would change with the roles."""
         names = [str(line["name"]) for line in self.lines() if "task" in line]
         return names[-1] if names else ""
 
@@ -74,7 +74,7 @@ class Steps:
 
 
 class Play:
-    """An ansible-playbook in a process group of its own."""
+    """A run of ansible-playbook in a process group of its own."""
 
     def __init__(self, arguments: Sequence[str], log: Path, die_at: int = 0) -> None:
         self.log = log
@@ -100,7 +100,7 @@ class Play:
             )
 
     def wait(self) -> int:
-        """Its exit status. A hung run is killed, and has failed."""
+        """Wait for the end. Returns the exit status; a hung run is killed, and counts as failed."""
         try:
             return self.process.wait(timeout=LONGEST)
         except subprocess.TimeoutExpired:
@@ -112,7 +112,7 @@ class Play:
         self.process.wait()
 
     def await_moment(self, kill: Kill) -> bool:
-        """Wait for the moment; False when the run was over before it."""
+        """Wait for the moment of the kill. Returns False if the run ended before it."""
         deadline = time.monotonic() + LONGEST
         while self.process.poll() is None and time.monotonic() < deadline:
             if self.steps.started >= kill.task:
@@ -138,7 +138,7 @@ class Chaos:
         self.logs = logs
 
     def undisturbed(self, operation: Operation, folder: str) -> list[Task]:
-        """Run it to completion, to reach a state; its tasks."""
+        """Perform an operation to completion, to reach a state. Returns its tasks."""
         logs = self._folder(folder)
         self.cluster.start_jobs(operation)
         play = self._through(operation, logs / "undisturbed")
@@ -147,9 +147,9 @@ class Chaos:
         return play.steps.tasks()
 
     def experiment(self, experiment: Experiment, folder: str) -> str:
-        """Kill it, run it again, prove it, run it once more.
+        """Kill an operation, run it again, check the result, and run it once more.
 
-        The name of the task in which it was killed; empty when it was over before it could be.
+        Returns the name of the task in which it was killed, or an empty string if it ended before the kill.
         """
         logs = self._folder(folder)
         operation, kill = experiment

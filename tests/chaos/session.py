@@ -1,25 +1,25 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sessions of containers on three hosts, each of which is hit once: whatever becomes of it, nothing of it may be left.
+"""Disturb sessions of containers on three hosts, each once: nothing of a session may remain, whatever happens to it.
 
     make chaos PART=session                                      # 50 random kills, and a node that dies
     python tests/chaos/session.py --kills 20 --seed 7
-    python tests/chaos/session.py --experiment prolog:0.250@s2x3 # one of them again: KIND:MOMENT@NODE, xTIMES
+    python tests/chaos/session.py --experiment prolog:0.250@s2x3 # repeat one: KIND:MOMENT@NODE, xTIMES
     python tests/chaos/session.py --kills 0 --row 50 --at-once 20
     LAB_RELEASE=bookworm make chaos PART=session                 # Debian 12
 
-After each kill, the session is stopped, where it has not ended by it. Within a minute there must be no namespace, interface,
-route, container, mount, folder or process of it on any node, and then a session on all nodes must start, with all of its
-containers. A prolog or an epilog is killed once, or each of the three times that Slurm's plugin runs it. A hit whose moment
-was over is `missed`: it is counted apart, and not as well.
+After each kill, the session is stopped, unless it has already ended. Within a minute there must be no namespace,
+interface, route, container, mount, folder or process of it on any node, and then a session on all nodes must start,
+with all of its containers. A prolog or an epilog is killed once, or each of the three times that Slurm's plugin runs
+it. If the moment had passed, the experiment is `missed`: it is counted separately, and not as passed.
 
     --row       sessions that are started and stopped one after the other
     --at-once   sessions of two users at the same time, in each of which the containers reach each other by name
     --requeue   sessions whose node dies: they start again without it, with the same names and addresses
 
-The seed is printed first, and with it the experiments are the same. The hosts are a lab of their own. Logs are in
-.lab/NAME-logs/. Exits 1 when something was not as it has to be.
+The seed is printed first. With the same seed, the experiments are the same. The hosts are a lab of their own. Logs are
+in .lab/NAME-logs/. Exits 1 if an experiment failed.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ from session_lab import (
 )
 
 USERS = ("alice", "bob")
-#: So that 20 sessions run at once, none of which has two containers on a node.
+#: Enough for 20 sessions at once, none of which has two containers on a node.
 CPUS = 24
-#: Seconds for a session to start: a first one fetches images; for many at once on a busy machine.
+#: Seconds for a session to start: usually, when it fetches images, and with many at once on a busy machine.
 STARTING, FIRST, MANY = 120, 600, 900
-#: Seconds for what is hit to appear.
+#: Seconds for the process that is to be hit to appear.
 APPEARS = 60
-#: For Slurm to start a session again whose node has died: it waits for two minutes by itself.
+#: Seconds for Slurm to restart a session whose node has died; Slurm itself waits two minutes.
 AGAIN = 600.0
-#: A container on each node.
+#: One container on each node.
 THREE = [role("main"), role("sub", replicas=2)]
 
-#: Says that it looks, waits until a process is there, and a while longer, and hits one of those that it has seen. What is
-#: run again when it is killed is hit again.
+#: Reports that it is watching, waits until a process appears and then for the delay, and hits one of the processes that
+#: it found. A program that is run again after it was killed is hit again.
 _HUNT = """
 pattern=$1 patience=$2 delay=$3 times=$4 which=$5 what=$6
 echo looking
@@ -112,7 +112,7 @@ for attempt in $(seq "$times"); do
     patience=5
 done
 """
-#: Says that it looks, and how long a process is there, in nanoseconds.
+#: Reports that it is watching, and then how long a process exists, in nanoseconds.
 _MEASURE = """
 echo looking
 end=$(($(date +%s) + $2))
@@ -124,14 +124,14 @@ echo $(($(date +%s%N) - began))
 
 
 def read_arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = new_parser(__doc__, "chaos-session", "10.79.83")
     parser.add_argument("--kills", type=int, default=50, help="random experiments (50)")
     parser.add_argument("--kinds", type=listed, default=list(KILLS), help="of " + ",".join(KILLS))
-    parser.add_argument("--experiment", type=Experiment.parse, nargs="+", default=[], help="these kills alone")
-    parser.add_argument("--requeue", type=int, default=1, help="sessions whose node dies (1)")
-    parser.add_argument("--row", type=int, default=0, help="sessions one after the other (0)")
-    parser.add_argument("--at-once", type=int, default=0, help="sessions at the same time (0)")
+    parser.add_argument("--experiment", type=Experiment.parse, nargs="+", default=[], help="only these kills")
+    parser.add_argument("--requeue", type=int, default=1, help="number of sessions whose node dies (1)")
+    parser.add_argument("--row", type=int, default=0, help="number of sessions one after the other (0)")
+    parser.add_argument("--at-once", type=int, default=0, help="number of sessions at the same time (0)")
     options = parser.parse_args()
     unknown = set(options.kinds) - set(KILLS)
     if unknown or not options.kinds:
@@ -140,7 +140,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 class Look:
-    """A program on a host that looks for a process. It looks already when this is made."""
+    """A program on a host that watches for a process. It is watching once this is created."""
 
     def __init__(self, host: str, script: str, *arguments: object) -> None:
         self._process = LAB.begin_command(host, "sh", "-c", script, "-", *map(str, arguments))
@@ -150,7 +150,7 @@ class Look:
         assert line == "looking\n", f"{host}: {line}{self._output.read()}"
 
     def result(self) -> str:
-        """What it has printed, when it has ended."""
+        """Wait for the program to end. Returns its output."""
         with self._process:
             try:
                 self._process.wait(3 * APPEARS)
@@ -161,7 +161,7 @@ class Look:
 
 
 class Call:
-    """All that one call does."""
+    """All experiments of one invocation."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -177,7 +177,7 @@ class Call:
     # The lab
 
     def up(self) -> None:
-        """Hosts with gpumesh-session."""
+        """Create hosts with gpumesh-session."""
         self._playbook("down")
         self._playbook("up")
         done = ansible("ansible-playbook", "-i", str(LAB.inventory), str(SCENARIO / "converge.yml"))
@@ -188,18 +188,18 @@ class Call:
         lab_playbook(name, SCENARIO / "lab.yml", settings)
 
     def cut(self, host: str) -> None:
-        """The host loses its power."""
+        """Cut the power of the host."""
         self.off.add(host)
         LAB.kill(host)
 
     def restore(self) -> None:
-        """All hosts have power."""
+        """Restore the power of all hosts."""
         for host in sorted(self.off):
             power_on(host)
             self.off.discard(host)
 
     def idle(self) -> None:
-        """Wait until all nodes can be used."""
+        """Wait until all nodes are idle."""
         began = time.monotonic()
         LAB.await_idle(MANAGER)
         took = time.monotonic() - began
@@ -207,7 +207,7 @@ class Call:
             print(f"      all nodes are idle after {took:.0f} s", flush=True)
 
     def clear(self) -> None:
-        """Whatever has failed: no session, and all hosts."""
+        """End all sessions and restore all hosts, whatever has failed."""
         for user in USERS:
             LAB.run(MANAGER, "scancel", f"--user={user}", check=False)
         self.restore()
@@ -215,34 +215,34 @@ class Call:
     # Sessions
 
     def start(self, roles: Sequence[dict[str, Any]], name: str, user: str = "alice", seconds: int = STARTING) -> str:
-        """Start a session, and wait until it runs; why it does not."""
+        """Start a session, and wait until it runs. Returns why it does not, or an empty string."""
         path = write(user, roles, session_name=name)
         argv = ("timeout", str(seconds), "gpumesh-session", "start", path)
         return reason(by(user, *argv, check=False, timeout=seconds + 60))
 
     def must_start(self, roles: Sequence[dict[str, Any]], name: str, user: str = "alice", seconds: int = FIRST) -> None:
-        """Where nobody disturbs it."""
+        """Start a session that nothing disturbs. Raises AssertionError if it does not run."""
         wrong = self.start(roles, name, user, seconds)
-        assert not wrong, f"{name} of {user} has not started: {wrong}"
+        assert not wrong, f"session {name} of {user} did not start: {wrong}"
 
     def stop(self, name: str, user: str = "alice") -> None:
-        """End a session, which may have ended."""
+        """Stop a session, which may already have ended."""
         by(user, "gpumesh-session", "stop", name, check=False)
 
     def next_one(self) -> str:
-        """Start a session on all nodes after whatever has happened; what is wrong with it."""
+        """Start a session on all nodes after an experiment. Returns what is wrong with it."""
         self.idle()
         wrong = self.start(THREE, "next")
         if not wrong:
             said = everywhere("alice", "hostname", name="next", check=False)
             names = ["main1", "sub1", "sub2"]
-            wrong = "" if said == {name: [name] for name in names} else f"its containers say {said}"
+            wrong = "" if said == {name: [name] for name in names} else f"its containers print {said}"
         self.stop("next")
         kept = {host: found for host, found in left_after().items() if found}
         return wrong or (f"it has left {kept}" if kept else "")
 
     def warm(self) -> None:
-        """Fetch the images of a user, and see how long a prolog and an epilog take."""
+        """Fetch the images of a user, and measure how long a prolog and an epilog take."""
         for host in HOSTS:
             self.idle()
             look = Look(host, _MEASURE, PATTERNS["prolog"], APPEARS)
@@ -258,12 +258,12 @@ class Call:
     # Kills
 
     def look(self, one: Experiment, host: str = "") -> Look:
-        """Look for what is to be hit."""
+        """Watch for the process that is to be hit."""
         arguments = (APPEARS, f"{one.seconds(self.lasts):.3f}", one.times, one.which, one.kind)
         return Look(host or one.node, _HUNT, PATTERNS[one.kind], *arguments)
 
     def kill(self, one: Experiment) -> tuple[int, list[str]]:
-        """Hit a session; how often it was, and what is wrong."""
+        """Hit a session. Returns how often it was hit, and what is wrong."""
         self.idle()
         early = self.look(one) if one.kind not in ("epilog", "batch", "node") else None
         kept_from = self.start(DEMO, "demo")
@@ -277,13 +277,13 @@ class Call:
         return hits, wrong
 
     def hit_late(self, one: Experiment) -> int:
-        """Hit a session that was started, or its end; how often."""
+        """Hit a session that has started, or while it ends. Returns how often it was hit."""
         if one.kind == "node":
             time.sleep(one.seconds(self.lasts))
             self.cut(one.node)
             return 1
         if one.kind == "batch":
-            # Slurm has chosen its node.
+            # The batch script runs on the node that Slurm has chosen.
             host = LAB.run(MANAGER, "squeue", "--noheader", "--user=alice", "--format=%B").strip()
             return read_hits(self.look(one, host).result()) if host in HOSTS else 0
         look = self.look(one)
@@ -291,7 +291,7 @@ class Call:
         return read_hits(look.result())
 
     def end(self, one: Experiment) -> None:
-        """Stop the session. Where a node has no power, that is before it comes back or afterwards."""
+        """Stop the session. If a node has no power, that is either before or after it is restored."""
         if one.which % 2:
             self.restore()
         self.stop("demo")
@@ -300,7 +300,7 @@ class Call:
     # The others
 
     def requeue(self) -> str:
-        """A node dies; what is wrong with the session that is started again without it."""
+        """Cut the power of a node. Returns what is wrong with the session that is restarted without it."""
         self.idle()
         self.must_start([role("main", cpus=2), role("sub", TWO, cpus=2)], "again")
         before = places("alice", "again")
@@ -320,7 +320,7 @@ class Call:
         return "; ".join(wrong)
 
     def row(self) -> str:
-        """Sessions one after the other; what they have left."""
+        """Run sessions one after the other. Returns what they have left behind."""
         count = self.options.row
         self.idle()
         for number in range(1, count + 1):
@@ -332,7 +332,7 @@ class Call:
         return ""
 
     def at_once(self) -> str:
-        """Sessions at the same time; what is wrong with any of them."""
+        """Run sessions at the same time. Returns what is wrong with any of them."""
         count = self.options.at_once
         self.idle()
         most = fitting(LAB.run(MANAGER, "sinfo", "--noheader", "--Node", "--format=%N|%c"))
@@ -360,7 +360,7 @@ class Call:
         return by(user, "gpumesh-session", "start", path, "--detach", check=False)
 
     def _await_all(self, names: Sequence[str]) -> None:
-        """Until all of them run at the same time."""
+        """Wait until all of them run at the same time."""
 
         def running() -> bool:
             argv = ("squeue", "--noheader", "--states=all", "--format=%A|%j|%T|%k")
@@ -384,7 +384,7 @@ class Call:
     # All of it
 
     def one(self, number: int, kind: str, words: str, work: Callable[[], tuple[int, list[str]]]) -> None:
-        """One experiment, and what came of it."""
+        """Run one experiment, and print its result."""
         began = time.monotonic()
         hits = 1
         try:
@@ -403,7 +403,7 @@ class Call:
             self.clear()
 
     def keep_logs(self, number: int) -> None:
-        """What tells why it has failed."""
+        """Save what helps to find the cause of a failure."""
         self.logs.mkdir(parents=True, exist_ok=True)
         tells = (
             "tail -n 300 /var/log/slurm/*.log; journalctl --boot --lines=200; squeue --states=all; scontrol show nodes"
@@ -413,7 +413,7 @@ class Call:
             (self.logs / f"{number:03}-{host}").write_text(said, encoding="utf-8")
 
     def works(self) -> list[tuple[str, str, Callable[[], tuple[int, list[str]]]]]:
-        """Kind, words and work of each experiment."""
+        """The kind, the description and the function of each experiment."""
         options = self.options
         kills = options.experiment or draw(self.chance, options.kills, options.kinds)
         found: list[tuple[str, str, Callable[[], tuple[int, list[str]]]]] = []
@@ -427,7 +427,7 @@ class Call:
         return found
 
     def run(self) -> int:
-        """Do them; the exit status."""
+        """Run all experiments. Returns the exit status."""
         options = self.options
         print(f"seed {options.seed}", flush=True)
         try:
@@ -447,10 +447,10 @@ class Call:
         return 1 if self.failures else 0
 
     def table(self) -> None:
-        """How many were well, by kind."""
+        """Print how many passed, by kind."""
         for kind in dict.fromkeys(kind for kind, _verdict in self.counts):
-            well, missed, failed = (self.counts[kind, word] for word in ("well", "missed", "failed"))
-            print(f"{kind:12} {well} of {well + missed + failed} well, {missed} missed, {failed} failed")
+            passed, missed, failed = (self.counts[kind, word] for word in ("passed", "missed", "failed"))
+            print(f"{kind:12} {passed} of {passed + missed + failed} passed, {missed} missed, {failed} failed")
         missed = sum(count for (_kind, word), count in self.counts.items() if word == "missed")
         print(
             f"{sum(self.counts.values())} experiments, {len(self.failures)} failed, {missed} missed; "
@@ -461,7 +461,7 @@ class Call:
 
 
 def _always(work: Callable[[], str]) -> tuple[int, list[str]]:
-    """What cannot be missed."""
+    """For work that cannot miss its moment."""
     wrong = work()
     return 1, [wrong] if wrong else []
 
@@ -478,7 +478,7 @@ def _nodes() -> set[str]:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the experiments."""
     options = read_arguments()
     use(options.lab, options.network)
     sys.exit(Call(options).run())

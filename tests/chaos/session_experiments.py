@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What chaos does to a session, as data: what is hit, when and where, and how to read what the hosts say of it.
+"""The chaos experiments on a session, as data: what is hit, when and where, and how the output of the hosts is read.
 
-Nothing here runs anything.
+This module runs nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import NamedTuple
 MANAGER = "s1"
 NODES = ("s1", "s2", "s3")
 _PROGRAM = r"^\S*python\S* -IS /usr/local/bin/gpumesh-session"
-#: By kind, what it is.
+#: The kinds, with their descriptions.
 KILLS = {
-    "prolog": "SIGKILL of gpumesh-session where it makes the network of a job",
-    "epilog": "SIGKILL of gpumesh-session where it removes what a job had",
+    "prolog": "SIGKILL of gpumesh-session while it creates the network of a job",
+    "epilog": "SIGKILL of gpumesh-session while it cleans up after a job",
     "task": "SIGKILL of gpumesh-session in the step of a container",
     "podman": "SIGKILL of podman",
     "conmon": "SIGKILL of conmon, which watches a container for podman",
@@ -27,9 +27,9 @@ KILLS = {
     "slurmd": "slurmd is restarted",
     "node": "the power of a node is cut",
 }
-#: How often each is drawn in a round.
+#: How often each kind is drawn in a round.
 _WEIGHTS = {"prolog": 4, "epilog": 4, "task": 3, "podman": 3, "conmon": 3, "batch": 1, "slurmd": 2, "node": 1}
-#: How pgrep finds what is hit. slurmd is restarted while a container begins.
+#: The pattern with which pgrep finds what is hit. slurmd is restarted while a container starts.
 PATTERNS = {
     "prolog": f"{_PROGRAM} prolog$",
     "epilog": f"{_PROGRAM} epilog$",
@@ -39,17 +39,18 @@ PATTERNS = {
     "batch": f"{_PROGRAM} supervise$",
     "slurmd": f"{_PROGRAM} container$",
 }
-#: Slurm's plugin runs these again when they are killed, so many times in all.
+#: Slurm's plugin runs these again when they are killed, this many times in all.
 REPEATED, ATTEMPTS = ("prolog", "epilog"), 3
-#: Seconds after the start of the others in which they are hit: a container needs about two to run.
+#: Seconds after the start of all other kinds in which they are hit: a container needs about two to run.
 LATEST = 6.0
 
 _TEXT = re.compile(r"([a-z]+):([01]\.\d{3})@(s[123])(?:x(\d))?")
 
 
 class Experiment(NamedTuple):
-    """One session and one hit on this node. ``moment``: the part, from 0 to 1, of the time in which it can come.
-    ``times``: how often it is killed, where it is run again."""
+    """One session, and one hit on this node. ``moment`` is the fraction, from 0 to 1, of the time in which the hit can
+    occur; ``times`` is how often a program that is run again is killed.
+    """
 
     kind: str
     moment: float
@@ -70,17 +71,20 @@ class Experiment(NamedTuple):
         return cls(found[1], float(found[2]), found[3], int(found[4] or 1))
 
     def seconds(self, lasts: Mapping[tuple[str, str], float]) -> float:
-        """From the start of what is hit until it is. ``lasts``: the seconds that a prolog and an epilog take on a node."""
+        """The seconds from the start of a process to the hit.
+
+        ``lasts``: the seconds that a prolog and an epilog take on a node.
+        """
         return self.moment * lasts.get((self.kind, self.node), LATEST)
 
     @property
     def which(self) -> int:
-        """Of several processes that could be hit, the number of the one that is, modulo how many there are."""
+        """The number of the process to hit, modulo the number of processes that could be hit."""
         return int(self.moment * 1000)
 
 
 def draw(chance: random.Random, count: int, kinds: Sequence[str]) -> list[Experiment]:
-    """Experiments by chance, of all kinds in each round."""
+    """Draw random experiments, with all kinds in each round."""
     order: list[str] = []
     while len(order) < count:
         one = [kind for kind in kinds for _time in range(_WEIGHTS[kind])]
@@ -95,18 +99,18 @@ def _experiment(chance: random.Random, kind: str) -> Experiment:
 
 
 def read_hits(text: str) -> int:
-    """How often the moment was met: what looks for it has printed ``hit`` each time, and ``missed`` when it was over."""
+    """The number of hits: the hunting program prints ``hit`` each time, and ``missed`` if the moment had passed."""
     return text.split().count("hit")
 
 
 def read_seconds(text: str) -> float:
-    """What the program that measures has printed, in nanoseconds; 0 where it has seen nothing."""
+    """The seconds that the measuring program has printed, in nanoseconds; 0 if it found no process."""
     words = text.split()
     return int(words[-1]) / 1e9 if words and words[-1].isdecimal() else 0.0
 
 
 def reason(text: str) -> str:
-    """Why a session has not started, by what gpumesh-session has printed; empty for one that runs."""
+    """Why a session has not started, by the output of gpumesh-session; empty for one that runs."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and re.search(r": job \d+, .* running on ", lines[-1]):
         return ""
@@ -114,32 +118,40 @@ def reason(text: str) -> str:
 
 
 def judge(hits: int, kept_from: str, left: Mapping[str, Sequence[str]], after: str) -> list[str]:
-    """What is wrong. ``kept_from``: why the session has not started, ``left``: what there is of it on each node when the time
-    is up, ``after``: what is wrong with the session after it."""
+    """What is wrong after an experiment.
+
+    ``kept_from`` is why the session did not start, ``left`` is what is left of it on each node after the time limit,
+    and ``after`` is what is wrong with the next session.
+    """
     wrong = [f"nothing was hit, and the session has not started: {kept_from}"] if kept_from and not hits else []
     wrong += [f"left on {node}: {', '.join(found)}" for node, found in left.items() if found]
     return [*wrong, f"the next session: {after}"] if after else wrong
 
 
 def verdict(hits: int, wrong: Sequence[str]) -> str:
-    """One of failed, missed and well."""
-    return "failed" if wrong else "well" if hits else "missed"
+    """One of ``failed``, ``missed`` and ``passed``."""
+    return "failed" if wrong else "passed" if hits else "missed"
 
 
 def owners(count: int) -> list[tuple[str, str, int]]:
-    """User and name of so many sessions that run at the same time, and how many containers each has besides main1. None has
-    two on a node."""
+    """User and name of this many sessions that run at the same time, and how many containers each has besides main1.
+
+    No session has two containers on a node.
+    """
     return [(("alice", "bob")[number % 2], f"once{number + 1:02}", 1 + number // 2 % 2) for number in range(count)]
 
 
 def fitting(text: str) -> int:
-    """How many of them run at once, of each of which a node has a CPU at most, by ``sinfo --Node --format=%N|%c``."""
+    """How many sessions fit at once, each with at most one CPU per node, by ``sinfo --Node --format=%N|%c``."""
     return min((int(line.strip().partition("|")[2]) for line in text.splitlines() if "|" in line), default=0)
 
 
 def stages(text: str) -> dict[str, str]:
-    """How far each session is, by its name, from ``squeue --format=%A|%j|%T|%k``: of a job that runs, what
-    gpumesh-session has written; also that it has failed; else what Slurm says. Of jobs of one name, the last one counts."""
+    """The stage of each session by name, from ``squeue --format=%A|%j|%T|%k``.
+
+    It is the one that gpumesh-session has written if the job runs, or if the session has failed, and Slurm's state
+    otherwise. Of several jobs with the same name, the last one counts.
+    """
     found: dict[str, tuple[int, str]] = {}
     for line in text.splitlines():
         job, name, state, comment = line.strip().split("|", 3)
@@ -150,8 +162,10 @@ def stages(text: str) -> dict[str, str]:
 
 
 def same(before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, str]], gone: str) -> list[str]:
-    """What is wrong with the containers of a session that was started again without the node ``gone``: by name, the
-    address and the node of each, then and now."""
+    """What is wrong with the containers of a session that was restarted without the node ``gone``.
+
+    ``before`` and ``after``: the address and the node of each container, by name.
+    """
     wrong = []
     if sorted(before) != sorted(after):
         wrong.append(f"the names were {', '.join(before)} and are {', '.join(after)}")

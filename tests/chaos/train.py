@@ -5,18 +5,18 @@
 
     make chaos PART=train                                        # 20 random ones
     python tests/chaos/train.py --count 20 --seed 7
-    python tests/chaos/train.py --experiment node:31@2+spare     # one of them again: KIND:STEP@RANK
-    python tests/chaos/train.py --undisturbed 20                 # nobody may be named, nothing may be restarted
-    python tests/chaos/train.py --count 10 --kinds cpu,link,stop # who is slow, or hangs, is named while it runs
+    python tests/chaos/train.py --experiment node:31@2+spare     # repeat one: KIND:STEP@RANK
+    python tests/chaos/train.py --undisturbed 20                 # none may be named as a straggler, or restarted
+    python tests/chaos/train.py --count 10 --kinds cpu,link,stop # a slow or hung rank is named during the run
     python tests/chaos/train.py --full                           # 20 random ones, of examples/full with PyTorch
 
-What is required of each run: it finishes; no more steps are made twice than between two checkpoints; each sample is read
-once; the result is that of an undisturbed run, to the bit where the number of ranks has not changed; run.json names the
-cause and the culprit; and from the kill to the next step it takes no longer than starting the program and --longest
-seconds. A straggler has to be named within a minute, and no attempt may end for it.
+Each run must finish; repeat no more steps than there are between two checkpoints; read each sample once; have the
+result of an undisturbed run, to the bit unless the number of ranks has changed; name the cause and the culprit in
+run.json; and make the next step after the kill within the start time of the program plus --longest seconds. A straggler
+must be named within a minute, and must not end an attempt.
 
-The seed is printed first, and with it the experiments are the same. The hosts are a lab of their own, whose shared volume is
-a small file system. Logs are in .lab/NAME-logs/. Exits 1 when a run was not as it has to be.
+The seed is printed first. With the same seed, the experiments are the same. The hosts are a lab of their own, whose
+shared volume is a small file system. Logs are in .lab/NAME-logs/. Exits 1 if an experiment failed.
 """
 
 from __future__ import annotations
@@ -42,28 +42,33 @@ from train_experiments import HANG_TIMEOUT, KILLS, SLOW, Experiment, draw, expec
 from train_programs import FULL, SCENARIO, SMALL, Outcome
 from train_runs import INTERVAL, STEPS, Found, TrainLab, all_samples, causes
 
-#: Seconds for which the volume is full, and in which a straggler has to be named.
+#: Seconds for which the volume is full, and within which a straggler must be named.
 FILLED, NAMED = 20.0, 60.0
-#: Seconds of steps before somebody becomes slow: what is slower is measured against them.
+#: Seconds of steps before a node becomes slow, as a baseline.
 BEFORE = 40.0
 #: Percent of a processor, and the maximum rate at which a node sends.
 SLOW_BY = {"cpu": "2", "link": "1mbit"}
-#: Of the shared volume: room for the checkpoints of all runs.
+#: Size of the shared volume: room for the checkpoints of all runs.
 SIZE = "size=256m"
 
 
 def read_arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = new_parser(__doc__, "chaos-train", "10.79.82")
     parser.add_argument("--count", type=int, default=20, help="random experiments (20)")
     parser.add_argument("--kinds", type=listed, default=list(KILLS), help="of " + ",".join([*KILLS, *SLOW]))
-    parser.add_argument("--experiment", type=Experiment.parse, nargs="+", default=[], help="these alone")
-    parser.add_argument("--undisturbed", type=int, default=0, help="so many runs that nobody disturbs, instead")
-    parser.add_argument("--longest", type=float, default=30.0, help="seconds from a kill to the next step (30)")
-    parser.add_argument("--full", action="store_true", help="train examples/full, and not a program without PyTorch")
+    parser.add_argument("--experiment", type=Experiment.parse, nargs="+", default=[], help="only these experiments")
+    parser.add_argument("--undisturbed", type=int, default=0, help="this many undisturbed runs instead of experiments")
+    parser.add_argument(
+        "--longest",
+        type=float,
+        default=30.0,
+        help="maximum seconds from a kill to the next step, besides the start of the program (30)",
+    )
+    parser.add_argument("--full", action="store_true", help="train examples/full instead of a program without PyTorch")
     options = parser.parse_args()
     if options.full and {*options.kinds, *(one.kind for one in options.experiment)} & set(SLOW):
-        parser.error(f"--full does not go with {' and '.join(SLOW)}")
+        parser.error(f"--full cannot be combined with {' and '.join(SLOW)}")
     return options
 
 
@@ -81,7 +86,7 @@ class Hit(NamedTuple):
 
 
 class Session:
-    """Everything that one call does."""
+    """All experiments of one invocation."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -90,14 +95,14 @@ class Session:
         self.failures: list[str] = []
         self.kinds: Counter[str] = Counter()
         self.well: Counter[str] = Counter()
-        #: By number of ranks: what an undisturbed run comes to, and the seconds until its first step.
+        #: By number of ranks: the result of an undisturbed run, and the seconds until its first step.
         self.results: dict[int, tuple[Outcome, float]] = {}
         self.number = 0
 
     # The lab
 
     def up(self) -> None:
-        """Hosts with gpumesh-train, whose shared volume can be filled."""
+        """Create hosts with gpumesh-train, whose shared volume can be filled."""
         self.down()
         self.lab.shared.mkdir(parents=True, exist_ok=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", SIZE, "gpumesh-chaos", str(self.lab.shared)], check=True)
@@ -106,7 +111,7 @@ class Session:
         assert done.code == 0, done.output[-3000:]
 
     def down(self) -> None:
-        """Remove everything. The hosts have their own mounts of what is mounted here."""
+        """Remove everything. The hosts have their own mounts of the shared volume."""
         if os.path.ismount(self.lab.shared):
             subprocess.run(["umount", str(self.lab.shared)], check=True)
         self._playbook("down")
@@ -118,12 +123,12 @@ class Session:
     # Runs
 
     def name(self, text: str) -> str:
-        """Of a run that this lab has had none of."""
+        """The name of a run that this lab has not had yet."""
         self.number += 1
         return f"{self.options.seed}-{self.number:03}-{text}"
 
     def undisturbed(self, ranks: int) -> str:
-        """Run an undisturbed training; what is wrong with it."""
+        """Run an undisturbed training. Returns what is wrong with it."""
         name = self.name(f"calm-{ranks}")
         self.lab.idle()
         self.lab.begin(name, "--nodes", str(ranks), "--hang-timeout", str(HANG_TIMEOUT))
@@ -136,24 +141,24 @@ class Session:
         if result.samples not in (f"samples {all_samples(STEPS)!r}", "each sample once"):
             return f"not all samples were read once: {result}"
         known = self.results.setdefault(ranks, (result, took))
-        return "" if known[0] == result else f"two undisturbed runs came to {known[0]} and {result}"
+        return "" if known[0] == result else f"the results of two undisturbed runs differ: {known[0]} and {result}"
 
     def reference(self, ranks: int) -> tuple[Outcome, float]:
-        """What an undisturbed run with so many ranks comes to."""
+        """The result of an undisturbed run with this many ranks, and the seconds until its first step."""
         if ranks not in self.results:
             wrong = self.undisturbed(ranks)
             assert not wrong, wrong
         return self.results[ranks]
 
     def experiment(self, experiment: Experiment) -> str:
-        """Disturb a run; what is wrong with it."""
+        """Disturb a run. Returns what is wrong with it."""
         ranks = int(experiment.options[1])
         result, starting = self.reference(ranks)
         name = self.name(experiment.kind)
         self.lab.idle()
         extra = self.lab.program.saving if experiment.kind == "checkpoint" else ()
         self.lab.begin(name, *experiment.options, extra=extra)
-        # On a machine with other work, the start of this run says more than that of the reference.
+        # On a busy machine, the start of this run is a better measure than that of the reference.
         found = self.lab.again(name, 1)
         starting = max(starting, time.time() - found["attempts"][0]["begin"])
         found = self.lab.at_step(name, 1, experiment.step)
@@ -169,7 +174,7 @@ class Session:
         return "; ".join(wrong)
 
     def await_next(self, experiment: Experiment, name: str, hit: Hit, starting: float) -> list[str]:
-        """Wait until the next attempt makes steps, if there has to be one."""
+        """Wait until the next attempt makes steps, if one is required. Returns what is wrong."""
         if experiment.kind == "full":
             time.sleep(FILLED)
             hit.undo()
@@ -179,20 +184,20 @@ class Session:
         took = time.monotonic() - hit.at
         allowed = self.options.longest + starting + (HANG_TIMEOUT if experiment.kind == "stop" else 0)
         print(f"      {hit.node} (rank {hit.rank}) was hit; the next step after {took:.0f} s", flush=True)
-        return [] if took <= allowed else [f"the next step came after {took:.0f} s, and not within {allowed:.0f} s"]
+        return [] if took <= allowed else [f"the next step came after {took:.0f} s, but was allowed {allowed:.0f} s"]
 
     def compare(self, name: str, found: Found, ranks: int, result: Outcome) -> list[str]:
-        """With the undisturbed run."""
+        """Compare the result of a run with that of the undisturbed one. Returns what is wrong."""
         came = self.lab.result(name)
         if came.samples != result.samples:
-            return [f"not all samples were read once: {came}, and {result}"]
+            return [f"not all samples were read once: {came}; undisturbed: {result}"]
         same = {attempt["world_size"] for attempt in found["attempts"]} == {ranks}
-        return [f"the result is {came}, and {result} undisturbed"] if same and came != result else []
+        return [f"the result is {came}; undisturbed: {result}"] if same and came != result else []
 
     # What hits them
 
     def hit(self, experiment: Experiment, name: str, found: Found) -> Hit:
-        """Apply it now."""
+        """Disturb the run now."""
         lab, nodes = self.lab, found["attempts"][-1]["nodes"]
         rank = experiment.victim(nodes)
         node = nodes[rank]
@@ -206,7 +211,7 @@ class Session:
         elif experiment.kind == "stop":
             lab.signal(node, "STOP")
         elif experiment.kind == "agent":
-            # Its ranks may be gone with it.
+            # Its ranks may be gone with the node.
             lab.run(
                 node, "pkill", "-KILL", "-f", rf"^\S*python\S* .*gpumesh-train agent .*{name}|{lab.program.process}"
             )
@@ -233,7 +238,7 @@ class Session:
     # Stragglers
 
     def slow(self, experiment: Experiment) -> str:
-        """Make a node slow while a run goes on; what is wrong."""
+        """Make a node slow during a run. Returns what is wrong."""
         lab, name = self.lab, self.name(experiment.kind)
         lab.idle()
         payload = ["--payload", "60000"] if experiment.kind == "link" else ["--work", "0.05"]
@@ -242,7 +247,7 @@ class Session:
         time.sleep(BEFORE)
         found = lab.state(name)
         if found["attempts"][0]["stragglers"]:
-            return f"before anybody was slow: {found['attempts'][0]['stragglers']}"
+            return f"named before any node was slow: {found['attempts'][0]['stragglers']}"
         node = found["attempts"][0]["nodes"][1 + experiment.rank % 3]
         at = time.monotonic()
         limit = {"cpu": lab.limit_cpu, "link": lab.limit_network}[experiment.kind]
@@ -256,20 +261,20 @@ class Session:
             limit(node, "")
         print(f"      {node} was made slow; after {took:.0f} s: {named}", flush=True)
         if [one["node"] for one in named] != [node]:
-            return f"{node} is slow, and {named} was named"
+            return f"{node} is slow, but {named} was named"
         return "" if took <= NAMED else f"it was named after {took:.0f} s"
 
     # All of it
 
     def one(self, kind: str, words: str, work: Callable[[], str]) -> None:
-        """One run and its result."""
+        """Run one experiment, and print its result."""
         began = time.monotonic()
         self.kinds[kind] += 1
         try:
             wrong = work()
         except (AssertionError, subprocess.SubprocessError, OSError, StopIteration) as error:
             wrong = f"{type(error).__name__}: {error}"
-        print(f"{words}: {f'FAILED: {wrong}' if wrong else 'well'} ({time.monotonic() - began:.0f} s)", flush=True)
+        print(f"{words}: {f'FAILED: {wrong}' if wrong else 'passed'} ({time.monotonic() - began:.0f} s)", flush=True)
         if not wrong:
             self.well[kind] += 1
             return
@@ -277,7 +282,7 @@ class Session:
         self.keep_logs()
 
     def keep_logs(self) -> None:
-        """What tells why the last run failed."""
+        """Save what helps to find why the last run failed."""
         folders = sorted(self.lab.runs.glob(f"{self.options.seed}-{self.number:03}-*"))
         for folder in folders:
             shutil.copytree(folder, self.logs / folder.name, dirs_exist_ok=True)
@@ -287,7 +292,7 @@ class Session:
             (self.logs / f"{self.number:03}-{host}.slurm").write_text(said, encoding="utf-8")
 
     def run(self) -> int:
-        """Run them; the exit status."""
+        """Run all experiments. Returns the exit status."""
         options = self.options
         print(f"seed {options.seed}", flush=True)
         try:

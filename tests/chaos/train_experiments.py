@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The chaos experiments on a training run, as data: what is killed, at which step, and what the run must report.
 
-Nothing here runs anything.
+This module runs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 MANAGER = "t1"
 #: A run makes 120 steps; a kill comes early enough for the run to be still active.
 MOMENTS = range(3, 70)
-#: By kind, what it is. Those without a culprit have to leave the run as it is.
+#: The kinds, with their descriptions. Those without a culprit must not interrupt the run.
 KILLS = {
     "rank": "SIGKILL of one rank",
     "agent": "SIGKILL of all processes of the run on a node",
@@ -28,15 +28,15 @@ KILLS = {
     "checkpoint": "SIGKILL of rank 0 while it writes a checkpoint",
     "full": "the shared volume is full for 20 s",
 }
-#: Not killed, but named while the run goes on.
+#: Not killed, but named during the run.
 SLOW = {
     "cpu": "a rank gets 2 % of a processor",
     "link": "a node may send no more than 1 Mbit/s",
 }
 HARMLESS = ("slurmd", "full")
-#: The node is gone for a while: the run goes on with a spare one, or with fewer.
+#: The node is gone for a while: the run continues with a spare node, or with fewer nodes.
 _GONE = ("node", "first", "network", "agent")
-#: Kinds whose victim must not be the manager, which is the controller of Slurm too.
+#: Kinds whose victim must not be the manager, which is also the controller of Slurm.
 _NOT_MANAGER = ("node", "first", "network")
 HANG_TIMEOUT = 20
 
@@ -44,7 +44,7 @@ _TEXT = re.compile(r"([a-z]+):(\d+)@(\d)(\+spare)?")
 
 
 class Experiment(NamedTuple):
-    """One run and one kill: at this step, of the rank of this number; ``spare``: whether the run holds another node."""
+    """One run, and one kill, of the rank ``rank`` at the step ``step``. ``spare``: whether the run holds a spare node."""
 
     kind: str
     step: int
@@ -63,7 +63,7 @@ class Experiment(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Of gpumesh-train. Where the manager must live, and would have rank 0, it is not among the nodes."""
+        """The options of gpumesh-train. Where the manager must survive, but would be rank 0, it is not among the nodes."""
         without = ["--sbatch", f"--exclude={MANAGER}"] if self.kind == "first" else []
         most = 3 if without else 4
         nodes = ["--nodes", str(most - 1), "--spare", "1"] if self.spare else ["--nodes", str(most)]
@@ -71,7 +71,7 @@ class Experiment(NamedTuple):
         return [*nodes, *fewer, "--hang-timeout", str(HANG_TIMEOUT), *without]
 
     def victim(self, nodes: Sequence[str]) -> int:
-        """The rank that it hits, of those on these nodes."""
+        """The rank to hit, among those on these nodes."""
         if self.kind in ("checkpoint", "first"):
             return 0
         able = [rank for rank, node in enumerate(nodes) if node != MANAGER or self.kind not in _NOT_MANAGER]
@@ -90,14 +90,14 @@ def draw(chance: random.Random, count: int, kinds: Sequence[str]) -> list[Experi
 
 
 def expected(kind: str, rank: int, node: str) -> list[tuple[str, int | None, str]]:
-    """What may stand as cause, rank and node of the attempt that was hit. Empty where it has to go on."""
+    """The permitted causes, ranks and nodes of the attempt that was hit. Empty if the attempt must continue."""
     if kind in HARMLESS:
         return []
     found: Mapping[str, list[tuple[str, int | None, str]]] = {
         "rank": [("crash", rank, node)],
         "checkpoint": [("crash", rank, node)],
         "stop": [("hang", rank, node)],
-        # The agent is gone too: whether its ranks are heard of first is chance.
+        # The agent is gone too, so the ranks may or may not be reported first.
         "agent": [("node", None, node), ("crash", rank, node)],
     }
     return found.get(kind, [("node", None, node)])

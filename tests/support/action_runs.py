@@ -15,7 +15,7 @@ from ansible.template import Templar
 
 
 class Played(NamedTuple):
-    """The result of a task, and the modules with their arguments that it ran on the host."""
+    """The result of a task, and the modules that it ran on the host, with their arguments."""
 
     result: dict[str, Any]
     ran: list[tuple[str, dict[str, Any]]]
@@ -28,7 +28,7 @@ def play(
     variables: Mapping[str, Any] | None = None,
     check_mode: bool = False,
 ) -> Played:
-    """Run an action. ``results`` are those of each module, one after the other; one that is not named must not run."""
+    """Run an action. ``results`` has the results of each module in order; a module that is not named must not run."""
     task = Task()
     task.args, task.check_mode = dict(arguments), check_mode
     given = dict(variables or {})

@@ -26,7 +26,7 @@ from ansible_collections.gpumesh.cluster.tests.publication.awx_rules import chec
 
 
 class Unsafe(str):
-    """An answer: AWX marks it so that Ansible never templates it."""
+    """An answer, marked as AWX does, so that Ansible never templates it."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ DataLoader.add_constructor("!unsafe", lambda loader, node: loader.construct_scal
 
 
 class Credential(NamedTuple):
-    """One of a type of the collection, with what a person has typed."""
+    """A credential of a type of the collection, with its inputs."""
 
     kind: str
     inputs: dict[str, str]
@@ -62,8 +62,8 @@ class Injected(NamedTuple):
 class Job(NamedTuple):
     """A job that has ended.
 
-    ``artifacts`` is what set_stats gave, ``folder`` has all that was recorded, ``sources`` are the files of the playbook
-    and of all tasks that ran.
+    ``artifacts`` is the data of set_stats, ``folder`` contains everything that was recorded, and ``sources`` are the
+    files of the playbook and of all tasks that ran.
     """
 
     playbook: str
@@ -80,7 +80,7 @@ class Job(NamedTuple):
 
 
 class Node:
-    """What AWX has: the project, the inventory, the key of the machines' credential."""
+    """What AWX stores: the project, the inventory, the key of the machine credential."""
 
     def __init__(
         self,
@@ -93,12 +93,14 @@ class Node:
         programs: Path = BIN,
         host_keys: str = "",
     ) -> None:
-        """``key`` is the private key of the machine credential, ``prefix`` what starts a job's process elsewhere,
-        ``programs`` the folder of the Ansible that the execution environment has, ``host_keys`` the lines of known_hosts
-        in the credential that every template has; with none, they have no such credential.
+        """Set up AWX.
 
-        The project is a clone of this repository, and a playbook one of its files. ``by_name``: it is empty, and a
-        playbook is that of the installed collection.
+        ``key`` is the private key of the machine credential, ``prefix`` the command that starts a job's process
+        elsewhere, ``programs`` the folder of Ansible in the execution environment, and ``host_keys`` the lines of
+        known_hosts in the credential that every template has; if empty, templates have no such credential.
+
+        The project is a clone of this repository, and a playbook is one of its files. With ``by_name``, the project is
+        empty, and a playbook is that of the installed collection.
         """
         self.installed = installed
         self.folder = folder
@@ -116,11 +118,11 @@ class Node:
         return yaml.load(path.read_text(encoding="utf-8"), DataLoader)
 
     def answers(self, playbook: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The extra variables of a job that was launched with these answers, as AWX hands them on."""
+        """The extra variables of a job that was launched with these answers, as AWX passes them."""
         template = self.template(playbook)
         launched = launch(self.survey(template), template.get("extra_vars", {}), given)
         assert not launched.ignored_fields, (
-            f"AWX drops {launched.ignored_fields}: the survey of {playbook} does not ask"
+            f"AWX drops {launched.ignored_fields}: they are not in the survey of {playbook}"
         )
         return launched.extra_vars
 
@@ -130,7 +132,7 @@ class Node:
         return next(one for one in every if one["playbook"] == f"playbooks/{playbook}.yml")
 
     def survey(self, template: dict[str, Any]) -> list[dict[str, Any]]:
-        """What a template asks, where no cluster is proposed."""
+        """The questions of a template's survey if no cluster is suggested."""
         data = self.data("surveys")
         name = re.fullmatch(r"{{ gpumesh_awx_surveys\.(\w+) }}", template["survey_spec"]["spec"])
         assert name, template
@@ -172,8 +174,11 @@ class Node:
         host_keys: str | None = None,
         **given: Any,
     ) -> Job:
-        """``only`` are the hosts of a slice, ``host_keys`` others than those of all jobs, ``given`` the answers that are
-        not the defaults of the survey."""
+        """Run a job.
+
+        ``only``: the hosts of a slice; ``host_keys``: replaces those of all jobs; ``given``: the answers that differ
+        from the defaults of the survey.
+        """
         folder = self.folder / f"job{len(self.jobs) + 1}-{playbook.replace('/', '-')}"
         project = folder / "project"
         if self.by_name:
@@ -190,7 +195,8 @@ class Node:
             secrets = folder / "secrets" / str(number)
             injected = self.inject(one, secrets)
             environment |= injected.environment
-            # Not with the answers: AWX hands each credential's variables on in a file of its own, and answers win.
+            # Separate from the answers: AWX passes each credential's variables in a file of its own, and answers take
+            # precedence.
             marked = {name: mark(value) for name, value in injected.extra_vars.items()}
             (secrets / "extravars").write_text(yaml.dump(marked, Dumper=Dumper))
             cmdline += ["-e", f"@{secrets / 'extravars'}"]
@@ -216,20 +222,20 @@ class Node:
         return self.jobs[-1]
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """What a job of AWX sets, and where its collections are. It shares no connection with other jobs."""
+        """The environment that AWX sets for a job, and the paths of its collections. Jobs share no SSH connections."""
         own = {key: value for key, value in self.installed.environment.items() if key.startswith("ANSIBLE_")}
         own["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(folder / "cp")
         return {**own, "PATH": f"{self.programs}:{os.environ['PATH']}"}
 
     def slice(self, only: Sequence[str]) -> dict[str, Any]:
-        """The inventory as a slice of a job has it: the hosts of the others are not in it."""
+        """The inventory of a slice: it contains only the hosts of the slice."""
         group = self.inventory["all"]["children"]["cluster"]
         hosts = {name: variables for name, variables in group["hosts"].items() if not only or name in only}
         return {"all": {**self.inventory["all"], "children": {"cluster": {"hosts": hosts}}}}
 
 
 def ended(playbook: str, folder: Path) -> Job:
-    """What ansible-runner has recorded."""
+    """Read what ansible-runner has recorded."""
     recorded = folder / "artifacts" / "job"
     events = [json.loads(path.read_text()) for path in (recorded / "job_events").glob("[0-9]*.json")]
     stats = next((event["event_data"] for event in events if event["event"] == "playbook_on_stats"), {})
@@ -246,7 +252,7 @@ def ended(playbook: str, folder: Path) -> Job:
 
 
 def mark(value: Any) -> Any:
-    """Every text of an answer, also in a list."""
+    """Mark every text in an answer, including those in lists."""
     if isinstance(value, list):
         return [mark(one) for one in value]
     return Unsafe(value) if isinstance(value, str) else value

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Valid input, broken at random: a parser must return a value or refuse it with an explanation, and nothing else.
+"""Valid input with random damage: a parser must return a value, or reject the input with an explanation.
 
-Random characters alone do not get past the first check of a parser. HYPOTHESIS_PROFILE=search tries 100,000 forms at
-each place, different ones each time; a gate tries the same few.
+Random characters alone do not get past the first check of a parser. HYPOTHESIS_PROFILE=search tries 100,000 forms of
+each input, different ones each time; a gate tries the same few.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ SEARCH = os.environ.get("HYPOTHESIS_PROFILE") == "search"
 TRIES = 100_000 if SEARCH else 1_000
 SEED = random.SystemRandom().randrange(1 << 32) if SEARCH else 0
 
-#: What has broken parsers before: line ends, zones, other digits, long numbers, quotes, escapes, half a surrogate pair.
+#: Input that has broken parsers before: line ends, zones, non-ASCII digits, long numbers, quotes, escapes, half a
+#: surrogate pair.
 PIECES = (
     *("\n", "\r", "\t", "\0", "\x1b[2J", "\x7f", "\u2028", "\u202e", "\ud800", "\u0663", "\u00b2", "\u00e9", "\uff11"),
     *("%", "%a\nb", "%eth0", "..", ".", "-", "--", "_", "/", "//", "../", ":", "::", "[", "]", "[]", "[1-3]", ",", ";"),
@@ -63,7 +64,7 @@ PIECES = (
     ),
     *("224.0.0.1", "0.0.0.0", "fe80::1", "::ffff:127.0.0.1", "1.2.3", "all"),
 )
-#: JSON of every kind, where another was expected.
+#: JSON values of every kind, for places where another kind is expected.
 ODD: tuple[Any, ...] = (
     None,
     True,
@@ -86,7 +87,7 @@ ODD: tuple[Any, ...] = (
 
 
 def broken(choose: random.Random, text: str) -> str:
-    """One to three changes to a text."""
+    """Apply one to three changes to a text."""
     for _turn in range(choose.randint(1, 3)):
         at, end = sorted(choose.randint(0, len(text)) for _end in "12")
         kind = choose.randrange(5)
@@ -105,7 +106,7 @@ def broken(choose: random.Random, text: str) -> str:
 
 
 def broken_document(choose: random.Random, document: Any) -> Any:
-    """A copy in which one value, wherever it is, is broken, odd, gone, or there twice."""
+    """A copy in which one value, at any depth, is damaged, of another kind, missing or duplicated."""
     new = copy.deepcopy(document)
     here = new
     while True:
@@ -136,9 +137,9 @@ def endures(
     proves: Callable[[Any], Any] = lambda taken: None,
     share: int = 1,
 ) -> None:
-    """``take`` every broken form: it returns what ``proves`` does not mind, or refuses by one of ``refusals``.
+    """Call ``take`` with damaged forms of ``good``: it must return what ``proves`` accepts, or raise a refusal.
 
-    ``share``: one in so many of the forms, where each takes long.
+    ``share``: try only one in so many forms, if each takes long. Raises AssertionError with the seed.
     """
     choose = random.Random(SEED)
     told = []

@@ -31,7 +31,7 @@ FLAGS = (
 
 
 def chromium(profile: Path) -> Iterator:
-    """For a fixture. ``profile``: a folder for its own files."""
+    """Start Chromium, for a fixture. ``profile``: a folder for its files."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
@@ -43,7 +43,7 @@ def chromium(profile: Path) -> Iterator:
 
 
 def show_page(browser, page: Path, width: int = 1200, scheme: str = "light") -> None:
-    """Load a page; the console must stay empty."""
+    """Load a page. Raises AssertionError if the console is not empty."""
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     preference = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -53,7 +53,7 @@ def show_page(browser, page: Path, width: int = 1200, scheme: str = "light") -> 
 
 
 def forget_theme(browser) -> None:
-    """Show pages as the system is again."""
+    """Forget the chosen theme, so that pages follow the system again."""
     browser.execute_script("try { localStorage.clear() } catch (refused) { }")
 
 
@@ -87,5 +87,5 @@ return [...new Set(low)];
 
 
 def low_contrast(browser) -> list[str]:
-    """Text that has less contrast than WCAG AA asks for."""
+    """The texts whose contrast is less than WCAG AA requires."""
     return browser.execute_script(_CONTRAST)

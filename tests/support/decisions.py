@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decisions about records, members and removals, with a refusal as a text, so that tests can examine both."""
+"""Decisions about records, members and removals, with a refusal as text, so that tests can examine both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_cluster(
     successor: str = "",
     records: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The record of a cluster among these copies."""
+    """Select the record of a cluster among these copies."""
     nothing = {"refusal": "", "record": None, "source": None, "standing": {}, "replaced": [], "remarks": []}
     known = Known(machines, variables, manager or None)
     word = Word(trusted or None, generation or None, successor or None)
@@ -67,7 +67,7 @@ def plan_registration(
     join_only: bool = False,
     interfaces: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
-    """How these hosts become members."""
+    """Decide how these hosts become members."""
     wish = Wish(
         name,
         subnet or None,
@@ -103,7 +103,7 @@ def plan_removal(
     new_manager: str | None = None,
     manager_lost: bool = False,
 ) -> dict[str, Any]:
-    """How these machines leave."""
+    """Decide how these machines leave."""
     answers = read_answers(results, records)
     try:
         drawn = model.parse(record) if record else None

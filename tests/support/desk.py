@@ -16,20 +16,20 @@ from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, 
 from ansible_collections.gpumesh.cluster.tests.publication.guides import console_lines
 
 GUIDES = ROOT / "docs" / "guides"
-#: The network of the guides.
+#: The network in the guides.
 NETWORK = "192.168.1."
 
 
 class Desk:
-    """The folder of someone who follows the guides, and what was typed there."""
+    """The working folder of a user who follows the guides, and the commands that were typed."""
 
     def __init__(self, installed: Installed, lab: Lab, network: str) -> None:
-        """``network``: that of the machines, in place of that of the guides."""
+        """``network`` is that of the machines, and replaces that of the guides."""
         self.lab = lab
         self.typed: set[str] = set()
         self._network = network
         login = yaml.safe_load(lab.inventory.read_text())["lab"]["vars"]
-        # Somebody who has logged in before has the key in an agent and the host keys in known_hosts.
+        # A user who has logged in before has the key in an agent, and the host keys in known_hosts.
         mine = {
             "ANSIBLE_PRIVATE_KEY_FILE": login["ansible_ssh_private_key_file"],
             "ANSIBLE_SSH_COMMON_ARGS": login["ansible_ssh_common_args"],
@@ -43,13 +43,13 @@ class Desk:
         path.write_text(text.replace(NETWORK, self._network))
 
     def type(self, guide: str, line: str) -> list[str]:
-        """The words of a command of the guide: ``line`` is the whole of it."""
-        assert line in console_lines(GUIDES / f"{guide}.md"), f"{guide}.md does not say {line}"
+        """The words of a command in the guide. ``line`` must be the whole line."""
+        assert line in console_lines(GUIDES / f"{guide}.md"), f"{guide}.md does not contain {line}"
         self.typed.add(line)
         return shlex.split(line.replace(NETWORK, self._network))
 
     def play(self, guide: str, line: str) -> Run:
-        """Type a command of Ansible."""
+        """Type a command of Ansible, which must succeed."""
         program, *arguments = self.type(guide, line)
         started = time.monotonic()
         done = self.installed.run(program, *arguments, timeout=900)
@@ -61,11 +61,11 @@ class Desk:
         return self.lab.run(machine, *self.type(guide, line))
 
     def log_in(self, machine: str, user: str, folder: str, guide: str, line: str, now: str = "") -> str:
-        """Type a line in a folder, in the shell of a user. ``now``: as it is today, where the guide has an example."""
+        """Type a line in a folder, in a user's shell. ``now``: the line to run instead, where the guide has an example."""
         self.type(guide, line)
         return self.lab.run(machine, "su", "-", user, "-c", f"cd {folder} && {now or line}", timeout=600)
 
     def members(self, asked: str) -> list[str]:
-        """As the record of a machine has them."""
+        """The members in the record of a machine."""
         record = json.loads(self.lab.read(asked, "/var/lib/gpumesh/clusters/lan.json"))
         return sorted(member["machine"] for member in record["members"])

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Everything on a host that a cluster could leave behind: read it before and after, and name the differences.
+"""Everything on a host that a cluster could leave behind: read it before and after, and list the differences.
 
-Packages may stay, so what belongs to them is excluded: files that dpkg lists, and what their scripts create.
+Packages may stay, so what belongs to them is excluded: files that dpkg lists, and files that their scripts create.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from lab_hosts import Lab
 
-#: Read on the host, as one process.
+#: Runs on the host, as one process.
 _READER = r"""
 import glob, hashlib, json, os, stat, subprocess
 
@@ -67,7 +67,7 @@ print(json.dumps({
 }))
 """
 
-#: Files that change by themselves, by a login, or when a package is installed or has run.
+#: Files that change without a cluster: on their own, at a login, or when a package is installed or has run.
 _PASSING = re.compile(
     r"/root/\.(ansible|cache)(/|$)|/tmp/|/var/(cache|backups|tmp)/|/var/log/(journal|apt|mysql|munge)(/|$)"
     r"|/var/log/(lastlog|wtmp(\.db)?|btmp|faillog|dpkg\.log|alternatives\.log|bootstrap\.log)$"
@@ -77,15 +77,15 @@ _PASSING = re.compile(
     r"|/etc/(munge|mysql|wireguard|slurm)$|/etc/mysql/debian(-start|\.cnf)?$|/etc/mysql/my\.cnf$"
     r"|/usr/lib/.*/(gconv|giomodule)|/usr/lib/systemd/.*\.cache$"
 )
-#: Links of Debian's alternatives, and folders below /run that packages make.
+#: Links of Debian's alternatives, and folders below /run that packages create.
 _ALTERNATIVE = re.compile(r"was not there -> 0o120777 0 0 /etc/alternatives/")
 _PACKAGES_VOLATILE = {"adduser", "mysqld", "munge", "wireguard"}
-#: The container engine's resolver, whose ports differ from start to start.
+#: The container engine's resolver, whose ports differ at each start.
 _ENGINE = "127.0.0.11"
 _COUNTED = re.compile(r"counter packets \d+ bytes \d+ ?|^\[\d+:\d+\] ")
 #: Accounts of the packages.
 _ACCOUNTS = {"munge", "slurm", "mysql", "nvpd", "_rpc", "statd"}
-#: What comes and goes on any host, as with a login.
+#: What appears and disappears on any host, such as a login session.
 _COMMON = re.compile(
     r"(session|user@|user-runtime-dir@|run-user|user-|apt-daily|dpkg-db|e2scrub|fstrim|logrotate|man-db"
     r"|systemd-|ldconfig|motd|run-credentials|run-docker|ssh@|sshd@).*"
@@ -96,7 +96,7 @@ _TRANSIENT = re.compile(
 
 
 def read(lab: Lab, host: str) -> dict[str, Any]:
-    """The state of a host, with its firewall as the kernel has it."""
+    """Read the state of a host, including the firewall of its kernel."""
     state: dict[str, Any] = json.loads(lab.run(host, "python3", "-c", _READER))
     pid = subprocess.run(
         ["docker", "inspect", "--format={{.State.Pid}}", f"gpumesh-{lab.name}-{host}"],
@@ -114,7 +114,7 @@ def read(lab: Lab, host: str) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What is there that was not, is gone, or is another, and belongs to no package. Empty where nothing is left."""
+    """What was added, removed or changed and does not belong to a package. Empty if nothing is left."""
     packaged = set(after["packaged"])
     found = [
         f"{path}: {before['files'].get(path, 'was not there')} -> {after['files'].get(path, 'is gone')}"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab of hosts with their own kernels: commands over SSH, power that can be cut, boots that can be told apart."""
+"""A lab of hosts with their own kernels: commands over SSH, power cuts, and boots that can be distinguished."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class KernelLab(Lab):
     """The lab that lab/kernel-up.yml has started."""
 
     def ssh(self, host: str, command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run a line of shell on the host; raises subprocess.TimeoutExpired when it does not end."""
+        """Run a shell command line on the host. Raises subprocess.TimeoutExpired if it does not end."""
         folder = self.inventory.parent
         address = f"10.79.0.1{host[1:]}"
         return subprocess.run(
@@ -33,20 +33,20 @@ class KernelLab(Lab):
         )
 
     def shell(self, host: str, command: str, timeout: float = 120) -> str:
-        """Its stdout; an error fails the test."""
+        """The stdout of a shell command line; an error fails the test."""
         done = self.ssh(host, command, timeout)
         assert done.returncode == 0, f"{host}: {command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def answers(self, host: str) -> str:
-        """The number of the boot, or nothing where no login is possible now."""
+        """The boot ID, or an empty string if no login is possible."""
         try:
             return self.ssh(host, "cat /proc/sys/kernel/random/boot_id", timeout=30).stdout.strip()
         except subprocess.TimeoutExpired:
             return ""
 
     def cut(self, host: str) -> None:
-        """Take the power away."""
+        """Cut the power of the host."""
         self._power("cut", host)
 
     def power(self, host: str) -> None:
@@ -55,7 +55,7 @@ class KernelLab(Lab):
         self.wait(f"{host} is up", lambda: bool(self.answers(host)), seconds=300)
 
     def reboot(self, host: str, limit: float = 420) -> float:
-        """Reboot as an administrator does; the seconds until the new boot can be logged in to."""
+        """Reboot as an administrator does. Returns the seconds until a login is possible after the new boot."""
         before = self.answers(host)
         assert before
         started = time.monotonic()
@@ -64,7 +64,7 @@ class KernelLab(Lab):
         return time.monotonic() - started
 
     def console(self, host: str) -> str:
-        """What its kernel and its systemd have said since it was made, over all boots, without colours."""
+        """The console output of its kernel and systemd since the host was created, over all boots, without colours."""
         text = (self.inventory.parent / host / "console").read_text(errors="replace")
         return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A lab as tests see it: commands on its hosts, playbooks against its inventory, hosts that stop and start."""
+"""A lab as tests see it: commands on its hosts, playbooks with its inventory, hosts that stop and start."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 RECAP = re.compile(r"^(\S+)\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
-#: Seconds for a node to be used again by itself: Slurm waits for its steps (UnkillableStepTimeout), then its health program
-#: looks.
+#: Seconds for a node to return to service without intervention: Slurm waits for its steps (UnkillableStepTimeout), then
+#: its health program runs.
 RECOVERY = 180.0 + 300.0 + 120.0
-#: What changes on a host by itself while it runs, or by a login.
+#: Files that change on a running host on their own, or at a login.
 RESTLESS = (
     "/root/.ansible/",
     "/var/log/",
@@ -34,7 +34,7 @@ RESTLESS = (
 
 
 class Run(NamedTuple):
-    """A playbook that has ended. ``output`` is stdout and stderr as they came, ``changed`` the recap by host."""
+    """A playbook run that has ended. ``output`` is its stdout and stderr in order, ``changed`` the recap by host."""
 
     code: int
     output: str
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The output without its line breaks, where a message is one line again."""
+        """The output with line breaks replaced, so that a wrapped message is on one line."""
         return " ".join(self.output.split())
 
     @property
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """What the playbook show prints for programs (show_output=json): the clusters, in one line of its own."""
+        """The clusters as the playbook show prints them with show_output=json, on one line."""
         (clusters,) = (json.loads(line) for line in self.output.splitlines() if line.startswith("[{"))
         return list(clusters)
 
@@ -71,7 +71,7 @@ class Run(NamedTuple):
 
 
 def ansible(program: str, *arguments: str, cwd: Path = ROOT, prefix: Sequence[str] = ()) -> Run:
-    """Run a program of Ansible beside this Python, whether it succeeds or not. ``prefix`` begins the command."""
+    """Run a program of Ansible from this Python environment, whether it succeeds or not. ``prefix`` starts the command."""
     started = time.monotonic()
     done = subprocess.run(
         [*prefix, str(BIN / program), *arguments],
@@ -81,7 +81,7 @@ def ansible(program: str, *arguments: str, cwd: Path = ROOT, prefix: Sequence[st
         text=True,
         check=False,
         timeout=3600,
-        # Molecule has its own output coloured, and what runs below it too.
+        # Molecule forces colours for its own output, and so for all child processes.
         env={**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"},
     )
     return Run(done.returncode, done.stdout, time.monotonic() - started)
@@ -95,7 +95,7 @@ def lab_playbook(name: str, description: Path, settings: Mapping[str, Any]) -> N
 
 
 def chaos(part: str, *options: str) -> None:
-    """Run a part of `make chaos`. What it says is printed: it has the seed, by which it can be repeated."""
+    """Run a part of `make chaos`. Its output is printed, since it has the seed with which the run can be repeated."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "chaos" / f"{part}.py"), *options],
         stdout=subprocess.PIPE,
@@ -108,14 +108,14 @@ def chaos(part: str, *options: str) -> None:
 
 
 class Lab:
-    """The running lab of this name; see lab/lab.yml."""
+    """The running lab with this name; see lab/lab.yml."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.inventory = ROOT / ".lab" / name / "hosts.yml"
 
     def run(self, host: str, *argv: str, check: bool = True, timeout: float = 120) -> str:
-        """Run a command on the host, as root and not through Ansible; its stdout."""
+        """Run a command on the host, as root and without Ansible. Returns its stdout."""
         done = subprocess.run(
             ["docker", "exec", self._container(host), *argv],
             capture_output=True,
@@ -127,7 +127,7 @@ class Lab:
         return done.stdout
 
     def begin_command(self, host: str, *argv: str) -> subprocess.Popen[str]:
-        """Start a command on the host, and go on; its stdout and stderr are one."""
+        """Start a command on the host without waiting for it; its stdout and stderr are combined."""
         return subprocess.Popen(
             ["docker", "exec", self._container(host), *argv],
             stdin=subprocess.DEVNULL,
@@ -137,12 +137,12 @@ class Lab:
         )
 
     def copy(self, folder: Path, host: str, path: str) -> None:
-        """Copy a folder of this machine to a host, where ``path`` is not there yet."""
+        """Copy a folder of this machine to a host, where ``path`` must not exist yet."""
         argv = ["docker", "cp", str(folder), f"{self._container(host)}:{path}"]
         subprocess.run(argv, check=True, capture_output=True)
 
     def read(self, host: str, path: str) -> bytes:
-        """The content of a file of the host."""
+        """The content of a file on the host."""
         done = subprocess.run(
             ["docker", "exec", self._container(host), "cat", path], capture_output=True, check=True, timeout=60
         )
@@ -154,13 +154,13 @@ class Lab:
         return ansible("ansible-playbook", *sources, playbook, *arguments)
 
     def module(self, hosts: str, name: str, /, **options: object) -> Run:
-        """Run a module on the hosts that the pattern names; a line of output for each of them."""
-        # Without options there is no text for them: a module takes an empty one for raw words, and refuses it.
+        """Run a module on the hosts that match the pattern, with one line of output for each."""
+        # Without options, no text is passed: a module would take an empty one for raw parameters, and reject it.
         given = ("--args", json.dumps(options)) if options else ()
         return ansible("ansible", "-i", str(self.inventory), hosts, "--module-name", name, *given, "--one-line")
 
     def ping_seconds(self) -> float:
-        """What one `ansible -m ping` of all members takes."""
+        """The seconds that one `ansible -m ping` of all members takes."""
         run = ansible("ansible", "-i", str(self.inventory), "cluster", "-m", "ansible.builtin.ping")
         assert run.code == 0, run.output
         return run.seconds
@@ -169,7 +169,7 @@ class Lab:
         subprocess.run(["docker", "stop", self._container(host)], check=True, capture_output=True, timeout=120)
 
     def kill(self, host: str) -> None:
-        """The host loses its power."""
+        """Cut the power of the host."""
         subprocess.run(["docker", "kill", self._container(host)], check=True, capture_output=True, timeout=120)
 
     def start(self, host: str) -> None:
@@ -178,7 +178,9 @@ class Lab:
         self.await_boot(host)
 
     def await_boot(self, host: str, supervisord: str = "") -> None:
-        """Wait until it has booted. Where nobody else does, start supervisord with this configuration, if it is there."""
+        """Wait until the host has booted. Where nothing else does, start supervisord with this configuration, if it
+        exists.
+        """
         if not supervisord:
             words = {"running", "degraded"}
             self.wait(
@@ -191,26 +193,26 @@ class Lab:
         self.run(host, "sh", "-c", started, "-", supervisord)
 
     def wait(self, what: str, holds, seconds: float = 120, spacing: float = 1.0) -> None:
-        """Wait until it holds, or fail."""
+        """Wait until ``holds`` returns true. Raises AssertionError after ``seconds``."""
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
             time.sleep(spacing)
 
     def await_idle(self, manager: str) -> None:
-        """Wait until all nodes can be used."""
+        """Wait until all nodes are idle."""
         states = ("sinfo", "--noheader", "--format=%T")
         self.wait("all nodes are idle", lambda: self.run(manager, *states).split() == ["idle"], RECOVERY)
 
     def mark(self, hosts: Sequence[str]) -> None:
-        """Begin to watch for changes; see `changes`."""
+        """Start watching for changes; see `changes`."""
         for host in hosts:
             self.run(host, "touch", "/run/gpumesh-lab-mark")
-        # A file's times are those of the kernel's clock tick.
+        # The times of a file are those of the kernel's clock tick.
         time.sleep(0.1)
 
     def changes(self, host: str) -> list[str]:
-        """The files that were made or changed since `mark`, without those that change by themselves."""
+        """The files that were created or changed since `mark`, except those that change on their own."""
         found = self.run(host, "find", "/", "-xdev", "!", "-type", "d", "-cnewer", "/run/gpumesh-lab-mark").splitlines()
         return [path for path in found if not path.startswith(RESTLESS)]
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run modules as Ansible does, in a separate process: arguments in, JSON out. The same for every ansible-core."""
+"""Run modules as Ansible does, in a separate process: arguments in, JSON out, the same with every ansible-core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 def start(
     module: str, arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """A module of this collection that runs."""
+    """Start a module of this collection."""
     with tempfile.TemporaryFile("w+") as given:
         json.dump({"ANSIBLE_MODULE_ARGS": arguments}, given)
         given.seek(0)
@@ -31,7 +31,7 @@ def start(
 
 
 def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What it returned when it ended."""
+    """Wait for the module to end. Returns its result."""
     output, errors = process.communicate(timeout=120)
     assert output, errors
     result: dict[str, Any] = json.loads(output)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Mounts that are private to a test and removed with it. Requires root."""
+"""Mount namespaces that are private to a test and removed with it. Requires root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def namespace(*command: str) -> Iterator[list[str]]:
-    """What begins a command among the mounts that ``command`` makes, which says ``ready`` and ends with its input."""
+    """Create a mount namespace with ``command``, which prints ``ready`` and runs until its stdin is closed.
+
+    Yields the words that start a command in this namespace.
+    """
     with subprocess.Popen(
         ["unshare", "--mount", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as maker:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 def call(*argv: str, stdin: str | None = None) -> str:
-    """The output of a command that ends well. An error shows what it said."""
+    """Run a command that must succeed. Returns its stdout; the error shows what it printed."""
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}{done.stdout}"
     return done.stdout
@@ -19,7 +19,9 @@ def call(*argv: str, stdin: str | None = None) -> str:
 
 @contextmanager
 def joined(one: str, other: str) -> Iterator[None]:
-    """Two namespaces of these names, for as long as it lasts. A cable joins their interfaces eth0, which are down."""
+    """Two namespaces with these names, for the duration of the context. A cable joins their interfaces eth0, still
+    down.
+    """
     try:
         for namespace in (one, other):
             call("ip", "netns", "add", namespace)

@@ -23,16 +23,16 @@ NOBODY = 65534
 
 
 class Daemon:
-    """What a pod's programs see of tailscaled. ``asked``: the destinations that the proxy was asked for."""
+    """tailscaled as the programs of a pod see it. ``asked``: the destinations that were requested from the proxy."""
 
     def __init__(self, folder: Path) -> None:
         self.api = folder / "tailscaled.sock"
         self.asked: list[tuple[str, int]] = []
-        #: By port of 127.0.0.1, the member whose connection was handed on from there; None stands for all ports.
+        #: The member whose connection is forwarded, by its port on 127.0.0.1; None stands for all ports.
         self.forwarded: dict[int | None, str] = {}
-        #: How many requests it gives up after a while, as for a tunnel that has yet to come up.
+        #: How many requests it rejects after a while, as for a tunnel that is not up yet.
         self.slow = 0
-        #: What the proxy answers to a request; empty for one that never answers.
+        #: The proxy's reply to a request; empty for one that never replies.
         self.reply = bytes([5, 0, 0, 1, 0, 0, 0, 0, 0, 0])
         self._proxy = socket.create_server(("127.0.0.2", 0))
         self.port = self._proxy.getsockname()[1]
@@ -45,13 +45,13 @@ class Daemon:
 
     def close(self) -> None:
         for listener in (self._proxy, self._answers):
-            # Closing alone does not end an accept of another thread.
+            # Closing alone does not interrupt an accept() in another thread.
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 
     def forward(self, port: int, late: float = 0.0) -> socket.socket:
-        """Connect to a port of this pod as tailscaled does, and note whose the connection is ``late`` seconds after."""
+        """Connect to a port of this pod as tailscaled does, and record ``late`` seconds later whose connection it is."""
         client = socket.create_connection(("127.0.0.1", port))
         time.sleep(late)
         self.forwarded[client.getsockname()[1]] = MEMBER
@@ -67,7 +67,7 @@ class Daemon:
             threading.Thread(target=work, args=(client,), daemon=True).start()
 
     def _relay(self, client: socket.socket) -> None:
-        """Say hello, then everything that it hears."""
+        """Send hello, then echo everything that arrives."""
         with suppress(OSError), client:
             assert client.recv(3) == bytes([5, 1, 0])
             client.sendall(bytes([5, 0]))
@@ -84,7 +84,7 @@ class Daemon:
             if self.reply[1] != 0:
                 client.sendall(self.reply)
                 return
-            # What the other end says first comes in the same packet.
+            # The first data of the other end arrives in the same packet.
             client.sendall(self.reply + b"hello")
             while data := client.recv(4096):
                 client.sendall(data)
@@ -110,7 +110,7 @@ class Pod:
         self.library, self.daemon = library, daemon
 
     def start(self, program: str, *arguments: object, user: int | None = None) -> subprocess.Popen[str]:
-        """Python's ``program``, with ``socket``, ``sys``, ``time``, ``OWN`` and ``MEMBER`` at hand."""
+        """Start a Python ``program``, in which ``socket``, ``sys``, ``time``, ``OWN`` and ``MEMBER`` are defined."""
         head = f"import socket, sys, time\nOWN, MEMBER = {OWN!r}, {MEMBER!r}\n"
         return subprocess.Popen(
             ["/usr/bin/python3", "-u", "-c", head + program, *map(str, arguments)],
@@ -123,7 +123,7 @@ class Pod:
         )
 
     def run(self, program: str, *arguments: object) -> list[str]:
-        """The lines that it prints."""
+        """Run a program. Returns the lines that it prints."""
         with self.start(program, *arguments) as process:
             output, _none = process.communicate(timeout=30)
         assert process.returncode == 0, output
@@ -131,7 +131,7 @@ class Pod:
 
 
 def build(folder: Path, port: int, *more: str) -> Path:
-    """Compile the library as on a pod, with a limit of a second for dials."""
+    """Compile the library as on a pod, with a connection timeout of one second."""
     library = folder / "pod.so"
     texts = {
         "MESH_ADDRESS": OWN,

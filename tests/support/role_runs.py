@@ -20,8 +20,10 @@ def run_tasks(
     tasks: Sequence[Mapping[str, Any]],
     *options: str,
 ) -> Run:
-    """One play of these tasks, from ``folder``. ``hosts``: their variables by name; ``variables``: those of the play;
-    ``options``: of ansible-playbook."""
+    """Run one play with these tasks, from ``folder``.
+
+    ``hosts``: their variables by name; ``variables``: those of the play; ``options``: of ansible-playbook.
+    """
     return run_plays(folder, hosts, [{"hosts": "all", "vars": variables, "tasks": tasks}], None, *options)
 
 
@@ -33,8 +35,10 @@ def run_plays(
     *options: str,
     prefix: Sequence[str] = (),
 ) -> Run:
-    """These plays, as run_tasks does one. ``groups``: names of hosts, by group of the inventory; ``prefix``: what begins
-    the command."""
+    """Run these plays, as run_tasks does with one.
+
+    ``groups``: the names of hosts by inventory group; ``prefix``: the words that start the command.
+    """
     here = {"ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}"}
     inventory: dict[str, Any] = {"all": {"vars": here, "hosts": hosts}}
     for group, names in (groups or {}).items():

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The hosts of the scenario `session`, or of a lab of its shape: sessions that users start there, and what is left of them."""
+"""The hosts of the scenario `session`, or of a similar lab: sessions that users start there, and what remains of them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from typing import Any
 from lab_hosts import ROOT, Lab
 
 MANAGER = "s1"
-#: By name, their addresses.
+#: The addresses of the hosts, by name.
 HOSTS = {"s1": "10.79.130.11", "s2": "10.79.130.12", "s3": "10.79.130.13"}
 LAB = Lab("molecule-session")
 SCENARIO = ROOT / "extensions" / "molecule" / "session"
-#: Seconds until nothing is left of a session that has ended.
+#: Seconds until nothing may be left of a session that has ended.
 GONE = 60.0
 ONE, TWO = ("docker-archive:/mnt/shared/one.tar", "docker-archive:/mnt/shared/two.tar")
-#: Of a registry on the manager, as in converge.yml.
+#: An image in a registry on the manager, as in converge.yml.
 PULLED = f"{HOSTS[MANAGER]}:5000/pulled:1"
-#: What converge.yml does on a host, and a start of the host undoes: no container can mount a /proc of which parts are
-#: covered, and none can mount by FUSE where only root may.
+#: What converge.yml does on a host, and a restart of the host reverts: containers cannot mount /proc if parts of it are
+#: covered, and cannot use FUSE if only root may.
 _UNCOVER = """
 findmnt --raw --noheadings --output=TARGET --submounts /proc | grep -vx /proc | sort -r |
     while read -r cover; do umount --lazy "$cover"; done
 chmod 0666 /dev/fuse
 """
-#: Prints whatever a session leaves on a host, a line each.
+#: Prints everything that a session leaves on a host, one line each.
 _LEFT = r"""
 ls /run/netns 2>/dev/null | grep '^gms'
 ip -o link | grep -o 'gms[0-9a-f]*'
@@ -44,40 +44,40 @@ true
 
 
 def use(name: str, network: str) -> None:
-    """Go on with the hosts of the lab of this name. ``network``: the first three numbers of their addresses."""
+    """Use the hosts of the lab with this name. ``network``: the first three octets of their addresses."""
     other = Lab(name)
     LAB.name, LAB.inventory = other.name, other.inventory
     HOSTS.update({host: f"{network}.{address.rpartition('.')[2]}" for host, address in HOSTS.items()})
 
 
 def power_on(host: str) -> None:
-    """Start a host that was stopped, and make it what it was for containers."""
+    """Start a host that was stopped, and prepare it for containers again."""
     LAB.start(host)
     LAB.run(host, "sh", "-c", _UNCOVER)
 
 
 def role(name: str, image: str = ONE, **more: Any) -> dict[str, Any]:
-    """A role whose programs are the host's."""
+    """A role whose container uses the host's programs."""
     return {"name": name, "image": image, "memory": "256M", "mounts": ["/usr:/usr:ro"], **more}
 
 
-#: Roles of two sizes and images.
+#: Roles with two sizes and images.
 DEMO = [role("main", cpus=2, memory="512M"), role("sub", TWO, replicas=3)]
 
 
 def by(user: str, *argv: str, host: str = MANAGER, check: bool = True, timeout: float = 300) -> str:
-    """Run a command as a user who has logged in; its stdout, and the stderr too where it may fail."""
+    """Run a command as a logged-in user. Returns its stdout, and its stderr as well with ``check=False``."""
     line = shlex.join(argv) + ("" if check else " 2>&1")
     return LAB.run(host, "su", "-", user, "-c", line, check=check, timeout=timeout)
 
 
 def start(user: str, roles: Sequence[Mapping[str, Any]], *options: str, check: bool = True, **more: Any) -> str:
-    """Start a session, by default with the name demo."""
+    """Start a session, by default with the name demo. Returns the output."""
     return by(user, "gpumesh-session", "start", write(user, roles, **more), *options, check=check)
 
 
 def write(user: str, roles: Sequence[Mapping[str, Any]], **more: Any) -> str:
-    """The file of a session on the manager, by default of one with the name demo."""
+    """Write a session file on the manager, by default with the name demo. Returns its path."""
     document = {"session_name": "demo", "session_roles": roles, **more}
     path = f"/tmp/{user}-{document['session_name']}.json"
     LAB.run(MANAGER, "sh", "-c", 'printf %s "$1" > "$2"', "sh", json.dumps(document), path)
@@ -85,7 +85,7 @@ def write(user: str, roles: Sequence[Mapping[str, Any]], **more: Any) -> str:
 
 
 def places(user: str, name: str = "demo") -> dict[str, tuple[str, str]]:
-    """Address and node of each container."""
+    """The address and node of each container, by name."""
     shown = by(user, "gpumesh-session", "show", name).splitlines()[1:]
     return {container: (address, node) for container, address, node in map(str.split, shown)}
 
@@ -97,7 +97,7 @@ def job_of(user: str, name: str = "demo") -> int:
 
 
 def everywhere(user: str, *argv: str, name: str = "demo", check: bool = True) -> dict[str, list[str]]:
-    """What a command prints in each container."""
+    """The lines that a command prints in each container, by container."""
     found: dict[str, list[str]] = {}
     for line in by(user, "gpumesh-session", "run", name, "--", *argv, check=check).splitlines():
         container, _colon, text = line.partition(": ")
@@ -110,12 +110,12 @@ def inside(user: str, container: str, *argv: str, name: str = "demo", check: boo
 
 
 def left(host: str) -> list[str]:
-    """Whatever there is of sessions on a host."""
+    """Everything that sessions have left on a host."""
     return LAB.run(host, "bash", "-c", _LEFT).split("\n")[:-1]
 
 
 def left_after() -> dict[str, list[str]]:
-    """What there is of sessions on each host when the time is up, or nothing as soon as that is so."""
+    """What sessions have left on each host after the time limit; empty as soon as nothing is left."""
     end = time.monotonic() + GONE
     while True:
         found = {host: left(host) for host in HOSTS}
@@ -125,6 +125,6 @@ def left_after() -> dict[str, list[str]]:
 
 
 def await_nothing() -> None:
-    """Wait until no session has left anything."""
+    """Wait until no session has left anything. Raises AssertionError after the time limit."""
     kept = {host: found for host, found in left_after().items() if found}
     assert not kept, f"after {GONE:.0f} s, this is left: {kept}"

@@ -19,17 +19,17 @@ LAB = Lab(f"molecule-{SCENARIO}")
 NETWORK = {"slurm": "10.77.30", "slurm_bookworm": "10.77.31"}[SCENARIO]
 ADDRESSES = {machine: f"{NETWORK}.1{machine[1:]}" for machine in MACHINES}
 SLURM = "gpumesh.cluster.slurm"
-#: The newest REST interface that each of Debian's versions of Slurm speaks.
+#: The newest version of the REST interface in each of Debian's versions of Slurm.
 REST = {"22.05": "v0.0.38", "24.11": "v0.0.41"}
-#: What runs on the manager, and on the others.
+#: The daemons on the manager, and on the others.
 DAEMONS = {"s1": ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "slurmrestd")}
 OTHERS = ("munge", "slurmd")
-#: Seconds that a busy machine may take for what takes one.
+#: Seconds to allow on a busy machine for what usually takes one.
 PATIENCE = 300.0
 
 
 def processes(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:
-    """The process of each daemon, by machine and name."""
+    """The process ID of each daemon, by machine and name."""
     found = {}
     for machine in machines:
         for name in DAEMONS.get(machine, OTHERS):
@@ -45,7 +45,7 @@ def processes(lab: Lab, machines: Sequence[str] = MACHINES) -> dict[str, str]:
 
 
 def states(lab: Lab) -> dict[str, str]:
-    """The state of each node that the controller knows, with a mark for one that does not answer."""
+    """The state of each node that the controller knows, with a mark if it does not respond."""
     lines = lab.run("s1", "sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()
     return dict(line.split() for line in lines)
 
@@ -59,17 +59,17 @@ def wait_until_idle(lab: Lab, machines: Sequence[str] = MACHINES) -> None:
 
 
 def submit(lab: Lab, script: str, *options: str) -> str:
-    """Hand a batch job in; its number."""
+    """Submit a batch job. Returns its ID."""
     return lab.run("s1", "sbatch", "--parsable", "--output=/root/%j.out", *options, "--wrap", script).strip()
 
 
 def job(lab: Lab, number: str) -> dict[str, str]:
-    """What the controller knows of a job: JobState, NodeList, Restarts, ExitCode, …"""
+    """What the controller reports about a job: JobState, NodeList, Restarts, ExitCode, …"""
     shown = lab.run("s1", "scontrol", "--oneliner", "show", "job", number)
     return dict(re.findall(r"(\w+)=(\S*)", shown))
 
 
 def wait_for_job(lab: Lab, number: str, state: str) -> dict[str, str]:
-    """The job once it is in the state."""
+    """Wait until a job is in this state. Returns what the controller reports about it."""
     lab.wait(f"job {number} is {state}", lambda: job(lab, number)["JobState"] == state, PATIENCE)
     return job(lab, number)

@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import sen
 
 
 def telling(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Each answer with digests in place of records. What is no record stays as it is."""
+    """Replace the records in each answer with their digests. Documents that are not records stay as they are."""
     return {
         machine: {**answer, "clusters": [_told(document) for document in answer["clusters"]]}
         if isinstance(answer.get("clusters"), list)

@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Of the first rank, in nanoseconds since 1970; and where profilers begin to count.
+#: The start of the first rank in nanoseconds since 1970, and the base of the profilers' timestamps.
 BEGIN = 1_790_000_000_000_000_000
 BASE = 1_780_000_000_000_000_000
-#: The first step that is recorded.
+#: The first recorded step.
 FIRST = 8
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Times in milliseconds, and by rank where they differ. `offsets`: of the clock of a rank from the true time.
+    """Times in milliseconds, and by rank where they differ. `offsets`: of a rank's clock from the true time.
 
-    `links`: megabits a second from a rank to the next one. `jitter`: ranks leave a collective so much apart at most.
-    `details`: short events in a step. On a GPU they are its kernels, with gaps between them.
+    `links`: Mbit/s from a rank to the next one. `jitter`: the maximum difference between the ends of a collective on
+    different ranks. `details`: short events in a step. On a GPU they are its kernels, with gaps between them.
     """
 
     ranks: int = 4
@@ -54,7 +54,7 @@ class Scene:
     details: int = 0
 
     def write(self, folder: Path, compress: bool = True, only: range | None = None) -> Path:
-        """A trace of each rank, and what it says of it."""
+        """Write a trace of each rank and its description. Returns the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         plan = list(self._plan())
         for rank in only or range(self.ranks):
@@ -71,7 +71,7 @@ class Scene:
     # The truth
 
     def _plan(self) -> Iterator[list[dict[str, float]]]:
-        """For each step and rank, when what happens, in true milliseconds."""
+        """For each step and rank, the true times of all events in milliseconds."""
         chance = random.Random(7)
         begins = [0.0] * self.ranks
         for step in range(self.steps):
@@ -88,9 +88,9 @@ class Scene:
             for part in parts:
                 part["first_end"] = ended + chance.uniform(0, self.jitter)
                 computed = part["work"] + part["computing"]
-                # Gloo begins both as soon as they are asked for, a stream of a GPU one after the other.
+                # Gloo starts both as soon as they are requested, a GPU stream one after the other.
                 part["computed"], part["second"] = computed, max(computed, part["first_end"]) if self.gpu else computed
-            # It cannot begin on the wire before the first one is over.
+            # It cannot start on the wire before the first one has ended.
             ended = max([ended, *(part["second"] for part in parts)]) + self.transfer
             for rank, part in enumerate(parts):
                 part["end"] = ended + chance.uniform(0, self.jitter)
@@ -98,7 +98,7 @@ class Scene:
             yield parts
 
     def clock(self, rank: int, true: float) -> float:
-        """What the clock of a rank shows, in milliseconds since the begin of the true time."""
+        """What the clock of a rank shows, in milliseconds since the start of the true time."""
         return true * (1 + self.drift.get(rank, 0.0)) + self.offsets.get(rank, 0.0)
 
     # What is written
@@ -160,7 +160,7 @@ class Scene:
         )
 
     def _step(self, rank: int, step: int, part: dict[str, float]) -> Iterator[str]:
-        # As in PyTorch: what was started in a step is in that step, also where it runs later.
+        # As in PyTorch, what was started in a step belongs to that step, even if it runs later.
         yield self._event(
             rank, "user_annotation", f"ProfilerStep#{step + 2}", part["begin"], part["end"] + self.own - 0.01
         )

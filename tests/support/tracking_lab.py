@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lab of the scenario tracking, and its MLflow through the API."""
+"""The lab of the scenario tracking, and access to its MLflow through the API."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MANAGER, OTHER, BARE = MACHINES = ("gpu1", "gpu2", "gpu3")
 NETWORK = "10.79.91."
 ADDRESS = {machine: f"{NETWORK}1{machine[-1]}" for machine in MACHINES}
 SHARED = ROOT / ".lab" / NAME / "shared"
-#: Of the guide.
+#: The users of the guide, with their passwords.
 PASSWORDS = {"admin": "an-administrator-of-mlflow", "alice": "only-alice-knows-this"}
 SERVICE = "gpumesh-tracking"
 
 
 class TrackingLab(Lab):
-    """``uri`` is where the server is at the moment, ``trust`` the certificate by which it is known."""
+    """``uri`` is the current address of the server, ``trust`` the certificate by which it is verified."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
@@ -35,7 +35,7 @@ class TrackingLab(Lab):
         self.find_server()
 
     def find_server(self) -> None:
-        """Take from the record where the server is."""
+        """Read from the record where the server is."""
         tracking = self.record()["tracking"]
         if tracking:
             self.uri = f"{'https' if tracking['tls'] else 'http'}://{ADDRESS[tracking['server']]}:5000"
@@ -44,7 +44,7 @@ class TrackingLab(Lab):
         return dict(json.loads(self.read(MANAGER, "/var/lib/gpumesh/clusters/lan.json")))
 
     def ask(self, path: str, body: dict[str, Any] | None = None, user: str = "admin") -> dict[str, Any]:
-        """As the pages of MLflow ask it in a browser, with their origin."""
+        """Send a request as the pages of MLflow do in a browser, with their origin. Returns the response."""
         return dict(json.loads(self.fetch(path, body, user) or b"{}"))
 
     def fetch(self, path: str, body: dict[str, Any] | None = None, user: str = "admin") -> bytes:
@@ -54,7 +54,7 @@ class TrackingLab(Lab):
         request = urllib.request.Request(f"{self.uri}/api/2.0/{path}", data, headers)
         context = ssl.create_default_context(cafile=self.trust) if self.trust else None
         if context:
-            # The certificate is for the name of the machine, which this one does not know.
+            # The certificate is for the name of the machine, which this machine cannot resolve.
             context.check_hostname = False
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
@@ -69,11 +69,11 @@ class TrackingLab(Lab):
         return {run["info"]["run_name"]: run for run in self.ask("mlflow/runs/search", wanted).get("runs", [])}
 
     def known(self, experiment: str) -> dict[str, Any]:
-        """What is known of the runs: their numbers, times, users and where their artifacts are."""
+        """What identifies the runs: their IDs, times, users and the location of their artifacts."""
         return {name: run["info"] for name, run in self.runs(experiment).items()}
 
     def history(self, run: dict[str, Any], metric: str) -> list[int]:
-        """The steps of a metric, in order, each as often as it is there."""
+        """The sorted steps of a metric, each as often as it was stored."""
         path = f"mlflow/metrics/get-history?run_id={run['info']['run_id']}&metric_key={metric}"
         return sorted(int(point["step"]) for point in self.ask(path).get("metrics", []))
 
@@ -83,7 +83,7 @@ class TrackingLab(Lab):
         return self.fetch(f"mlflow-artifacts/artifacts/{where}/{name}").decode()
 
     def answers(self) -> bool:
-        """Whether the server does."""
+        """Whether the server answers."""
         try:
             self.ask("mlflow/experiments/get?experiment_id=0")
         except OSError:
@@ -103,7 +103,7 @@ class TrackingLab(Lab):
         return self.in_database(host, "SELECT version_num FROM alembic_version", "gpumesh_tracking")
 
     def in_database(self, host: str, words: str, *options: str) -> str:
-        """The answer of PostgreSQL on a host."""
+        """Run a query in PostgreSQL on a host. Returns its output."""
         return self.run(host, "runuser", "-u", "postgres", "--", "psql", "-At", *options, "-c", words)
 
 

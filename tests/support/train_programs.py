@@ -15,23 +15,24 @@ MANAGER, OTHERS = "t1", ("t2", "t3", "t4")
 SCENARIO = ROOT / "extensions" / "molecule" / "train"
 TRAINER = "/mnt/shared/trainer.py"
 SECONDS = 0.2
-#: Only the manager has the code of examples/full, in a folder of its own; only the shared volume has the corpus.
+#: The code of examples/full is only on the manager, in a folder of its own; the corpus is only on the shared volume.
 CODE, CORPUS = "/root/full", "/mnt/shared/corpus"
-#: A model that two processors train in seconds.
+#: A model that two processors can train in seconds.
 _SIZE = ("--layers", "2", "--width", "64", "--length", "64", "--batch", "24", "--warm-up", "10", "--rate", "3e-3")
 _FULL = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1", "python3", "train.py", *_SIZE)
 
 
 class Outcome(NamedTuple):
-    """What a run has come to: by whom, the model in one number, and whether each sample was read once, in words."""
+    """The result of a run: the model as one number, and whether each sample was read once, as text."""
 
     value: str
     samples: str
 
 
 class Program(NamedTuple):
-    """``options`` are those of gpumesh-train. ``process`` is how pgrep finds the ranks, ``draft`` the pattern of the
-    name that a checkpoint has while it is written, and ``saving`` makes that take long enough to be hit.
+    """A program to train. ``options`` are those of gpumesh-train, ``process`` is the pattern with which pgrep finds the
+    ranks, ``draft`` the file name of a checkpoint while it is written, and ``saving`` makes writing slow enough to be
+    hit.
     """
 
     command: tuple[str, ...]
@@ -41,13 +42,13 @@ class Program(NamedTuple):
     saving: tuple[str, ...] = ()
 
     def argv(self, steps: int, interval: int, extra: Sequence[str] = ()) -> list[str]:
-        """The command of a rank."""
+        """The command line of a rank."""
         if self.options:
             return [*self.command, "--steps", str(steps), "--interval", str(interval), *extra]
         return [*self.command, str(steps), str(SECONDS), *extra]
 
     def bring(self, lab: Lab) -> None:
-        """Put it where a run takes it from."""
+        """Copy the program to where a run expects it."""
         if not self.options:
             shutil.copy(SCENARIO / "tests" / "trainer.py", ROOT / ".lab" / lab.name / "shared" / "trainer.py")
             return
@@ -58,7 +59,7 @@ class Program(NamedTuple):
             lab.run(node, "rm", "-rf", "/var/tmp/gpumesh-root")
 
     def outcome(self, line: str) -> Outcome:
-        """From what rank 0 has printed last."""
+        """Parse the last line that rank 0 printed."""
         if self.options:
             _step, loss, samples = line.split(", ")
             return Outcome(loss, samples)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of gpumesh-train in the lab of the scenario train, or in a similar one, and what can be done to their hosts."""
+"""Runs of gpumesh-train in the lab of the scenario train, or in a similar one, and ways to disturb their hosts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ BARE = "t4"
 SUPERVISORD = "/etc/supervisor/supervisord.conf"
 STEPS, INTERVAL = 120, 10
 ENDED = ("finished", "failed", "cancelled")
-#: Seconds that a busy machine may take.
+#: Seconds to allow on a busy machine.
 PATIENCE = 240.0
 
-#: With control groups of either version: the name of the group, microseconds of each 100 ms, and the processes.
+#: With control groups of either version. Arguments: the name of the group, microseconds of each 100 ms, the processes.
 LIMIT = """
 if test -d /sys/fs/cgroup/cpu; then group=/sys/fs/cgroup/cpu/$1 limit=cpu.cfs_quota_us none=-1
 else group=/sys/fs/cgroup/$1 limit=cpu.max none=max; fi
@@ -33,7 +33,7 @@ test -z "$2" || for process in $(pgrep -f "$3"); do echo $process > $group/cgrou
 test -n "$2" || rmdir $group || true
 """
 
-#: Waits until a checkpoint is being written, for a minute at most, and kills the ranks of this host.
+#: Waits up to a minute until a checkpoint is being written, and kills the ranks of this host.
 KILL_WRITER = """
 ranks=$(pgrep -f "$1")
 end=$(($(date +%s) + 60))
@@ -49,23 +49,23 @@ Found = dict[str, Any]
 
 
 def all_samples(steps: int) -> float:
-    """The sum of all samples that a run reads: numbers from 0 to the last one, 12 a step."""
+    """The sum of all samples that a run reads: the numbers from 0, 12 in each step."""
     return float(sum(range(12 * steps)))
 
 
 def causes(found: Found) -> list[tuple[str, Any, str]]:
-    """Kind, rank and node of what has ended each attempt."""
+    """The kind, rank and node of the cause that ended each attempt."""
     return [(one["cause"]["kind"], one["cause"]["rank"], one["cause"]["node"]) for one in found["attempts"]]
 
 
 def check_steps(found: Found) -> None:
-    """Each attempt begins at the last checkpoint of that before it."""
+    """Each attempt must start at the last checkpoint of the previous one."""
     for before, after in zip(found["attempts"], found["attempts"][1:]):
         assert before["last"] - after["first"] < INTERVAL, (before, after)
 
 
 class TrainLab(Lab):
-    """Four hosts that have gpumesh-train, and a folder of this machine in which their runs are."""
+    """Four hosts with gpumesh-train, and the folder of this machine that contains their runs."""
 
     def __init__(self, name: str, program: Program = SMALL) -> None:
         super().__init__(name)
@@ -74,7 +74,7 @@ class TrainLab(Lab):
         self.runs = self.shared / "root" / "runs"
 
     def bring(self) -> None:
-        """Put the program that is trained with where the runs take it from."""
+        """Copy the program to where runs expect it."""
         self.program.bring(self)
 
     def train(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -95,7 +95,7 @@ class TrainLab(Lab):
         self.train("--detach", "--name", name, *self.program.options, *options, "--", *argv)
 
     def state(self, name: str) -> Found:
-        """What run.json has."""
+        """The content of run.json."""
         try:
             return dict(json.loads((self.runs / name / "run.json").read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -104,16 +104,16 @@ class TrainLab(Lab):
     def await_run(
         self, name: str, what: str, holds: Callable[[Found], Any], seconds: float = PATIENCE, spacing: float = 1.0
     ) -> Found:
-        """Wait until it holds of the run."""
+        """Wait until ``holds`` returns true for the run. Returns the content of run.json."""
         self.wait(f"{name} {what}: {self.state(name)}", lambda: holds(self.state(name)), seconds, spacing)
         return self.state(name)
 
     def finish(self, name: str) -> Found:
-        """Wait for its end."""
+        """Wait for the end of the run. Returns the content of run.json."""
         return self.await_run(name, "has ended", lambda found: found["state"] in ENDED)
 
     def at_step(self, name: str, attempt: int, some: int) -> Found:
-        """Wait until an attempt has made some steps of its own."""
+        """Wait until an attempt has made ``some`` steps of its own. Returns the content of run.json."""
         return self.await_run(
             name,
             f"has made {some} steps in attempt {attempt}",
@@ -126,7 +126,7 @@ class TrainLab(Lab):
         )
 
     def again(self, name: str, attempt: int) -> Found:
-        """Wait until an attempt has made its first step."""
+        """Wait until an attempt has made its first step. Returns the content of run.json."""
         return self.await_run(
             name,
             f"makes steps in attempt {attempt}",
@@ -135,34 +135,34 @@ class TrainLab(Lab):
         )
 
     def signal(self, node: str, signal: str) -> None:
-        """Send it to the ranks on a node."""
+        """Send a signal to the ranks on a node."""
         self.run(node, "pkill", f"-{signal}", "-f", self.program.process)
 
     def signal_rank(self, found: Found, rank: int, signal: str) -> str:
-        """Send it to the process of a rank; its node."""
+        """Send a signal to the process of a rank. Returns its node."""
         node = str(found["attempts"][-1]["nodes"][rank])
         self.signal(node, signal)
         print(f"SIG{signal} to rank {rank} on {node} at step {found['step']}")
         return node
 
     def kill_writer(self, node: str, name: str) -> None:
-        """SIGKILL for the ranks on a node as soon as a checkpoint of the run is being written."""
+        """Send SIGKILL to the ranks on a node as soon as a checkpoint of the run is being written."""
         draft = f"/mnt/shared/root/runs/{name}/checkpoints/{self.program.draft}"
         self.run(node, "sh", "-c", KILL_WRITER, "-", self.program.process, draft)
 
     def result(self, name: str) -> Outcome:
-        """What the run has come to, in the words that rank 0 has printed last."""
+        """The result of the run, from the last line of rank 0."""
         log = self.runs / name / "attempts" / f"{len(self.state(name)['attempts']):03}" / "rank-0.log"
         return self.program.outcome(log.read_text(encoding="utf-8").splitlines()[-1])
 
     def idle(self) -> None:
-        """Wait until all nodes can be used."""
+        """Wait until all nodes are idle."""
         self.await_idle(MANAGER)
 
     # Hosts that die
 
     def revive(self, host: str) -> None:
-        """It gets it back, and boots."""
+        """Restore the host's power, and wait until it has booted."""
         subprocess.run(["docker", "start", self._container(host)], check=True, capture_output=True, timeout=120)
         self.await_boot(host, SUPERVISORD if host == BARE else "")
 
@@ -173,16 +173,16 @@ class TrainLab(Lab):
         return next(line.split()[1] for line in lines if line.split()[3].partition("/")[0] in known)
 
     def link(self, host: str, interface: str, state: str) -> None:
-        """Take the interface ``down``, or ``up`` again."""
+        """Set the interface ``down``, or ``up`` again."""
         self.run(host, "ip", "link", "set", interface, state)
 
     def limit_cpu(self, host: str, percent: str) -> None:
-        """Let the ranks on a host have so much of a processor; empty for no limit."""
+        """Limit the CPU of the ranks on a host, in percent of a processor; empty for no limit."""
         quota = str(int(percent) * 1000) if percent else ""
         self.run(host, "sh", "-c", LIMIT, "-", f"gpumesh-slow-{self.name}", quota, self.program.process)
 
     def limit_network(self, host: str, rate: str) -> None:
-        """Let a host send no more than this, such as ``1mbit``; empty for no limit."""
+        """Limit the rate at which a host sends, such as ``1mbit``; empty for no limit."""
         interface = self.interface(host)
         if rate:
             limit = ("tbf", "rate", rate, "burst", "3000", "latency", "300ms")
@@ -191,9 +191,9 @@ class TrainLab(Lab):
             self.run(host, "tc", "qdisc", "del", "dev", interface, "root", check=False)
 
     def fill(self) -> Path:
-        """Leave no room on the shared volume; the file that takes it."""
+        """Fill the shared volume. Returns the file that occupies it."""
         path = self.shared / "filler"
-        # Unbuffered: what a buffer still held would fail once more when the file is closed.
+        # Unbuffered: otherwise, closing the file would write the rest of the buffer, and fail again.
         with path.open("wb", buffering=0) as stream:
             for size in (1 << 16, 1):
                 with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from namespaces import call, joined
 
-#: Does the work of the module wireguard in a namespace, with the configuration in a folder of its own.
+#: Does what the module wireguard does, in a namespace and with a configuration folder of its own.
 PROGRAM = """
 import json, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
@@ -78,7 +78,7 @@ class End:
         return json.loads(self.run(sys.executable, "-c", PROGRAM, stdin=json.dumps(asked)))
 
     def shared(self) -> str:
-        """The preshared key that the running interface has."""
+        """The preshared key of the running interface."""
         return self.run("wg", "show", self.interface, "preshared-keys").split()[1]
 
 
@@ -87,7 +87,7 @@ Pair = tuple[End, End]
 
 @contextmanager
 def tunnel(folder: Path) -> Iterator[Pair]:
-    """Both ends, between which packets pass. Their configurations and keys are below ``folder``."""
+    """Set up both ends, which can reach each other. Their configurations and keys are below ``folder``."""
     a, b = End("a", 1, folder), End("b", 2, folder)
     with joined(a.namespace, b.namespace):
         try:

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How hypothesis looks for cases: the same ones each time in a gate, new ones with HYPOTHESIS_PROFILE=search.
+"""How hypothesis searches for cases: the same ones each time in a gate, new ones with HYPOTHESIS_PROFILE=search.
 
-Never against the clock: on a busy machine that would judge the machine.
+There are no time limits, since on a busy machine they would test the machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `make chaos` does is repeated by a seed or by two words, and each experiment begins where it can."""
+"""`make chaos` can be repeated with a seed or with two words, and each experiment starts in a suitable state."""
 
 from __future__ import annotations
 

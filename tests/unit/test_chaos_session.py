@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `make chaos` does to sessions is repeated by a seed or a word, hits what it names, and is judged by what is left."""
+"""`make chaos` for sessions can be repeated with a seed or a word, hits what it names, and is judged by what is left."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_the_moment_is_within_what_is_hit() -> None:
 )
 def test_what_is_hit_is_found_by_its_command_and_nothing_else_is(kind: str, line: str) -> None:
     found = {name for name, pattern in PATTERNS.items() if re.search(pattern, line)}
-    # slurmd is restarted when a container begins.
+    # slurmd is restarted when a container starts.
     assert found == {kind} | ({"slurmd"} if kind == "task" else set())
-    # The shell that looks has the pattern among its arguments.
+    # The shell that runs the search has the pattern among its arguments.
     assert not re.search(PATTERNS[kind], f"sh -c looks - {PATTERNS[kind]} {line}")
     assert set(PATTERNS) == set(KILLS) - {"node"}
 
@@ -107,7 +107,7 @@ def test_why_a_session_has_not_started() -> None:
     assert experiments.reason(
         "demo: job 7, log /tmp/x\ngpumesh-session: The session 'demo' has failed: no.\n"
     ).endswith("has failed: no.")
-    # It was not waited for any longer.
+    # The wait was given up.
     assert "starting on s1" in experiments.reason(runs.replace("running", "starting"))
     assert experiments.reason("") == "gpumesh-session has printed nothing"
 
@@ -115,8 +115,8 @@ def test_why_a_session_has_not_started() -> None:
 @pytest.mark.parametrize(
     ("hits", "kept_from", "left", "after", "wrong", "word"),
     [
-        (1, "", NONE, "", "", "well"),
-        (1, "the session has failed", NONE, "", "", "well"),
+        (1, "", NONE, "", "", "passed"),
+        (1, "the session has failed", NONE, "", "", "passed"),
         (0, "", NONE, "", "", "missed"),
         (0, "the session has failed", NONE, "", "nothing was hit, and the session has not started", "failed"),
         (1, "", {**NONE, "s2": ["gms7.0", "/run/x"]}, "", "left on s2: gms7.0, /run/x", "failed"),
@@ -136,7 +136,7 @@ def test_sessions_at_the_same_time() -> None:
     found = experiments.owners(20)
     assert len({name for _user, name, _subs in found}) == 20
     assert Counter(user for user, _name, _subs in found) == {"alice": 10, "bob": 10}
-    # Either user has sessions of two and of three containers.
+    # Either user has sessions with two and with three containers.
     assert {(user, subs) for user, _name, subs in found} == {("alice", 1), ("alice", 2), ("bob", 1), ("bob", 2)}
     assert experiments.fitting("s1|24\ns2|8\ns3|24\n") == 8
     assert experiments.fitting("") == 0

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `make chaos` does to training runs is repeated by a seed or by a word, and judged by what run.json says."""
+"""`make chaos` for training runs can be repeated with a seed or a word, and is judged by run.json."""
 
 from __future__ import annotations
 

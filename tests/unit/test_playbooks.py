@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which hosts each play of the playbooks is for: the first one's are the inventory's, every later one's the members."""
+"""The hosts of each play of the playbooks: the first one's are the inventory's, all later ones' are the members."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANDED_ON = "{{ hostvars['localhost'].cluster_play_%s | default([], true) or '!a
 
 
 def plays_of(path: Path) -> list[dict[str, Any]]:
-    """The plays, those of imported playbooks in their place."""
+    """The plays, with imported playbooks replaced by theirs."""
     found: list[dict[str, Any]] = []
     for play in yaml.safe_load(path.read_text(encoding="utf-8")):
         imported = play.get("ansible.builtin.import_playbook")
@@ -40,12 +40,12 @@ def test_only_the_first_play_sees_hosts_that_are_not_members(path: Path) -> None
 
 @pytest.mark.parametrize("path", sorted(PLAYBOOKS.glob("*.yml")), ids=lambda path: path.stem)
 def test_what_is_to_run_once_does_so_whatever_strategy_is_configured(path: Path) -> None:
-    """With `free`, Ansible runs it for each host: a key would be made anew for each."""
+    """With `free`, Ansible runs it for each host: each would generate a new key."""
     assert {play.get("strategy") for play in plays_of(path)} == {"ansible.builtin.linear"}
 
 
 def handed_on(folder: Path, *clusters: list[str]) -> Run:
-    """Register clusters of these members, one after the other, on the hosts a to d, each with a play that follows."""
+    """Register clusters with these members, one after the other, on the hosts a to d, each followed by a play."""
     plays: list[dict[str, Any]] = []
     for members in clusters:
         entries = [

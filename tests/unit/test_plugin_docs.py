@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each plugin is documented so that ansible-doc can show it, and examples name what exists."""
+"""Each plugin is documented so that ansible-doc can show it, and examples use only existing names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "gpumesh.cluster."
-# Plugin types as ansible-doc calls them. An action is documented by the module of its name.
+# Plugin types as named by ansible-doc. An action is documented by the module with its name.
 TYPES = {"module": "modules", "filter": "filter", "callback": "callback", "inventory": "inventory"}
 PLUGINS = [
     (kind, path.stem)
@@ -31,7 +31,7 @@ RETURN_WANTED = {"module", "filter"}
 
 @pytest.fixture(scope="session")
 def documentation():
-    """What ansible-doc says, for all plugins of a type in one call: {type: {name: document}}."""
+    """The output of ansible-doc, for all plugins of a type in one call: {type: {name: document}}."""
     found = {}
     for kind in TYPES:
         names = [PREFIX + name for of, name in PLUGINS if of == kind]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs on hosts runs on Python 3.8 and imports nothing that a host need not have."""
+"""Code for hosts runs on Python 3.8, and imports nothing that a host may lack."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def works(path):
 
 @pytest.mark.parametrize("path", ON_HOSTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_grammar(path):
-    """The parser of any Python can be held to the grammar of 3.8."""
+    """The parser of any Python can be restricted to the grammar of 3.8."""
     ast.parse(path.read_text(encoding="utf-8"), filename=str(path), feature_version=(3, 8))
 
 

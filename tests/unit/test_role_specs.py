@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each role's documented options are its defaults, with the same values, and the reverse."""
+"""Each role's documented options match its defaults, with the same values, and vice versa."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
 
-# A layer may take what another layer has published under its own name.
+# A layer may use variables that another layer has published under its own name.
 SHARED_VARIABLES = {"cluster_record"}
 
 
@@ -30,7 +30,7 @@ def entry_points(role: Path) -> dict[str, dict[str, Any]]:
 
 
 def documented_options(role: Path) -> dict[str, dict[str, Any]]:
-    """The options of all entry points; an option of several must say the same in each."""
+    """The options of all entry points; an option of several ones must be the same in each."""
     options: dict[str, dict[str, Any]] = {}
     for entry, spec in entry_points(role).items():
         for name, option in (spec.get("options") or {}).items():
@@ -105,7 +105,7 @@ def test_metadata(role):
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_every_own_variable_in_use_is_defined(role):
-    """A misspelt variable of the role is found here, and not on the host."""
+    """Finds misspelt variables of the role before they reach a host."""
     known = set(load(role / "defaults" / "main.yml") or {}) | set(load(role / "vars" / "main.yml") or {})
     known |= set(documented_options(role)) | SHARED_VARIABLES
     text = "\n".join(
@@ -121,7 +121,7 @@ def test_every_own_variable_in_use_is_defined(role):
 
 
 def tasks_of(role: Path) -> list[dict[str, Any]]:
-    """All tasks of a role in the order of their files, those of blocks among them."""
+    """All tasks of a role in the order of their files, including those in blocks."""
     found: list[dict[str, Any]] = []
 
     def walk(tasks: list[dict[str, Any]]) -> None:
@@ -139,7 +139,7 @@ def tasks_of(role: Path) -> list[dict[str, Any]]:
 def test_a_task_that_hides_its_result_is_followed_by_one_that_says_why_it_failed(role):
     tasks = tasks_of(role)
     for task, following in zip(tasks, [*tasks[1:], {}], strict=True):
-        # What is made up on the controller has no reason to fail.
+        # Values that are computed on the controller have no reason to fail.
         if task.get("no_log", False) is False or "ansible.builtin.set_fact" in task:
             continue
         said = (following.get("ansible.builtin.assert") or {}).get("fail_msg", "")

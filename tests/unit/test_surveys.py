@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each survey of playbooks/awx asks what the roles of its playbook read, in the same type, choices and default."""
+"""Each survey of playbooks/awx has questions for what its playbook's roles read, with the same types and defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "gpumesh.cluster."
 PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
 
-#: Roles whose options say what a cluster is like. An answer would win over the inventory, where they belong.
+#: Roles whose options describe a cluster. Answers would override the inventory, where they belong.
 LAYERS = {
     "check",
     "daemon",
@@ -36,7 +36,7 @@ LAYERS = {
     "tracking",
     "train",
 }
-#: Options of the other roles that no survey asks for, and why.
+#: Options of the other roles that no survey has, and why.
 NOT_ASKED = {
     "a variable of each host": {"cluster_site", "cluster_endpoint"},
     "AWX says who started the job": {"cluster_actor"},
@@ -45,9 +45,9 @@ NOT_ASKED = {
     "for one run, once somebody has looked: in the inventory": {"cluster_trusted_copy", "cluster_trusted_generation"},
     "internal to the playbooks": {"cluster_adopted_record", "cluster_keep_record"},
 }
-#: Asked for by one playbook only: others take what the record says, or show it as people read it.
+#: Questions of one playbook only: others use the record, or a readable form of it.
 OF_ONE = {"cluster_subnet": "create", "cluster_manager": "create", "cluster_output": "show"}
-#: What layers are asked to do, and not to be.
+#: What layers are requested to do, as opposed to their settings.
 TO_DO = {
     "mesh": {"mesh_rotate_keys"},
     "slurm": {"munge_rotate_key"},
@@ -86,7 +86,7 @@ TO_DO = {
         "check_min_busbw_gbps",
     },
 }
-#: What a playbook cannot do without.
+#: Values without which a playbook cannot run.
 NEEDED = {
     "join": {"cluster_machines"},
     "remove": {"cluster_machine"},
@@ -109,7 +109,7 @@ def load(path: Path) -> Any:
 
 
 WRITTEN = load(ROOT / "playbooks" / "awx" / "data" / "surveys.yml")
-#: As they are where no cluster is proposed.
+#: As they are if no cluster is suggested.
 SURVEYS: dict[str, list[dict[str, Any]]] = {
     playbook: [WRITTEN["__gpumesh_awx_cluster"] if isinstance(one, str) else one for one in questions]
     for playbook, questions in WRITTEN["gpumesh_awx_surveys"].items()
@@ -119,7 +119,7 @@ QUESTIONS = [(playbook, question) for playbook, survey in SURVEYS.items() for qu
 
 
 def calls(tasks: list[dict[str, Any]], folder: Path | None = None) -> Iterator[tuple[str, str]]:
-    """The entry points of our roles that a list of tasks calls, through files of tasks and blocks."""
+    """The entry points of our roles that a list of tasks calls, including those through task files and blocks."""
     for task in tasks:
         for action in ("ansible.builtin.include_role", "ansible.builtin.import_role"):
             if action in task:
@@ -132,7 +132,7 @@ def calls(tasks: list[dict[str, Any]], folder: Path | None = None) -> Iterator[t
 
 
 def plays_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The plays of a playbook, those of the playbooks that it imports in their place."""
+    """The plays of a playbook, with imported playbooks replaced by theirs."""
     for play in load(path):
         imported = play.get("ansible.builtin.import_playbook")
         if imported:
@@ -143,7 +143,7 @@ def plays_of(path: Path) -> Iterator[dict[str, Any]]:
 
 @lru_cache(maxsize=None)
 def entry_points(playbook: str) -> frozenset[tuple[str, str]]:
-    """All that a playbook calls, directly, by a role, or by another playbook."""
+    """All entry points that a playbook calls, directly, through a role, or through another playbook."""
     found: set[tuple[str, str]] = set()
     for play in plays_of(ROOT / "playbooks" / f"{playbook}.yml"):
         found |= {(role["role"].removeprefix(PREFIX), "main") for role in play.get("roles", [])}
@@ -193,7 +193,7 @@ def test_a_question_is_like_its_option(playbook: str, question: dict[str, Any]) 
         assert question["choices"] == ["true", "false"]
     else:
         assert question.get("choices") == option.get("choices")
-    # What is asked when nobody answers is what the role does then.
+    # The default of a question is what the role does without an answer.
     default = option.get("default", "")
     told = question["question_description"]
     if not question["required"] and default not in ("", []):
@@ -203,7 +203,7 @@ def test_a_question_is_like_its_option(playbook: str, question: dict[str, Any]) 
 
 @pytest.mark.parametrize(("playbook", "question"), QUESTIONS, ids=lambda value: str(value)[:60])
 def test_an_answer_that_is_not_given_leaves_it_to_the_inventory(playbook: str, question: dict[str, Any]) -> None:
-    """AWX hands on every default, also an empty one, and refuses an empty text where there is a minimum."""
+    """AWX passes every default, even an empty one, and rejects an empty text if there is a minimum length."""
     assert "default" not in question
     if question["type"] in ("text", "textarea"):
         assert question["min"] == 1
@@ -236,7 +236,7 @@ def test_nothing_is_left_out_that_there_is_not() -> None:
 
 
 def test_force_is_asked_where_it_does_something() -> None:
-    """To take machines out, and a cluster down: nothing else looks at it."""
+    """To remove machines, and to delete a cluster: nothing else uses it."""
     assert {name for name, survey in SURVEYS.items() for one in survey if one["variable"] == "cluster_force"} == {
         "remove",
         "delete",

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whatever text a user or a record gives: it is taken, or it is refused in words. Nothing else ever happens.
+"""Whatever text a user or a record contains: it is accepted, or refused with a message. Nothing else may happen.
 
-What programs print is in test_wrong_output.py.
+test_wrong_output.py covers the output of programs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ RECORD = made([VOLUME, {"name": "lustre", "mount_point": "/lustre", "filesystem"
 
 
 def plain(text: str) -> None:
-    """Harmless wherever the values of a record are written: one word, and none that is an option."""
+    """Harmless wherever a record's values are written: a single word that is not an option."""
     assert text.isascii() and text.isprintable() and text.split() == [text] and not text.startswith("-")
     assert not set(text) & set("\"'`$\\;&|<>(){}*?!#%,")
 
@@ -90,7 +90,7 @@ def is_endpoint(text: str) -> None:
     host, port = wireguard.split_endpoint(text)
     assert 0 < port < 65536
     if not set(host) <= set("0123456789.:abcdef"):
-        # As getaddrinfo does it: this is what raised in every member.
+        # As getaddrinfo does, which once raised an exception on all members.
         host.encode("idna")
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_applied_is_refused(check: Callable[[str], str], text: st
 
 
 def settled(record: model.Record) -> None:
-    """What was taken can be written, read back, and made into what every layer applies."""
+    """An accepted record can be written, read back, and converted to what all layers apply."""
     assert model.parse(json.loads(json.dumps(record))) == record
     for member in record["members"]:
         storage.mounts(record, member["machine"])

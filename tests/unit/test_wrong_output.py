@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whatever a program, the kernel or another host says: it is read, or it is refused in words. Nothing else ever happens."""
+"""Whatever a program, the kernel or another host returns: it is read, or refused with a message.
+
+Nothing else may happen.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def fixtures(folder: str, pattern: str) -> tuple[str, ...]:
 
 
 def nothing(taken: Any) -> None:
-    """For what proves itself by coming back."""
+    """For results that need no further proof."""
 
 
 def judged(taken: Any) -> None:
@@ -282,7 +285,7 @@ def test_a_text(name: str, take: Callable[[str], Any], good: tuple[str, ...], pr
 def test_numbers_that_are_none(
     name: str, take: Callable[[str], Any], good: tuple[str, ...], proves: Callable[[Any], Any]
 ) -> None:
-    """Python takes all of them for digits, and refuses to make a number of each."""
+    """Python considers all of them digits, but cannot convert them to numbers."""
     for text in good[:4]:
         for number in re.finditer(r"[0-9]+", text):
             for wrong in ("9" * 5000, "\u00b2", "\u0663"):
@@ -400,7 +403,7 @@ JSONS: list[tuple[str, Callable[[str], Any], Any]] = [
 
 @pytest.mark.parametrize(("name", "take", "good"), JSONS, ids=[entry[0] for entry in JSONS])
 def test_json(name: str, take: Callable[[str], Any], good: Any) -> None:
-    # Broken as a document, which stays JSON, and as a text, which mostly does not.
+    # Damaged as a document, which stays JSON, and as a text, which usually does not.
     def given(one: Any) -> Any:
         return take(one if isinstance(one, str) else json.dumps(one))
 
@@ -424,7 +427,7 @@ def test_datagrams_and_frames_of_a_network() -> None:
 
 
 class Told(Tree):
-    """The files of a recorded host, with other texts in them."""
+    """The files of a recorded host, with other contents."""
 
     def __init__(self, root: str, texts: Mapping[str, Any]) -> None:
         super().__init__(root)

@@ -1,19 +1,19 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which node or link makes a collective slow: measured on pairs, then on halves. Pure but for ``measure``."""
+"""Find the node or link that makes a collective slow: by measuring pairs, then halves. Pure except for ``measure``."""
 
 from __future__ import annotations
 
 from itertools import combinations
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
-#: Up to here every pair is measured: 28 runs. Above, pairs of neighbours, and halves where those are all well.
+#: Up to this number, every pair is measured: 28 runs. Above it, pairs of neighbours, and halves if those are all fast.
 _ALL_PAIRS_UP_TO = 8
 
 
 class Culprit(NamedTuple):
-    """``kind`` is node, link, group (slow only together) or none. ``names`` are the nodes; ``words`` say it."""
+    """``kind`` is node, link, group (slow only together) or none. ``names`` are the nodes; ``words`` describe it."""
 
     kind: str
     names: Tuple[str, ...]
@@ -21,10 +21,10 @@ class Culprit(NamedTuple):
 
 
 class _Bench:
-    """Remembers what was measured.
+    """Remembers the measurements.
 
-    What is slow is measured once more and believed only if it is slow again: one disturbed run would send somebody to
-    look at a node that is well.
+    A slow result is measured again, and counts only if it is slow again: one disturbed run would send an administrator
+    to a healthy node.
     """
 
     def __init__(self, measure: Callable[[Sequence[str]], bool]) -> None:
@@ -40,7 +40,7 @@ class _Bench:
 
 
 def find(nodes: Sequence[str], measure: Callable[[Sequence[str]], bool]) -> Culprit:
-    """Find what is slow. ``measure(nodes)`` runs the collective on some of them: True when it is fast enough."""
+    """Find what is slow. ``measure(nodes)`` runs the collective on these nodes, and returns whether it is fast enough."""
     bench = _Bench(measure)
     if len(nodes) < 2:
         return Culprit("none", (), "A single node has no link to another one.")
@@ -48,7 +48,7 @@ def find(nodes: Sequence[str], measure: Callable[[Sequence[str]], bool]) -> Culp
         return _from_pairs(list(nodes), bench)
     bad = _bad_neighbours(list(nodes), bench)
     if bad:
-        # Both ends of each bad pair, with nodes that are known to be well: enough to tell a node from a link.
+        # Both ends of each slow pair, with nodes that are known to be fast: enough to tell a node from a link.
         suspects = sorted({name for pair in bad for name in pair})
         healthy = [name for name in nodes if name not in suspects][: max(2, _ALL_PAIRS_UP_TO - len(suspects))]
         return _from_pairs(suspects[: _ALL_PAIRS_UP_TO - 2] + healthy, bench)
@@ -56,7 +56,7 @@ def find(nodes: Sequence[str], measure: Callable[[Sequence[str]], bool]) -> Culp
 
 
 def _bad_neighbours(nodes: List[str], bench: _Bench) -> List[Tuple[str, str]]:
-    """Each node with one other: a slow node is in a slow pair, in half as many runs as there are nodes."""
+    """Measure each node with one other: a slow node is in a slow pair, with half as many runs as there are nodes."""
     pairs = list(zip(nodes[::2], nodes[1::2]))
     if len(nodes) % 2:
         pairs.append((nodes[-1], nodes[0]))
@@ -78,7 +78,7 @@ def _from_pairs(nodes: List[str], bench: _Bench) -> Culprit:
     if len(bad) == len(pairs):
         names = ", ".join(nodes)
         return Culprit("group", tuple(nodes), f"Every pair of {names} is slow: check what all of them share.")
-    # A node whose every pair is slow is slow itself; it explains all of its pairs.
+    # A node whose every pair is slow is slow itself, and explains all of its pairs.
     slow = [node for node in nodes if all(not bench.good(node, other) for other in nodes if other != node)]
     left = [pair for pair in bad if not set(pair) & set(slow)]
     if slow and not left:
@@ -88,7 +88,7 @@ def _from_pairs(nodes: List[str], bench: _Bench) -> Culprit:
 
 
 def _from_halves(nodes: List[str], bench: _Bench) -> Culprit:
-    """No neighbours are slow: halve the nodes until the smallest slow set is small enough for all its pairs."""
+    """No pair of neighbours is slow: halve the nodes until the smallest slow set is small enough to measure all pairs."""
     while len(nodes) > _ALL_PAIRS_UP_TO:
         middle = len(nodes) // 2
         halves = [half for half in (nodes[:middle], nodes[middle:]) if not bench.good(*half)]

@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a collective is right, complete and fast enough: a pass needs every proof, and a failure has words."""
+"""Judge whether a collective is correct, complete and fast enough.
+
+A pass requires every proof; a failure has a message.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,19 @@ class Expected(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Why the test did not pass. ``kind`` is for programs."""
+    """Why the test did not pass. ``kind`` is a key for programs."""
 
     kind: str
     message: str
     remedy: str
 
     def as_dict(self) -> Dict[str, str]:
-        """As a module returns it."""
+        """The problem as a module returns it."""
         return {"kind": self.kind, "message": self.message, "remedy": self.remedy}
 
 
 def largest(rows: List[Row]) -> Optional[Row]:
-    """The row of the largest size, out of place where there is one: what training sees."""
+    """The row of the largest size, out of place if there is one, as training uses it."""
     measured = [row for row in rows if row["busbw_gbps"] is not None]
     if not measured:
         return None
@@ -55,7 +58,7 @@ def largest(rows: List[Row]) -> Optional[Row]:
 
 
 def _size(number: int) -> str:
-    """In the largest binary unit of which it is a whole number."""
+    """A size in bytes in the largest binary unit that divides it."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if number and number % (1 << shift) == 0:
             return f"{number >> shift} {unit}"
@@ -63,11 +66,11 @@ def _size(number: int) -> str:
 
 
 def _killed(failures: List[str]) -> Optional[str]:
-    """Which rank the launcher names as the one that ended early."""
+    """The rank that, according to the launcher, ended early."""
     for line in failures:
         # srun: error: n3: task 2: Killed
         srun = re.search(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", line)
-        # The others are terminated because of it, and an exit status is told by the program's own words.
+        # The others are terminated because of it, and the program's own message explains an exit status better.
         if srun and not re.match(r"Terminated|Exited with exit code|.*cancelled", srun.group(3), re.IGNORECASE):
             return f"rank {srun.group(2)} on {srun.group(1)}: {srun.group(3).strip()}"
         mpi = re.search(r"process rank (\d+).*? on node (\S+) exited on signal (\d+)", line)
@@ -77,7 +80,7 @@ def _killed(failures: List[str]) -> Optional[str]:
 
 
 def _failure_text(failures: List[str]) -> str:
-    """The line that says most: the tool's own words before the launcher's, which only tells that a task ended."""
+    """The most informative line: the tool's own message rather than the launcher's, which only says that a task ended."""
     own = [line for line in failures if re.search(r"Test (?:NCCL |CUDA |HIP )?failure|Test timeout", line)]
     quoted = [line for line in own if "'" in line]
     error = [line for line in failures if re.match(r"[\w.]*(?:Error|Exception): ", line)]
@@ -116,7 +119,7 @@ def _timeout(output: Output, expected: Expected) -> Problem:
     silent = sorted(set(range(expected.ranks)) - ranks)
     where = f"after {reached['size_bytes']} bytes" if reached else "before the first size"
     who = f" Rank {', '.join(map(str, silent[:8]))} never reported." if silent and ranks else ""
-    # When the time is over the launcher kills every rank; one alone has died before.
+    # When the time is over, the launcher kills all ranks; a single rank must have ended before.
     deaths = [line for line in output["failures"] if _killed([line])]
     cause = f" It had lost {_killed(deaths)}." if len(deaths) == 1 and expected.ranks > 1 else ""
     return Problem(
@@ -128,7 +131,7 @@ def _timeout(output: Output, expected: Expected) -> Problem:
 
 
 def _not_run(output: Output) -> Optional[Problem]:
-    """It was never started as it was meant to be."""
+    """The problem if it was not started as requested, or None."""
     if output["usage"]:
         return Problem(
             "usage",
@@ -151,7 +154,7 @@ def _not_run(output: Output) -> Optional[Problem]:
 
 
 def _broken_off(output: Output, rc: int) -> Optional[Problem]:
-    """It did not get to its end, or says itself that it failed."""
+    """The problem if it did not complete, or reports an error itself, or None."""
     if rc == 0 and output["concluded"]:
         return None
     killed = _killed(output["failures"])
@@ -180,7 +183,7 @@ def _broken_off(output: Output, rc: int) -> Optional[Problem]:
 
 
 def _measured(output: Output, threshold: Optional[Threshold]) -> Optional[Problem]:
-    """The values are right, and fast enough."""
+    """The problem if values are wrong, or it is too slow, or None."""
     wrong = sum(row["wrong"] or 0 for row in output["rows"])
     if output["out_of_bounds"] or wrong:
         return Problem(
@@ -203,7 +206,7 @@ def _measured(output: Output, threshold: Optional[Threshold]) -> Optional[Proble
 
 
 def judge(output: Output, expected: Expected, rc: int, timed_out: bool) -> Optional[Problem]:
-    """None for a pass; else the first thing that is wrong, the most telling first."""
+    """The first problem, the most telling first; None for a pass."""
     if timed_out:
         return _timeout(output, expected)
     return (

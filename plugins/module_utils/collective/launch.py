@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a collective is started, and started again on fewer nodes to find what is slow."""
+"""Start a collective, and start it again on fewer nodes to find what is slow."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.launch import read_holders
 
-#: coreutils' timeout: what it ends with when the time is over, also after a kill.
+#: The exit statuses of coreutils' timeout when the time is over, also after SIGKILL.
 _TIMED_OUT = (124, 137)
-#: Seconds between asking to end and killing: srun cancels its step in that time.
+#: Seconds between SIGTERM and SIGKILL, in which srun cancels its step.
 _GRACE = 10
-#: Where the ranks of our own program meet: below the ports that the kernel gives to outgoing connections. Another one each
-#: time, which nobody can know and take before; one that something has already is left for another.
+#: The ports for the rendezvous of our own program, below the ephemeral ports. A different one each time, which cannot
+#: be predicted and taken before; one that is in use is skipped.
 _MEETING_PORTS = (20000, 32767)
 _MEETINGS = 3
 _TAKEN = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
-#: Between two nodes Tree can show up to twice what the wire carries; Ring shows the wire.
+#: Between two nodes, Tree can show up to twice the rate of the wire; Ring shows the wire.
 _RING = {"NCCL_ALGO": "Ring"}
 
 
@@ -57,10 +57,11 @@ _LOOK_AT_IT = "Check the cable, the rate of the NIC, its PCIe width, and the int
 
 
 class Request(NamedTuple):
-    """What to run. ``nodelist`` may be empty for srun, which then takes any ``nodes`` nodes.
+    """What to run. ``nodelist`` may be empty for srun, which then uses any ``nodes`` nodes.
 
-    ``nic_gbps`` and ``nics`` are what the nodes' network has, and ``fabric`` (rdma or tcp) how it is used. ``ring`` has
-    NCCL use that algorithm and no other. ``user``: the account that runs it, where we are root.
+    ``nic_gbps`` and ``nics`` describe the nodes' network (the rate of a card in Gbit/s, and the number of cards), and
+    ``fabric`` (rdma or tcp) how it is used. ``ring`` restricts NCCL to that algorithm. ``user``: the account that runs
+    it if we are root.
     """
 
     collective: str
@@ -86,9 +87,10 @@ class Request(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """One run: what it printed, how it was judged and by what. ``ring_gbps``: what Ring reached where it was judged.
+    """One run: its output, its problem and the threshold that it was judged by.
 
-    ``unjudged``: the threshold that there is for larger messages.
+    ``ring_gbps``: the rate of Ring, where that was judged. ``unjudged``: the threshold that applies to larger messages
+    only.
     """
 
     output: Output
@@ -99,7 +101,7 @@ class Measurement(NamedTuple):
 
 
 def check(request: Request) -> None:
-    """Refuse what cannot be run. Raises InputError."""
+    """Refuse a request that cannot be run. Raises InputError."""
     if request.ranks < request.nodes or request.ranks % request.nodes:
         raise InputError(
             f"{request.ranks} ranks cannot be distributed evenly over {request.nodes} nodes.",
@@ -123,14 +125,14 @@ def check(request: Request) -> None:
 
 
 def program(request: Request) -> List[str]:
-    """The command of each rank: a binary of nccl-tests, or the built-in program, as text."""
+    """The command of each rank: a binary of nccl-tests, or the built-in program, passed as text."""
     sizes = [str(request.min_bytes), str(request.max_bytes)]
     if request.path:
         binary = os.path.join(request.path, f"{request.collective}_perf")
-        # With one process for all local GPUs, -g says how many; with a launcher each process has one.
+        # With one process for all local GPUs, -g gives their number; with a launcher, each process has one GPU.
         gpus = request.ranks if request.launcher == "local" else 1
         return [binary, "-b", sizes[0], "-e", sizes[1], "-f", "2", "-g", str(gpus), "-n", str(request.iterations)]
-    # Isolated: neither the working folder nor what a user has installed is looked into for modules.
+    # Isolated: modules are imported neither from the working directory nor from the user's site-packages.
     return [
         request.python,
         "-I",
@@ -146,7 +148,7 @@ def program(request: Request) -> List[str]:
 
 
 def command(request: Request) -> List[str]:
-    """The whole command, with the outer time limit: a hang is the usual way to fail."""
+    """The whole command, with an outer time limit, since a hang is the most common failure."""
     limit = ["timeout", f"--kill-after={_GRACE}", f"{request.timeout_s:g}"]
     run = program(request)
     if request.launcher == "local":
@@ -167,7 +169,7 @@ def command(request: Request) -> List[str]:
             *names,
             *gpus,
             *mpi,
-            # The others would wait for a rank that has died until their own limit.
+            # Otherwise, the others would wait for a rank that has died until their own limit.
             "--kill-on-bad-exit=1",
             f"--immediate={max(int(request.timeout_s // 2), 1)}",
             *run,
@@ -191,7 +193,7 @@ def command(request: Request) -> List[str]:
 
 
 def measure(request: Request, run: Runner) -> Measurement:
-    """Run and judge; where the network is the measure, by a second run with Ring on the largest message."""
+    """Run and judge. If the network limits the rate, judge by a second run with Ring on the largest message."""
     made = _measure(request, run)
     concluded = made.problem is None or made.problem.kind == "slow"
     if request.ring or not concluded or made.threshold is None or not made.threshold.wire:
@@ -210,7 +212,7 @@ def _measure(request: Request, run: Runner) -> Measurement:
             environment=_environment(request) or None,
         )
         output = parse_text(done.stdout)
-        # Launchers and failures speak on stderr; a table never does.
+        # Launchers and failures write to stderr; a table is never written there.
         output["failures"] += parse_text(done.stderr)["failures"]
         output["warnings"] += parse_text(done.stderr)["warnings"]
         if not any(map(_TAKEN.search, output["failures"])):
@@ -237,19 +239,19 @@ def _threshold(request: Request, output: Output, reached: int) -> Optional[Thres
     ran = Ran(request.collective, names, request.nodes, reached)
     if output["versions"].get("backend") != "gloo":
         return look_up(ran, request.nic_gbps, request.nics, request.fabric, request.thresholds)
-    # Gloo talks TCP, whatever the cards can do, and knows nothing of NCCL's algorithms.
+    # Gloo uses TCP, whatever the cards support, and does not have NCCL's algorithms.
     found = look_up(ran, request.nic_gbps, request.nics, "tcp", request.thresholds)
     return found._replace(wire=False) if found else None
 
 
 def busy(request: Request, run: Runner) -> Optional[Problem]:
-    """None where Slurm has the nodes to itself: what is measured beside somebody's job says nothing, and disturbs it."""
+    """The problem if a job holds one of the nodes: measuring would give wrong results, and disturb the job. Else None."""
     if request.launcher != "srun" or not request.nodelist:
         return None
     try:
         held = read_holders(run, request.nodelist)
     except CommandError:
-        # Where it cannot be asked, srun says why.
+        # If Slurm cannot be queried, srun reports the reason.
         return None
     if not held:
         return None
@@ -272,7 +274,7 @@ def find_culprit(request: Request, threshold: Optional[Threshold], run: Runner) 
             nodelist=nodes,
             nodes=len(nodes),
             ranks=per_node * len(nodes),
-            # Only large messages tell a slow link.
+            # Only large messages reveal a slow link.
             min_bytes=request.max_bytes,
             min_busbw_gbps=threshold.gbps if threshold else None,
             ring=threshold is not None and threshold.wire,
@@ -285,7 +287,7 @@ def find_culprit(request: Request, threshold: Optional[Threshold], run: Runner) 
 def _status(problem: Optional[Problem]) -> str:
     if problem is None:
         return "pass"
-    # A test without its program or without free nodes has neither failed nor passed: it was not performed.
+    # A test whose program is missing, or whose nodes are not free, has neither failed nor passed: it was not performed.
     return "skipped" if problem.kind in ("not_installed", "busy") else "fail"
 
 
@@ -299,7 +301,7 @@ def _unjudged(made: Measurement) -> Optional[str]:
 
 
 def as_result(request: Request, made: Measurement, culprit: Optional[Culprit]) -> Dict[str, Any]:
-    """The module's return values: nothing of the environment, nothing of the raw output."""
+    """The module's return values. They contain neither the environment nor the raw output."""
     output, top = made.output, largest(made.output["rows"])
     error: Optional[Dict[str, Any]] = None
     if made.problem is not None:

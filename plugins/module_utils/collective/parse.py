@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The output of nccl-tests, rccl-tests and our own program, whatever launcher it came through, as one value.
+"""Parse the output of nccl-tests, rccl-tests and our own program, with any launcher, into one structure.
 
 Formats: the table and footer of nccl-tests (1.x to 2.17) and rccl-tests on stdout, and the file that ``-J`` writes
-(versions 1 and 2). That file holds the whole environment of the process: only the named keys are ever read from it.
+(versions 1 and 2). That file contains the whole environment of the process, so only named keys are read from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Device(TypedDict):
 
 
 class Row(TypedDict):
-    """One size, out of place or in place. Bandwidths in 10^9 bytes a second; ``wrong`` is None where not checked."""
+    """One size, out of place or in place. Bandwidths in 10^9 bytes/s; ``wrong`` is None if values were not checked."""
 
     size_bytes: int
     count: int
@@ -41,10 +41,10 @@ class Row(TypedDict):
 
 
 class Output(TypedDict):
-    """Everything that an output says.
+    """The parsed output.
 
-    ``concluded`` is whether the footer is there: without it the program did not get to its end, whatever its exit
-    status. ``failures`` are the program's and the launcher's own words; ``usage`` that it printed its usage instead.
+    ``concluded`` is whether the footer is present: without it, the program did not complete, whatever its exit status.
+    ``failures`` are the messages of the program and the launcher; ``usage`` is whether it printed its usage instead.
     """
 
     collective: Optional[str]
@@ -60,7 +60,7 @@ class Output(TypedDict):
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-#: What launchers put before a line: srun -l, mpirun --tag-output (with or without a time), prterun.
+#: Prefixes that launchers add to lines: srun -l, mpirun --tag-output (with or without a time), prterun.
 _PREFIX = re.compile(
     r"^(?:\s{0,3}\d{1,6}: ?|(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[[^\[\]\s]*,[^\[\]\s]*\]"
     r"<(?:stdout|stderr|stddiag)>: ?)"
@@ -84,14 +84,14 @@ _FAILURE = re.compile(
     re.IGNORECASE,
 )
 _TIMESTAMP = (re.compile(r"^\d{4}-\d{2}-\d{2}$"), re.compile(r"^\d{2}:\d{2}:\d{2}$"))
-#: Lines of our own program.
+#: The lines of our own program.
 RANK_MARK = "GPUMESH-RANK "
 RESULT_MARK = "GPUMESH-RESULT "
 _MOST_MESSAGES = 20
 
 
 def empty() -> Output:
-    """An output that says nothing."""
+    """An output without any content."""
     return {
         "collective": None,
         "devices": [],
@@ -107,10 +107,10 @@ def empty() -> Output:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines without colours and launchers' prefixes."""
+    """Yield the lines without colours and launchers' prefixes."""
     for line in text.splitlines():
         clean = _ANSI.sub("", line)
-        # A prefix can stand behind another one: srun -l of an mpirun.
+        # Prefixes can be nested: srun -l of an mpirun.
         for _again in range(3):
             shorter = _PREFIX.sub("", clean, count=1)
             if shorter == clean:
@@ -128,7 +128,7 @@ def _float(token: str) -> Optional[float]:
 
 
 def _wrong(token: str) -> Optional[int]:
-    """A count, which large ones give as 2.1e+06; None for N/A."""
+    """A count, which is printed as 2.1e+06 if it is large; None for N/A."""
     value = _float(token)
     return None if value is None or value < 0 else int(value)
 
@@ -150,7 +150,7 @@ def _body(tokens: Sequence[str], head: Dict[str, Any], in_place: bool, counts_wr
     }
 
 
-#: By the number of fields after redop: is there a root, where do the bodies start, and whether in place.
+#: By the number of fields after redop: whether there is a root, where the bodies start, and whether they are in place.
 _SHAPES: Dict[int, Tuple[bool, Tuple[Tuple[int, bool], ...]]] = {
     9: (True, ((1, False), (5, True))),
     8: (False, ((0, False), (4, True))),
@@ -160,13 +160,13 @@ _SHAPES: Dict[int, Tuple[bool, Tuple[Tuple[int, bool], ...]]] = {
 
 
 def parse_row(line: str) -> List[Row]:
-    """The out-of-place and the in-place row of a line of the table; nothing for any other line."""
+    """The out-of-place and the in-place row of a line of the table; empty for any other line."""
     tokens = line.split()
     if len(tokens) >= 2 and _TIMESTAMP[0].match(tokens[-2]) and _TIMESTAMP[1].match(tokens[-1]):
         tokens = tokens[:-2]
     if len(tokens) < 7 or not (tokens[0].isdecimal() and tokens[1].isdecimal()) or not tokens[2][0].isalpha():
         return []
-    # Collectives that reduce nothing have "none" here, and in some versions nothing at all.
+    # Collectives that do not reduce have "none" here, and in some versions nothing.
     has_redop = tokens[3][0].isalpha()
     rest = tokens[4:] if has_redop else tokens[3:]
     if len(rest) not in _SHAPES:
@@ -179,7 +179,7 @@ def parse_row(line: str) -> List[Row]:
     except ValueError:
         return []
     redop = tokens[3] if has_redop and tokens[3] != "none" else None
-    # Before there was a root column, the last column was the largest rounding error, not a number of wrong values.
+    # Before there was a root column, the last column was the largest rounding error, not the number of wrong values.
     rows = [_body(rest[start : start + 4], {**head, "redop": redop}, in_place, has_root) for start, in_place in bodies]
     return [row for row in rows if row is not None] if all(row is not None for row in rows) else []
 
@@ -190,7 +190,7 @@ def _name(program: str) -> str:
 
 
 def parse_text(text: str) -> Output:
-    """Read what was printed. Never raises: what cannot be read is not there, and then there is no footer."""
+    """Parse what was printed. Never raises: unreadable lines are skipped, and then there is no footer."""
     seen = empty()
     bounds = None
     for line in _lines(text):
@@ -202,7 +202,7 @@ def parse_text(text: str) -> Output:
     if bounds is not None:
         seen["out_of_bounds"] = int(bounds.group(1))
         if bounds.group(2) == "FAILED" and not seen["out_of_bounds"]:
-            # The tool says FAILED: a zero beside it is not to be believed.
+            # The tool reports FAILED, so a zero beside it is not trusted.
             seen["out_of_bounds"] = 1
         seen["concluded"] = seen["avg_busbw_gbps"] is not None
     seen["failures"] = seen["failures"][:_MOST_MESSAGES]
@@ -211,7 +211,7 @@ def parse_text(text: str) -> Output:
 
 
 def _log_line(line: str, seen: Output) -> bool:
-    """Whether it is a line of the library's log, of which versions and warnings are kept."""
+    """Whether this is a line of the library's log, of which versions and warnings are kept."""
     version = _NCCL_VERSION.search(line)
     if version:
         seen["versions"].setdefault(version.group(1).lower(), version.group(2))
@@ -222,7 +222,7 @@ def _log_line(line: str, seen: Output) -> bool:
 
 
 def _table_line(line: str, seen: Output) -> bool:
-    """Whether it is the line of a rank or of a size."""
+    """Whether this is the line of a rank or of a size."""
     device = _DEVICE.match(line)
     if device:
         seen["devices"].append(
@@ -239,7 +239,7 @@ def _table_line(line: str, seen: Output) -> bool:
 
 
 def _other_line(line: str, seen: Output) -> None:
-    """Header, footer, usage and failures."""
+    """Parse a header, footer, usage or failure."""
     average = _AVERAGE.match(line)
     if average:
         seen["avg_busbw_gbps"] = _float(average.group(1))
@@ -263,7 +263,7 @@ def _versions(line: str, versions: Dict[str, str]) -> None:
 
 
 def _own_line(line: str, seen: Output) -> None:
-    """A line of our own program: a rank that starts, or the result, which only a run that got to its end has."""
+    """Parse a line of our own program: the start of a rank, or the result, which only a completed run prints."""
     mark, _space, text = line.partition(" ")
     try:
         value = from_json(text)
@@ -312,7 +312,7 @@ def _device(value: Dict[str, Any]) -> Optional[Device]:
 
 
 def _document(document: Dict[str, Any], seen: Output) -> None:
-    """Read the keys that we know out of a ``-J`` document, or our own program's, into ``seen``."""
+    """Read the known keys of a ``-J`` document, or of our own program's, into ``seen``."""
     _document_head(document, seen)
     for result in _dicts(document.get("results")):
         seen["rows"] += _document_rows(result)
@@ -327,17 +327,17 @@ def _document(document: Dict[str, Any], seen: Output) -> None:
     if isinstance(errors, list):
         texts = [one if isinstance(one, str) else json.dumps(one, sort_keys=True) for one in errors]
         seen["failures"] += texts[:_MOST_MESSAGES]
-    # The summary is written when all sizes are through: it is the footer of this format.
+    # The summary is written after all sizes: it is the footer of this format.
     seen["concluded"] = seen["out_of_bounds"] is not None and isinstance(average, dict)
 
 
 def _dicts(value: Any) -> List[Dict[str, Any]]:
-    """The mappings of a list; nothing for any other value."""
+    """The mappings in a list; empty for any other value."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _document_head(document: Dict[str, Any], seen: Output) -> None:
-    """The program that was run, its versions and its devices."""
+    """Read the program, its versions and its devices."""
     arguments = document.get("args")
     if isinstance(arguments, list) and arguments and isinstance(arguments[0], str):
         seen["collective"] = _name(arguments[0])
@@ -387,7 +387,7 @@ def _document_rows(result: Dict[str, Any]) -> List[Row]:
 
 
 def parse_json(text: str) -> Output:
-    """Read a ``-J`` file. Never raises: a truncated file is one without a footer."""
+    """Parse a ``-J`` file. Never raises: a truncated file counts as one without a footer."""
     seen = empty()
     try:
         document = from_json(text)

@@ -1,12 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What hardware that works reaches, as data.
+"""The bandwidths that healthy hardware reaches, as data.
 
-Values are the bus bandwidth of all_reduce at large messages in 10^9 bytes a second. ``gate`` is what a healthy system
-must reach: given by the source, else nine tenths of what is typical. They hold for the whole of a machine's GPUs;
-other numbers of GPUs have no entry, and what has no entry is judged by no threshold. Entries of the user's own come
-first.
+Values are the bus bandwidth of all_reduce at large messages, in 10^9 bytes/s. ``gate`` is what a healthy system must
+reach: given by the source, or nine tenths of the typical value. They apply to all GPUs of a machine together; other
+numbers of GPUs have no entry, and are not judged. The user's own entries take precedence.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Machine(NamedTuple):
 
 
 class Fabric(NamedTuple):
-    """What one network card of ``nic_gbps`` carries between nodes, in 10^9 bytes a second."""
+    """The rate of one network card of ``nic_gbps`` between nodes, in 10^9 bytes/s."""
 
     kind: str
     nic_gbps: float
@@ -53,12 +52,12 @@ FABRICS = (
 )
 _SHARE_OF_WIRE = 0.8
 
-#: From here on messages are large: below, latency counts too, and the table does not hold.
+#: Messages from this size on are large: below it, latency matters too, and the table does not apply.
 LARGE_BYTES = 1 << 30
 
 
 class Own(NamedTuple):
-    """An entry of the user's: what is None fits everything."""
+    """An entry of the user's. None matches everything."""
 
     min_busbw_gbps: float
     collective: Optional[str] = None
@@ -69,7 +68,7 @@ class Own(NamedTuple):
 
 
 class Threshold(NamedTuple):
-    """A gate and where it comes from. ``wire``: it is what the network carries, so Ring is compared with it."""
+    """A gate and its source. ``wire``: it is the rate of the network, so Ring is compared with it."""
 
     gbps: float
     source: str
@@ -86,9 +85,9 @@ class Ran(NamedTuple):
 
 
 def between_nodes(nic_gbps: float, nics: int, kind: str = "rdma") -> Threshold:
-    """The gate for several nodes, each with ``nics`` cards of ``nic_gbps``: four fifths of what the cards carry."""
+    """The gate for several nodes, each with ``nics`` cards of ``nic_gbps`` Gbit/s: four fifths of the cards' rate."""
     known = [fabric for fabric in FABRICS if fabric.kind == kind]
-    # A rate that is not in the table is taken in proportion to the nearest one.
+    # A rate that is not in the table is scaled from the nearest one.
     nearest = min(known, key=lambda fabric: abs(fabric.nic_gbps - nic_gbps))
     carried = nearest.typical * nic_gbps / nearest.nic_gbps * nics
     return Threshold(
@@ -112,7 +111,7 @@ def look_up(
     kind: str = "rdma",
     own: Sequence[Own] = (),
 ) -> Optional[Threshold]:
-    """The gate for what was run; None where neither the user nor the table has one, or the messages are too small for it."""
+    """The gate for what was run; None if neither the user nor the table has one, or the messages are too small."""
     for entry in own:
         if _fits(entry, ran):
             return Threshold(entry.min_busbw_gbps, entry.source or "your own entry")

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A collective with PyTorch, for nodes without nccl-tests. Started once a rank; reads who it is from the environment.
+"""A collective with PyTorch, for nodes without nccl-tests. Started once per rank; reads its rank from the environment.
 
-It is sent to the nodes as text, so it imports nothing of this collection. Prints a line a rank when it starts and one
-result at its end, in the shape of nccl-tests' JSON.
+It is sent to the nodes as text, so it imports nothing of this collection. Each rank prints a line when it starts; at
+the end, rank 0 prints the result in the format of nccl-tests' JSON.
 
-What the ranks tell each other are tensors of numbers. PyTorch's collectives of objects unpickle what comes, by which any
-rank could run what it likes in the others.
+Ranks exchange only tensors of numbers. PyTorch's collectives of objects unpickle what they receive, so any rank could
+run code in the others.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ else:
     _Popen = subprocess.Popen
 
 
-#: What a rank reports: its numbers, its host and the name of its device.
+#: What a rank reports: its numbers, its host, and the name of its device.
 DOCUMENT_BYTES = 1024
 
 
 class Program(_Popen):
-    """A program that this one starts."""
+    """A program started by this one."""
 
 
 def factor(collective: str, ranks: int) -> float:
-    """Bus bandwidth from algorithm bandwidth: what the slowest link carries, whatever the number of ranks."""
+    """The factor from algorithm bandwidth to bus bandwidth, the rate of the slowest link whatever the number of ranks."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if collective in ("all_gather", "reduce_scatter", "alltoall"):
@@ -48,7 +48,7 @@ def factor(collective: str, ranks: int) -> float:
 
 
 class Prepared(NamedTuple):
-    """One collective of one size: the bytes that it moves, its buffer, how to fill it, run it, and count wrong values."""
+    """One collective of one size: the bytes that it moves, its buffer, and functions to fill, run and check it."""
 
     moved: int
     buffer: Any
@@ -58,7 +58,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(torch: Any, dist: Any, collective: str, size: int, rank: int, ranks: int, device: Any) -> Prepared:
-    """A collective of about ``size`` bytes."""
+    """Prepare a collective of about ``size`` bytes."""
     count = max(size // 4, ranks)
     if collective == "all_gather":
         part = count // ranks
@@ -91,7 +91,7 @@ def prepare(torch: Any, dist: Any, collective: str, size: int, rank: int, ranks:
 
 
 def packed(document: Dict[str, Any]) -> List[int]:
-    """A short document as numbers, all of one length."""
+    """Encode a short document as numbers, always of the same length."""
     text = json.dumps(document)
     if len(text) > DOCUMENT_BYTES:
         text = json.dumps({**document, "name": ""})
@@ -99,7 +99,7 @@ def packed(document: Dict[str, Any]) -> List[int]:
 
 
 def unpacked(numbers: List[int]) -> Any:
-    """Unpack the message of another rank. Raises ValueError for anything else."""
+    """Decode the message of another rank. Raises ValueError for anything else."""
     return json.loads(bytes(numbers))
 
 
@@ -112,17 +112,17 @@ def gather(torch: Any, dist: Any, own: Dict[str, Any], ranks: int, device: Any) 
 
 
 def say(mark: str, document: Dict[str, Any]) -> None:
-    """One line for the program that reads our output, at once: this process may be killed."""
+    """Print one line for the program that reads our output, flushed at once, since this process may be killed."""
     sys.stdout.write(f"{mark} {json.dumps(document)}\n")
     sys.stdout.flush()
 
 
 def work(arguments: argparse.Namespace, rank: int, ranks: int, local_rank: int) -> None:
     """Join the others, measure each size, and let rank 0 print the result."""
-    # Before anything that can take long or fail: who has come this far is what tells a missing rank from a slow one.
+    # Before anything that can take long or fail, so that a missing rank can be told from a slow one.
     own: Dict[str, Any] = {"rank": rank, "host": socket.gethostname(), "device": local_rank}
     say("GPUMESH-RANK", own)
-    # Debian builds PyTorch without libuv, which it uses by default from 2.4 on and then fails.
+    # From 2.4 on, PyTorch uses libuv by default, and fails in Debian's build, which has none.
     os.environ.setdefault("USE_LIBUV", "0")
     torch: Any = importlib.import_module("torch")
     dist: Any = importlib.import_module("torch.distributed")
@@ -149,7 +149,7 @@ def work(arguments: argparse.Namespace, rank: int, ranks: int, local_rank: int) 
         wait()
         wrong = torch.tensor([float(made.wrong())], device=device)
         dist.all_reduce(wrong)
-        # Sums of sums would soon be no numbers any more; nothing but the collective is timed.
+        # Zeroed, since repeated sums would overflow; only the collective is timed.
         made.buffer.zero_()
         wait()
         dist.barrier()
@@ -157,7 +157,7 @@ def work(arguments: argparse.Namespace, rank: int, ranks: int, local_rank: int) 
         for _again in range(arguments.iterations):
             made.run()
         wait()
-        # The slowest rank's time is the collective's.
+        # The time of the slowest rank is that of the collective.
         took = torch.tensor([(time.perf_counter() - began) / arguments.iterations], dtype=torch.float64, device=device)
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
         seconds = took.item()
@@ -192,17 +192,17 @@ def work(arguments: argparse.Namespace, rank: int, ranks: int, local_rank: int) 
             "average_bus_bandwidth": {"bandwidth": sum(rates) / len(rates) if rates else 0.0},
         }
         say("GPUMESH-RESULT", document)
-    # Nobody needs another one after this. To take the group down in order can hang where one is faster than the rest.
+    # The ranks no longer need each other. Destroying the group in order can hang if one rank is faster than the others.
     dist.barrier()
     os._exit(0)
 
 
 def local(ranks: int) -> int:
-    """Start every rank on this machine and wait for all of them; the worst exit status."""
+    """Start all ranks on this machine, and wait for them. Returns the worst exit status."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # How this one was started, text and all.
+    # The command line of this process, including the program text.
     with open("/proc/self/cmdline", encoding="utf-8") as stream:
         command = stream.read().split("\0")[:-1]
     own = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_"))}
@@ -234,8 +234,10 @@ def place() -> Tuple[int, int, int]:
 
 
 def set_master() -> None:
-    """Let all ranks meet at the first node of the job step, unless the job's environment says where. Who starts them has
-    said at which port."""
+    """Use the first node of the job step as master, unless the job's environment names one.
+
+    The port is set by whoever starts the ranks.
+    """
     nodes = os.environ.get("SLURM_STEP_NODELIST")
     if "MASTER_ADDR" not in os.environ and nodes:
         with Program(["scontrol", "show", "hostnames", nodes], stdout=subprocess.PIPE, encoding="utf-8") as asked:

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The firewall of a cluster's member as text for nft(8): a table of its own, beside whatever rules the host has.
+"""The firewall of a member as text for nft(8): a table of its own, beside the host's other rules.
 
-A packet has to get past every table, so this one cannot open what the host's own rules close. It closes the ports of
-the cluster's services to everybody but the members, and leaves all other ports alone.
+A packet has to pass every table, so this one cannot open what the host's own rules close. It closes the ports of the
+cluster's services to everyone except the members, and leaves all other ports alone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z", re.IGNORECASE)
 
 
 class Desired(NamedTuple):
-    """The table as it should be. All texts are checked."""
+    """The desired table. All texts are checked."""
 
     table: str
-    #: Addresses of members, wherever their packets come in.
+    #: Addresses of members, accepted on every interface.
     members: Tuple[str, ...]
-    #: Addresses that only ever come in by the mesh's interface.
+    #: Addresses that are accepted only on the mesh's interface.
     mesh_members: Tuple[str, ...]
     mesh_interface: str
     #: Networks that are treated as members.
@@ -36,10 +36,10 @@ class Desired(NamedTuple):
     #: Port or range, ``111`` or ``6817-6819``.
     tcp_ports: Tuple[str, ...]
     udp_ports: Tuple[str, ...]
-    #: UDP ports that stay open to everybody: where tunnels come in.
+    #: UDP ports that stay open to everyone: the endpoints of tunnels.
     open_udp_ports: Tuple[str, ...]
     ssh_port: int
-    #: Networks from which SSH is let in beside the members; none leaves SSH alone.
+    #: Networks from which SSH is allowed, besides the members; if empty, SSH is not restricted.
     ssh_from: Tuple[str, ...]
 
 
@@ -47,12 +47,12 @@ def table_of(cluster: str) -> str:
     """The name of a cluster's table. Raises InputError."""
     if not _NAME.match(cluster):
         raise InputError(f"'{cluster}' is an invalid cluster name.", "Use letters, digits, '-', '_' and '.'.")
-    # nft takes the same signs in a name, so that no two clusters share a table.
+    # nft allows the same characters in a name, so no two clusters share a table.
     return f"gpumesh_{cluster}"
 
 
 def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:
-    """Check and normalise what a module was given. Raises InputError."""
+    """Check and normalise the parameters of a module. Raises InputError."""
     interface = str(given.get("mesh_interface") or "")
     mesh_members = _addresses(given.get("mesh_members") or ())
     if mesh_members:
@@ -88,11 +88,11 @@ def ephemeral_range(text: str) -> str:
 
 
 def render(desired: Desired) -> str:
-    """The text for ``nft --file``: it replaces the table, and nothing else, in one transaction."""
+    """The text for ``nft --file``. It replaces this table, and nothing else, in one transaction."""
     table = f"table inet {desired.table}"
     lines = [
         MARK,
-        # Declared so that there is one to delete.
+        # Declared first, so that deleting it cannot fail.
         table,
         f"delete {table}",
         f"{table} {{",
@@ -120,7 +120,7 @@ def render(desired: Desired) -> str:
 
 
 def render_unit(cluster: str, path: str, nft: str) -> str:
-    """The unit of systemd that loads the table at boot, and again whenever the host's own rules are reloaded."""
+    """The systemd unit that loads the table at boot, and again whenever the host's own rules are reloaded."""
     return f"""{MARK}
 [Unit]
 Description=Firewall of the gpumesh cluster {cluster}
@@ -161,7 +161,7 @@ def _sets(name: str, texts: Sequence[str]) -> List[str]:
 
 
 def _from(name: str, texts: Sequence[str]) -> List[str]:
-    """The match of a packet that comes from one of the set."""
+    """The match of a packet whose source is in the set."""
     families = {4: "ip", 6: "ip6"}
     return [f"{families[version]} saddr @{name}{version}" for version, found in _by_version(texts).items() if found]
 
@@ -174,7 +174,7 @@ def _addresses(texts: Iterable[str]) -> Tuple[str, ...]:
     found = set()
     for value in texts:
         try:
-            # A zone, as in fe80::1%eth0, may be any text at all.
+            # The zone of an address, as in fe80::1%eth0, may be any text.
             found.add(ipaddress.ip_address(value if "%" not in value else ""))
         except ValueError as failure:
             raise InputError(f"'{value}' is an invalid address.", "Write it as 10.99.0.2.", address=value) from failure
@@ -192,7 +192,7 @@ def _networks(texts: Iterable[str]) -> Tuple[str, ...]:
 
 
 def _ports(texts: Iterable[Any]) -> Tuple[str, ...]:
-    """Sorted and merged, since nft refuses overlapping ranges. Raises InputError."""
+    """Sort and merge ports, since nft rejects overlapping ranges. Raises InputError."""
     spans: List[Tuple[int, int]] = []
     for value in texts:
         first, _dash, last = str(value).partition("-")

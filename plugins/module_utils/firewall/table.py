@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster's table in this host's nftables: compare it, load it, take it away; now and at boot."""
+"""The cluster's table in this host's nftables: compare it, load it, remove it; now and at boot."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
 
 
 class Host(NamedTuple):
-    """The host to work on. ``units``: '' if systemd is not running."""
+    """The host to work on. ``units`` is empty if systemd is not running."""
 
     run: Runner
     check_mode: bool
     rules: str = "/etc/gpumesh"
     units: str = "/etc/systemd/system"
-    #: Forgotten at a reboot, as the table is.
+    #: Lost at a reboot, like the table itself.
     loaded: str = "/run"
 
 
 class Result(NamedTuple):
-    """What was done, or in check mode would be. ``tools``: whether nft(8) is there; without it nothing is done."""
+    """What was done, or would be in check mode. ``tools``: whether nft(8) is installed; without it, nothing is done."""
 
     changed: bool
     tools: bool
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 
 def present(host: Host, cluster: str, desired: Desired) -> Result:
-    """Load the table where it is not as desired, and see to it that it is loaded at boot. Raises GpumeshError."""
+    """Load the table if it is not as desired, and make systemd load it at boot. Raises GpumeshError."""
     nft = find("nft")
     if nft is None:
         return Result(host.check_mode, False)
@@ -71,9 +71,9 @@ def present(host: Host, cluster: str, desired: Desired) -> Result:
 
 
 def absent(host: Host, cluster: str) -> Result:
-    """Take the table away, now and at boot.
+    """Remove the table, now and at boot.
 
-    A host that cannot have a table, as a container without the right to, has none: nothing is refused there.
+    A host that cannot have a table, such as a container without the capability, has none: that is not an error.
     """
     table = table_of(cluster)
     path, unit_path = _rules_path(host, table), _unit_path(host, table)
@@ -87,7 +87,7 @@ def absent(host: Host, cluster: str) -> Result:
             host.run(["systemctl", "disable", "--now", os.path.basename(unit_path)])
             remove_file(unit_path)
             host.run(["systemctl", "daemon-reload"])
-        # The unit has deleted it, where it ran.
+        # If the unit was running, stopping it has deleted the table.
         if live and _live(host, table) is not None:
             host.run(["nft", "delete", "table", "inet", table])
         remove_file(_loaded_path(host, table))
@@ -112,7 +112,7 @@ def _loaded_path(host: Host, table: str) -> str:
 
 
 def _live(host: Host, table: str) -> Optional[str]:
-    """The table as the kernel has it, without its counters; None where there is none."""
+    """The table as the kernel lists it, without counters; None if it does not exist."""
     shown = _list(host, table)
     if shown.rc == 0:
         return re.sub(r"\bcounter packets \d+ bytes \d+", "counter", shown.stdout)
@@ -126,10 +126,10 @@ def _list(host: Host, table: str) -> Completed:
 
 
 def _is_loaded(host: Host, table: str, text: str) -> bool:
-    """Whether the kernel has this table, untouched since it was loaded from this text.
+    """Whether the kernel has this table, unchanged since it was loaded from this text.
 
-    nft prints a table in other words than it was given, so the two cannot be compared. What it printed right after loading
-    is remembered together with the text.
+    nft does not print a table as it was given, so the two cannot be compared. The output directly after loading is
+    stored together with the text.
     """
     live = _live(host, table)
     return live is not None and read_text(_loaded_path(host, table)) == _print(text, live)
@@ -140,7 +140,7 @@ def _print(text: str, live: str) -> str:
 
 
 def _refuse_bad(host: Host, text: str) -> None:
-    """Let nft read the rules without loading them, so that a file that cannot be loaded is never written."""
+    """Let nft check the rules without loading them, so that a file that cannot be loaded is never written."""
     try:
         host.run(["nft", "--check", "--file", "-"], stdin=text)
     except CommandError as failure:

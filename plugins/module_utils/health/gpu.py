@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 
-#: The fields that we ask nvidia-smi for, in one call.
+#: The fields that are requested from nvidia-smi, in one call.
 QUERY = (
     "index",
     "name",
@@ -54,8 +54,8 @@ BAD_XIDS = {
     140: "unrecovered memory error",
     149: "NVLink error",
 }
-#: The driver's own words, from the start of the message: "NVRM: Xid (PCI:0000:3d:00): 79, pid=...". What a crashed
-#: program is called stands there too in other messages, in 15 letters: this is longer.
+#: The driver's own message, from its start: "NVRM: Xid (PCI:0000:3d:00): 79, pid=...". Other messages contain the name
+#: of a crashed program, but only up to 15 characters, which is shorter than this pattern.
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)\): "
     r"(?P<number>[0-9]{1,4})(?![^,\s])"
@@ -65,16 +65,16 @@ _RESET = "Drain the node, wait for its jobs to end and reboot it. Replace the GP
 
 
 class Gpu(Dict[str, Optional[str]]):
-    """One GPU: the fields of QUERY; None where this model has no such value."""
+    """One GPU: the fields of QUERY; None if this model has no such value."""
 
 
 def _rows(text: str) -> List[List[str]]:
-    """The fields of each line. nvidia-smi puts nothing in quotes."""
+    """The fields of each line. nvidia-smi does not quote them."""
     return [[field.strip() for field in line.split(",")] for line in text.splitlines() if line.strip()]
 
 
 def parse_query(text: str) -> List[Gpu]:
-    """GPUs from QUERY_COMMAND's output. Raises ParseError on lines of another shape, such as an error message."""
+    """The GPUs in QUERY_COMMAND's output. Raises ParseError on lines of another form, such as an error message."""
     gpus = []
     for values in _rows(text):
         if len(values) != len(QUERY):
@@ -84,7 +84,7 @@ def parse_query(text: str) -> List[Gpu]:
 
 
 def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> Judgement:
-    """The number of GPUs matches the record."""
+    """Judge whether the number of GPUs matches the record."""
     if problem:
         return failed(
             found, expected, problem, "Load the driver, or make the GPUs available in this container.", "GPUs"
@@ -108,7 +108,7 @@ def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> 
 
 
 def judge_ecc(gpus: Sequence[Gpu]) -> Judgement:
-    """No memory error that ECC could not correct since the driver was loaded."""
+    """Judge whether there were memory errors that ECC could not correct since the driver was loaded."""
     counted = {gpu["index"]: whole_number(gpu["ecc.errors.uncorrected.volatile.total"]) for gpu in gpus}
     known = {index: number for index, number in counted.items() if number is not None}
     if not known:
@@ -121,7 +121,7 @@ def judge_ecc(gpus: Sequence[Gpu]) -> Judgement:
 
 
 def judge_retired(gpus: Sequence[Gpu], remapped: Optional[str]) -> Judgement:
-    """No memory page or row waits for a reboot, and none could not be replaced."""
+    """Judge whether a memory page or row waits for a reboot, or could not be replaced."""
     pending = [f"GPU {gpu['index']}" for gpu in gpus if (gpu["retired_pages.pending"] or "").lower() == "yes"]
     failures: List[str] = []
     seen = any(gpu["retired_pages.pending"] is not None for gpu in gpus)
@@ -143,7 +143,7 @@ def judge_retired(gpus: Sequence[Gpu], remapped: Optional[str]) -> Judgement:
 
 
 def judge_pcie(gpus: Sequence[Gpu]) -> Judgement:
-    """Links at full width. Their speed falls at rest to save power, so it says nothing here."""
+    """Judge whether links have their full width. Their speed decreases when idle to save power, so it is not judged."""
     narrow, known = [], 0
     widest = 0
     for gpu in gpus:
@@ -168,7 +168,7 @@ def judge_pcie(gpus: Sequence[Gpu]) -> Judgement:
 
 
 def judge_nvlink(text: str) -> Judgement:
-    """Where a GPU has links that are up, all of its links are."""
+    """Judge whether all links of a GPU are up, if any of them is."""
     links: Dict[str, List[bool]] = {}
     gpu = ""
     for line in text.splitlines():
@@ -197,7 +197,10 @@ def judge_nvlink(text: str) -> Judgement:
 
 
 def judge_xid(records: Optional[str]) -> Judgement:
-    """No Xid in the kernel log, as /dev/kmsg has it, after which a GPU cannot be trusted. None: it may not be read."""
+    """Judge whether the kernel log, in the format of /dev/kmsg, has an Xid after which a GPU cannot be trusted.
+
+    None means that the log cannot be read.
+    """
     if records is None:
         return unknown("/dev/kmsg cannot be read.", "Run as root on the host itself; containers cannot read it.")
     bad: Dict[str, int] = {}
@@ -214,7 +217,7 @@ def judge_xid(records: Optional[str]) -> Judgement:
 
 
 def judge_fabric_manager(state: Optional[str], has_switch: bool) -> Judgement:
-    """``state`` is what systemctl is-active says."""
+    """``state`` is the output of systemctl is-active."""
     if not has_switch:
         return skipped("There is no NVSwitch in this host.")
     if state is None:
@@ -230,7 +233,7 @@ def judge_fabric_manager(state: Optional[str], has_switch: bool) -> Judgement:
 
 
 def _verdicts(value: Any, path: Sequence[str] = ()) -> Iterator[Dict[str, Any]]:
-    """Every ``{status: …}`` in a DCGM document, with the names on the way to it: its nesting differs by version."""
+    """Every ``{status: …}`` in a DCGM document, with its path, since the nesting differs between versions."""
     if isinstance(value, dict):
         name = value.get("name") or value.get("category")
         here = [*path, str(name)] if name else list(path)
@@ -244,7 +247,7 @@ def _verdicts(value: Any, path: Sequence[str] = ()) -> Iterator[Dict[str, Any]]:
 
 
 def judge_dcgm(text: str) -> Judgement:
-    """``dcgmi diag -j``, judged by every result in it: its exit status is 0 with failed tests in some versions."""
+    """Judge ``dcgmi diag -j`` by every result in it, since some versions exit 0 with failed tests."""
     start = text.find("{")
     try:
         document = from_json(text[start:]) if start >= 0 else None
@@ -264,7 +267,7 @@ def judge_dcgm(text: str) -> Judgement:
 
 
 def _warning(result: Dict[str, Any]) -> str:
-    """The warning of DCGM about a failed test: a string, or a list of strings or mappings, depending on the version."""
+    """DCGM's warning about a failed test: a string, or a list of strings or mappings, depending on the version."""
     said = result.get("warnings") or result.get("warning") or result.get("info")
     if isinstance(said, list) and said:
         said = said[0]

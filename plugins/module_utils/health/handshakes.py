@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether each WireGuard peer still shakes hands.
+"""Whether handshakes with each WireGuard peer still work.
 
-A tunnel that nobody uses makes no handshake, and in a large cluster minutes pass between the probes and this check. So
-age alone says nothing: peers whose session is over are first sent a datagram, which asks for a new one.
+An unused tunnel makes no handshakes, and in a large cluster minutes pass between the probes and this check. So age
+alone proves nothing: peers whose session has expired are first sent a datagram, which triggers a handshake.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.knock import knock
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
-#: Seconds. WireGuard tries again every 5 s, and a busy host may need more than one attempt.
+#: Seconds. WireGuard retries every 5 s, and a busy host may need more than one attempt.
 PATIENCE = 20.0
 _SPACING = 0.5
 _TIMEOUT = 5.0
@@ -37,20 +37,20 @@ def parse_handshakes(text: str) -> Dict[str, int]:
 
 
 def parse_addresses(text: str) -> Dict[str, str]:
-    """The first address of each peer by public key, from ``wg show IF allowed-ips``; none for a peer without one."""
+    """The first address of each peer by public key, from ``wg show IF allowed-ips``. Peers without one are omitted."""
     found: Dict[str, str] = {}
     for line in text.splitlines():
         fields = line.split()
-        # The word "(none)" stands for no address.
+        # "(none)" stands for no address.
         with contextlib.suppress(ValueError, IndexError):
             found[fields[0]] = str(ipaddress.ip_interface(fields[1]).ip)
     return found
 
 
 def read(run: Runner, interface: str, keys: Iterable[str], max_age_s: float) -> Dict[str, Optional[float]]:
-    """Seconds since the last handshake by public key, None for never, after those that are old were asked for.
+    """Seconds since the last handshake by public key, None for never, after new handshakes were triggered where needed.
 
-    Each peer counts as of when it was first seen to be well: while others are waited for, it grows older.
+    Each peer counts with its age when it was first seen to be good, since it grows older while others are waited for.
     """
     ages = _ages(run, interface, keys)
     old = _old(ages, max_age_s)
@@ -76,7 +76,10 @@ def _old(ages: Mapping[str, Optional[float]], max_age_s: float) -> List[str]:
 
 
 def judge(ages: Mapping[str, Optional[float]], peers: Mapping[str, str], max_age_s: float, interface: str) -> Judgement:
-    """Each peer has shaken hands since the keys of a session were last good. ``peers`` are public keys by machine."""
+    """Judge whether each peer has a handshake that is recent enough for a valid session.
+
+    ``peers``: public keys by machine.
+    """
     never, old = [], []
     for machine, key in sorted(peers.items()):
         age = ages.get(key)

@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks of the machine: memory, disks, mounts, clock, name, RDMA ports. Each is a reading and a pure judgement."""
+"""Checks of the machine: memory, disks, mounts, clock, name, RDMA ports.
+
+Each consists of a reading and a pure judgement.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 _MIB = 1024 * 1024
-#: Reads the folder, and unless told not to, writes, syncs and removes a file. Run in a process of its own, since one that
-#: waits for a dead server cannot be killed and must not take the module with it. By descriptor alone, since others may
-#: write to the folder, and they must be able neither to lead it elsewhere nor to bring it about that it fails.
+#: Reads the folder, and unless it is read-only, writes, syncs and removes a file. Runs in a process of its own, since a
+#: process that waits for a dead server cannot be killed, and must not block the module. Uses only descriptors, since
+#: others may write to the folder: they must neither be able to redirect it, nor to make it fail.
 _MOUNT_TEST = """
 import errno, os, sys
 
@@ -75,7 +78,7 @@ except OSError as failure:
 
 
 def read_memlock(tree: Tree) -> Optional[int]:
-    """The limit of locked memory of slurmd, which jobs inherit, else our own; bytes, None for no limit."""
+    """slurmd's limit of locked memory in bytes, which jobs inherit, or else our own; None for no limit."""
     for pid in tree.names("proc"):
         if pid.isdecimal() and tree.read("proc", pid, "comm") == "slurmd" and _is_slurmd(tree, pid):
             found = re.search(r"^Max locked memory\s+(\S+)", tree.read("proc", pid, "limits") or "", re.MULTILINE)
@@ -86,18 +89,19 @@ def read_memlock(tree: Tree) -> Optional[int]:
 
 
 def _is_slurmd(tree: Tree, pid: str) -> bool:
-    """A process can give itself any name: this is root's, by all four of its ids, and runs a file of that name.
+    """Whether root runs slurmd as this process, by its four user IDs and executable, since any process can set its
+    name.
 
-    One of the ids alone is not enough, since whoever starts a program that changes to root chooses its limits.
+    One user ID is not enough, since whoever starts a setuid program chooses its limits.
     """
     ids = re.search(r"^Uid:((?:\s+[0-9]+){4})$", tree.read("proc", pid, "status") or "", re.MULTILINE)
-    # The kernel marks a file that an upgrade has replaced.
+    # The kernel appends this if an upgrade has replaced the file.
     file = re.sub(r" \(deleted\)$", "", tree.target_name("proc", pid, "exe") or "")
     return ids is not None and set(ids.group(1).split()) == {"0"} and file == "slurmd"
 
 
 def judge_memlock(limit: Optional[int], ports: Sequence[RdmaPort]) -> Judgement:
-    """RDMA pins the buffers that it sends from."""
+    """RDMA locks the memory of its buffers."""
     if not ports:
         return skipped("There is no RDMA device, and nothing else locks memory.")
     if limit is None:
@@ -124,7 +128,7 @@ def parse_swap(text: str) -> float:
 
 
 def judge_swap(text: Optional[str], limit_mib: float) -> Judgement:
-    """A training process that swaps stops all the others at the next collective."""
+    """A training process that swaps delays all others at the next collective."""
     if text is None:
         return skipped("The kernel shows no /proc/swaps.")
     used = parse_swap(text)
@@ -142,7 +146,7 @@ def judge_swap(text: Optional[str], limit_mib: float) -> Judgement:
 # Disks
 
 
-#: File systems to which ordinary users can write on any machine, such as by logs or mail.
+#: File systems to which ordinary users can write on any machine, such as through logs or mail.
 _USERS_FOLDERS = (
     "/home",
     "/var",
@@ -151,12 +155,12 @@ _USERS_FOLDERS = (
     os.path.join("/dev", "shm"),
     tempfile.gettempdir(),
 )
-#: From here on accounts are people's.
+#: UIDs from here on belong to people.
 _FIRST_USER = 1000
 
 
 class Disk(NamedTuple):
-    """How full a file system is, in percent, as df counts: the root's reserve is not free.
+    """The usage of a file system in percent, as df computes it: root's reserve does not count as free.
 
     ``users``: whether ordinary users can write to it.
     """
@@ -168,7 +172,7 @@ class Disk(NamedTuple):
 
 
 def read_disks(paths: Sequence[str], tree: Tree) -> List[Disk]:
-    """The file systems of some folders, each once."""
+    """The file systems of these folders, each once."""
     mounts = parse_mountinfo(tree.read("proc/self/mountinfo") or "")
     theirs = {_space(path, mounts) for path in users_folders(mounts) if os.path.isdir(path)}
     seen: Dict[int, Disk] = {}
@@ -191,9 +195,9 @@ def read_disks(paths: Sequence[str], tree: Tree) -> List[Disk]:
 
 
 def users_folders(mounts: Sequence[Mounted], top: str = "/") -> List[str]:
-    """Folders that ordinary users can write to: those of every machine, and those in the first two levels of this one.
+    """Folders that ordinary users can write to: those of every machine, and those in the top two levels of this one.
 
-    What is mounted below is not looked into: a dead server must not hold this up.
+    Mounts below them are not examined, since a dead server must not block this.
     """
     points = {mount.point for mount in mounts}
     found = list(_USERS_FOLDERS)
@@ -210,7 +214,7 @@ def users_folders(mounts: Sequence[Mounted], top: str = "/") -> List[str]:
 
 
 def _folders(path: str, points: Container[str]) -> List[Tuple[str, os.stat_result]]:
-    """The folders in one, without what is mounted there; nothing of one that is gone meanwhile."""
+    """The folders in a folder, except mount points; empty if it has disappeared."""
     try:
         with os.scandir(path) as entries:
             return [
@@ -237,7 +241,7 @@ def _space(path: str, mounts: Sequence[Mounted]) -> Hashable:
 
 
 def judge_disks(disks: Sequence[Disk], limit_percent: float) -> Judgement:
-    """Logs, checkpoints and Slurm's state need room."""
+    """Logs, checkpoints and Slurm's state need free space."""
     if not disks:
         return unknown("No file system could be checked.", "Check that / can be read.")
     fullest = max(disks, key=lambda disk: max(disk.used_percent, disk.inodes_percent))
@@ -258,15 +262,15 @@ def judge_disks(disks: Sequence[Disk], limit_percent: float) -> Judgement:
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a mount. ``slow``: its server answers, and takes longer than it may to store a file."""
+    """The problem of a mount. ``slow``: its server answers, but storing a file takes longer than allowed."""
 
     words: str
     slow: bool = False
 
 
 def try_mount(path: str, read_only: bool = False, seconds: float = 10.0) -> Optional[Trouble]:
-    """Read a mount and write to it; None when that worked, else why not."""
-    # Not waited for once it is killed: a process that hangs in the kernel ends when the kernel lets it.
+    """Read a mount and write to it. Returns None if that worked, or else the problem."""
+    # It is not waited for after it was killed: a process that hangs in the kernel ends only when the kernel allows it.
     process = command.Process(
         [sys.executable, "-IS", "-c", _MOUNT_TEST, path, "read" if read_only else "write"],
         stdin=subprocess.DEVNULL,
@@ -290,14 +294,17 @@ def try_mount(path: str, read_only: bool = False, seconds: float = 10.0) -> Opti
 
 
 def parse_mounted(mountinfo: str) -> Dict[str, str]:
-    """File system type by mount point, from /proc/self/mountinfo; the last mount on a point is the one seen."""
+    """File system type by mount point, from /proc/self/mountinfo.
+
+    Of several mounts on a point, the last one is visible.
+    """
     return {mount.point: mount.filesystem for mount in parse_mountinfo(mountinfo)}
 
 
 def kind_at(path: str, mounted: Mapping[str, str], external: bool) -> str:
-    """The type of the file system at ``path``; empty where it is only a folder of the host's own.
+    """The type of the file system at ``path``; empty if it is only a folder of the host.
 
-    One of ours is a mount point itself, one that others mount may be a folder below one.
+    Our volumes are mount points themselves; external ones may be a folder below a mount point.
     """
     while external and path != "/" and path not in mounted:
         path = os.path.dirname(path)
@@ -307,9 +314,9 @@ def kind_at(path: str, mounted: Mapping[str, str], external: bool) -> str:
 def judge_mounts(
     attempts: Mapping[str, Optional[Trouble]], kinds: Mapping[str, str], drains: bool = False
 ) -> Judgement:
-    """Each shared volume is really mounted and takes a file. ``kinds``: the file system at each path.
+    """Judge whether each shared volume is mounted and can store a file. ``kinds``: the file system at each path.
 
-    With ``drains`` what is slow is no trouble: its server has work for all, and a node out of service makes none faster.
+    With ``drains``, a slow volume is not a problem: its server is busy, and draining nodes would not make it faster.
     """
     if not attempts:
         return skipped("No volume in the record is mounted here.")
@@ -336,7 +343,7 @@ def judge_mounts(
 
 
 def judge_clock(synchronised: Optional[str], container: bool) -> Judgement:
-    """``synchronised`` is what timedatectl says: yes or no; None where it cannot be asked."""
+    """``synchronised`` is the output of timedatectl, yes or no; None if it cannot be queried."""
     if container:
         return skipped("This is a container and uses the clock of its host.")
     if synchronised is None:
@@ -352,7 +359,7 @@ def judge_clock(synchronised: Optional[str], container: bool) -> Judgement:
 
 
 def is_container(tree: Tree) -> bool:
-    """Whether PID 1 runs in somebody else's container."""
+    """Whether PID 1 runs in a container."""
     if tree.exists(".dockerenv") or tree.exists("run/.containerenv") or tree.exists("run/systemd/container"):
         return True
     environment = tree.read("proc/1/environ") or ""
@@ -363,7 +370,7 @@ def is_container(tree: Tree) -> bool:
 
 
 def resolve(name: str) -> List[str]:
-    """The addresses of a name; nothing where it has none."""
+    """The addresses of a name; empty if it has none."""
     try:
         return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
     except OSError:
@@ -371,7 +378,7 @@ def resolve(name: str) -> List[str]:
 
 
 def judge_name(name: str, addresses: Sequence[str], expected: Optional[str]) -> Judgement:
-    """Gloo and MPI announce the address that the own name stands for: 127.0.1.1 sends the others to themselves."""
+    """Gloo and MPI announce the address of the host's own name: with 127.0.1.1, the others would connect to themselves."""
     if expected is None:
         return skipped("The member has no cluster address yet.")
     shown = ", ".join(addresses) or "nothing"
@@ -387,7 +394,7 @@ def judge_name(name: str, addresses: Sequence[str], expected: Optional[str]) -> 
 
 
 def judge_rdma(ports: Sequence[RdmaPort], rate_gbps: Optional[float]) -> Judgement:
-    """Cabled ports are active, and at full rate. A port without a cable is none of our business."""
+    """Judge whether ports with a cable are active, and at full rate. Ports without a cable are ignored."""
     if not ports:
         return skipped("This host has no RDMA device.")
     cabled = [port for port in ports if port["physical_state"] in (None, "linkup") or port["state"] == "active"]
@@ -427,7 +434,7 @@ def read_rdma(tree: Tree) -> List[RdmaPort]:
 
 
 def judge_ssh(attempts: Dict[str, Optional[str]], user: str, left: Sequence[str] = ()) -> Judgement:
-    """``attempts`` is None or the trouble by machine; ``left`` are those that were not tried after that."""
+    """``attempts`` is the problem by machine, None for none. ``left`` are the machines that were not tried then."""
     troubles = [f"{machine}: {trouble.rstrip('.')}" for machine, trouble in sorted(attempts.items()) if trouble]
     good, number = len(attempts) - len(troubles), len(attempts) + len(left)
     if not troubles:
@@ -443,6 +450,6 @@ def judge_ssh(attempts: Dict[str, Optional[str]], user: str, left: Sequence[str]
 
 
 def expected_name(expected: Expected) -> Tuple[str, List[str]]:
-    """The host's own name and what it stands for."""
+    """The host's own name and the addresses that it should have."""
     name = expected.hostname or socket.gethostname()
     return name, resolve(name)

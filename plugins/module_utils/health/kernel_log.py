@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The messages of the kernel itself, from the records of /dev/kmsg.
 
-Not by dmesg or the journal: a user's program has its name, and the name of its file, in what the kernel says of its crash,
-and there a name with a line break in it looks like a message of its own. A record has its facility, which only the kernel
-can set to its own, and what is in a message is escaped.
+dmesg and the journal are not used: the kernel logs the name of a crashed program and of its file, and there, a name
+with a line break looks like a separate message. A record has a facility, of which only the kernel can use its own, and
+the message is escaped.
 
 Source: the kernel's Documentation/ABI/testing/dev-kmsg.
 """
@@ -17,17 +17,17 @@ import os
 import re
 from typing import List, Optional
 
-#: A message is at most 1 KiB and escaped to at most four times that; a read gives one record or fails.
+#: A message has at most 1 KiB, and up to four times that when escaped; a read returns one record or fails.
 _RECORD_BYTES = 16 * 1024
-#: The kernel's buffer is at most a few hundred thousand records; more come only while we read.
+#: The kernel's buffer holds at most a few hundred thousand records; more appear only while we read.
 _MOST_RECORDS = 1_000_000
 _HEAD = re.compile(r"(?P<priority>[0-9]{1,4}),[0-9]+,[0-9]+,[^;]*;")
-#: The facility is the part above the three bits of the level; that of the kernel is 0.
+#: The facility is above the three bits of the level; that of the kernel is 0.
 _LEVELS = 8
 
 
 def read(path: str) -> Optional[str]:
-    """All records that are there, one a line; None where they may not be read."""
+    """All available records, one per line; None if they may not be read."""
     records: List[bytes] = []
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -53,11 +53,11 @@ def read(path: str) -> Optional[str]:
 
 
 def messages(records: str) -> List[str]:
-    """The messages of the kernel's own, without those that programs have written to its log."""
+    """The kernel's own messages, without those that programs have written to its log."""
     found = []
-    # Not splitlines(), which also breaks at what is no line break here.
+    # Not splitlines(), which also breaks at characters that do not end a line here.
     for line in records.split("\n"):
-        # The dictionary of a record follows it, each line after a blank.
+        # The dictionary of a record follows it, with each line after a blank.
         head = _HEAD.match(line)
         if head and int(head.group("priority")) < _LEVELS:
             found.append(line[head.end() :])

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Log in to every other member without flooding anybody: all members do this at the same time.
+"""Log in to every other member without overloading any of them, although all members do this at the same time.
 
-sshd drops connections at random when about ten wait to be authenticated (MaxStartups), whoever they are from. So each
-member has a few logins under way, and the members begin at different ones: in each round everybody is visited by a few.
-Where rounds drift apart, who is dropped comes again.
+sshd drops connections at random when about ten wait for authentication (MaxStartups), whoever they are from. So each
+member has only a few logins in progress, and each starts with a different peer, so that every member receives a few in
+each round. If rounds drift apart, dropped logins are repeated.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 
-#: Logins that a member has under way.
+#: The number of logins that a member has in progress.
 _AT_ONCE = 2
-#: Seconds until a connection is up with its keys agreed; a busy host takes some.
+#: Seconds until a connection is established with its keys exchanged; a busy host takes some.
 _CONNECT_SECONDS = 15
 #: Seconds for a whole login.
 _LOGIN_SECONDS = 60.0
-#: Seconds before each time that a login is tried again.
+#: Seconds before each repetition of a login.
 _WAITS = (1.0, 2.0, 4.0, 8.0)
-#: After so many without a single success the others are not tried: they would fail for the same cause, each in its time.
+#: After this many logins without a success, the others are not tried: they would fail for the same reason, one after
+#: the other.
 _GIVE_UP = 8
-#: What ssh prints if the connection ended before authentication. It exits with 255 then.
+#: What ssh prints if the connection ended before authentication. It then exits with 255.
 _DROPPED = (
     "kex_exchange_identification",
     "ssh_exchange_identification",
@@ -41,22 +42,22 @@ _DROPPED = (
 
 
 class Logins(NamedTuple):
-    """The trouble by machine, None where the login worked. ``left``: not tried."""
+    """The problem by machine, None if the login worked. ``left``: machines that were not tried."""
 
     attempts: Dict[str, Optional[str]]
     left: List[str]
 
 
 def longest(number: int) -> float:
-    """Seconds that logins to so many members take at most."""
+    """The maximum duration in seconds of logins to this many members."""
     rounds = (number + _AT_ONCE - 1) // _AT_ONCE
     return rounds * (_LOGIN_SECONDS + sum(_WAITS) + len(_WAITS)) + 5.0
 
 
 def order(machine: str, peers: Mapping[str, str]) -> List[str]:
-    """The peers, beginning with the one before ``machine`` in the alphabet and going backwards.
+    """The peers, starting with the one before ``machine`` in the alphabet and going backwards.
 
-    Backwards, since members start one after the other: going forwards, all would arrive at the same one.
+    Backwards, since members start one after the other: going forwards, all would log in to the same one.
     """
     names = sorted(peers, reverse=True)
     return [name for name in names if name < machine] + [name for name in names if name >= machine]
@@ -78,7 +79,7 @@ class _Caller:
         self._worked = False
 
     def call(self, machine: str) -> Optional[List[Optional[str]]]:
-        """A list of the trouble; None where it was not tried."""
+        """The problem, as a list; None if the login was not tried."""
         with self._lock:
             if self._failed >= _GIVE_UP and not self._worked:
                 return None
@@ -99,7 +100,7 @@ class _Caller:
                 return failure.message
             if wait is None or not was_dropped(done) or time.monotonic() >= end:
                 break
-            # Not all at once again.
+            # Spread the repetitions.
             self._sleep(wait * random.uniform(0.5, 1.0))
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return None if done.rc == 0 else (said[-1] if said else f"ssh {machine} exited {done.rc}")
@@ -108,7 +109,7 @@ class _Caller:
 def log_in(
     run: Runner, machine: str, user: str, peers: Mapping[str, str], sleep: Callable[[float], None] = time.sleep
 ) -> Logins:
-    """Try them all. ``peers`` are addresses or names by machine."""
+    """Try all peers. ``peers`` are addresses or names by machine."""
     caller = _Caller(run, user, peers, sleep)
     names = order(machine, peers)
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:

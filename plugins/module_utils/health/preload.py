@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether the programs of a pod see its tailnet, and which cannot. See module_utils/mesh/preload.py."""
+"""Whether the programs of a pod use its tailnet, and which cannot. See module_utils/mesh/preload.py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preload import NAME
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
-#: It is the mesh itself.
+#: tailscaled is the mesh itself.
 _DAEMON = "tailscaled"
-#: Without the library no job runs.
+#: No job can run if these lack the library.
 _NEEDED = ("slurmd",)
 
 
 class Program(NamedTuple):
-    """One that runs with a socket of the network, and without the library. ``static``: it can load none."""
+    """A program that has a network socket, but not the library. ``static``: it cannot load any library."""
 
     name: str
     static: bool
@@ -32,7 +32,7 @@ def parse_inodes(table: str) -> Set[str]:
 
 
 def programs(tree: Tree) -> List[Program]:
-    """Those that run. Processes that end meanwhile are passed over."""
+    """The running programs. Processes that end meanwhile are skipped."""
     inodes: Set[str] = set()
     for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6", "icmp", "icmp6"):
         inodes |= parse_inodes(tree.read("proc", "net", table) or "")
@@ -57,7 +57,10 @@ def _sockets(tree: Tree, pid: str) -> Set[str]:
 
 
 def judge(listed: str, running: Sequence[Program]) -> Judgement:
-    """The library is active, and slurmd has it. Others that cannot be served are named. ``listed``: /etc/ld.so.preload."""
+    """Judge whether the library is active, and slurmd uses it.
+
+    Others that cannot are named. ``listed``: /etc/ld.so.preload.
+    """
     remedy = "Run the playbook site for this member."
     if NAME not in listed:
         return failed("not active", "active", "The library is not in /etc/ld.so.preload.", remedy)

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The checks of a node as a program that Slurm runs: as HealthCheckProgram on each node, and as Prolog before a job.
 
-A node that fails is drained with a reason of ours. It is resumed when the checks pass again and the reason is still
-ours. So is one that Slurm has drained since a job did not end in time, once nothing of a job is left on it: a network that
-was away is enough for that. What an admin has drained is left alone. What the node is meant to be comes from the copy of the
-cluster record on it, so a new volume or another address needs no new program.
+A node that fails is drained with a reason of ours. It is resumed when the checks pass again, if the reason is still
+ours. A node that Slurm has drained because a job did not end in time, for which a network outage is enough, is resumed
+once no processes of jobs are left on it. What an administrator has drained is left alone. The expected state comes from
+the node's copy of the cluster record, so the program does not change with a new volume or address.
 
 Source: slurm.conf(5), HealthCheckProgram and Prolog; Slurm's prolog and epilog guide (SLURM_SCRIPT_CONTEXT).
 """
@@ -33,28 +33,29 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node, parse_nodes_text
 
-#: Begins each reason of this program. Not that of slurm_node: what is unwell is resumed by nothing but a recheck.
+#: The prefix of each reason of this program. It differs from that of slurm_node: only a passed check resumes an
+#: unhealthy node.
 MARK = "gpumesh health: "
-#: Processes named in a line for people.
+#: The maximum number of processes that are named in a line.
 _MOST_LEFT = 5
 #: Slurm shows reasons in one line of a table.
 _LONGEST_REASON = 400
 _TIMEOUT = 15.0
-#: Seconds in which nodes that have the same fault say so: Slurm has them all look at the same time.
+#: Seconds in which nodes with the same fault report it: Slurm runs the check on all of them at the same time.
 _SETTLE = 8.0
-#: Begins the comment of a node that has a fault, drained or not.
+#: The prefix of the comment of a node that has a fault, whether it is drained or not.
 NOTE = "gpumesh-unfit:"
 _NAME = re.compile(r"^NodeName=(\S+)")
 _COMMENT = re.compile(r"\sComment=(.*)$")
 
-#: Slurm's own reason of a drain: the processes of a step were there for UnkillableStepTimeout after they had been killed.
+#: Slurm's own reason of a drain: processes of a step existed for UnkillableStepTimeout after they had been killed.
 KILL_FAILED = "Kill task failed"
-#: In /proc/PID/cgroup of a job's processes, with both versions of control groups.
+#: In /proc/PID/cgroup of a job's processes, with either version of control groups.
 _JOB_GROUP = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)
 _STEP_DAEMON = "slurmstepd"
 
-#: What makes a node unfit for every job. The clock, swap, names and the ways to other members are not among them: they
-#: are judged by the check playbook, and one dead peer must not drain the others.
+#: The checks that make a node unfit for all jobs. The clock, swap, names and connections to other members are not among
+#: them: they are judged by the check playbook, and one dead peer must not drain the others.
 DRAIN_ON = (
     "health.gpu_count",
     *HARDWARE,
@@ -65,7 +66,7 @@ DRAIN_ON = (
 
 
 class Settings(NamedTuple):
-    """Which node this is, and what it is drained for."""
+    """Which node this is, and the faults for which it is drained."""
 
     cluster: str
     machine: str
@@ -78,7 +79,10 @@ class Settings(NamedTuple):
 
 
 class Action(NamedTuple):
-    """``kind`` is none, drain or resume; ``words`` say why, and are the reason of a drain. ``unfit``: no job may start."""
+    """``kind`` is none, drain or resume; ``words`` explain it, and are the reason of a drain.
+
+    ``unfit``: no job may start.
+    """
 
     kind: str
     words: str
@@ -92,7 +96,7 @@ def expected_of(record: Record, settings: Settings) -> Expected:
     return Expected(
         gpus=member["gpus"],
         rdma_rate_gbps=settings.rdma_rate_gbps,
-        # A volume's own server has the folder, not a mount of it.
+        # The server of a volume has the folder itself, not a mount.
         mounts=[
             volume["mount_point"] for volume in volumes if volume.get("server", settings.machine) != settings.machine
         ],
@@ -106,21 +110,21 @@ def expected_of(record: Record, settings: Settings) -> Expected:
 
 
 def chosen(record: Record, settings: Settings) -> List[str]:
-    """The checks to make: a node that the cluster counts no GPU of is not drained for one that has no driver."""
+    """The checks to make. A node without GPUs in the record is not drained for a missing driver."""
     without_gpus = not member_of(record, settings.machine)["gpus"]
     return [name for name in settings.drain_on if not (without_gpus and name == "health.gpu_count")]
 
 
 def reason_of(failing: Sequence[Result]) -> str:
-    """The reason of a drain: each check with its own words, in one line."""
+    """The reason of a drain: the failed checks with their messages, on one line."""
     words = "; ".join(f"{result['id']}: {result['reason'].rstrip('.')}" for result in failing)
-    # A quote would end the reason where Slurm reads it again.
+    # A quotation mark would end the reason when Slurm reads it again.
     line = " ".join((MARK + words).replace('"', "'").split())
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 2] + " …"
 
 
 def parse_comments(shown: str) -> Dict[str, str]:
-    """The comment of each node that has one, from ``scontrol --oneliner show node``, where it stands last."""
+    """The comment of each node that has one, from ``scontrol --oneliner show node``, where it is last."""
     found = {}
     for line in shown.splitlines():
         name, comment = _NAME.match(line), _COMMENT.search(line)
@@ -130,14 +134,14 @@ def parse_comments(shown: str) -> Dict[str, str]:
 
 
 def noted(comment: str) -> List[str]:
-    """The checks that a node says it fails."""
+    """The checks that a node reports as failed."""
     return comment[len(NOTE) :].split(",") if comment.startswith(NOTE) else []
 
 
 def shared_faults(
     failing: Sequence[str], name: str, comments: Mapping[str, str], nodes: int, max_percent: float
 ) -> List[str]:
-    """Those of our faults that more nodes have than may be out of service for one."""
+    """Our faults that more nodes have than may be drained for one fault."""
     most = max(1.0, nodes * max_percent / 100)
     return [
         check
@@ -147,11 +151,14 @@ def shared_faults(
 
 
 def left_of_jobs(tree: Tree) -> List[str]:
-    """What a job has left on this node, or may have: its processes, by control group, those that Slurm starts for it, and
-    whatever no signal can end. Each as "NAME (PID)"."""
+    """What jobs have left on this node, each as "NAME (PID)".
+
+    These are processes in the control groups of jobs, those that Slurm starts for jobs, and processes that no signal
+    can end.
+    """
     found = []
     for pid in tree.names("proc"):
-        # In brackets, a name may have any character.
+        # The name, in brackets, may contain any character.
         before, _bracket, after = (tree.read("proc", pid, "stat") or "").rpartition(")") if pid.isdigit() else ("",) * 3
         name = before.partition("(")[2]
         uninterruptible = after.split()[:1] == ["D"]
@@ -162,9 +169,11 @@ def left_of_jobs(tree: Tree) -> List[str]:
 
 
 def decide(results: Sequence[Result], node: Node, shared: Sequence[str] = (), left: Sequence[str] = ()) -> Action:
-    """What to do with the node. A check that could not be made neither drains nor resumes, and no ``shared`` one drains.
+    """What to do with the node.
 
-    ``left``: processes of jobs that are still there, of a node that Slurm has drained for them.
+    A check that could not be made neither drains nor resumes, and no ``shared`` fault drains.
+
+    ``left``: remaining processes of jobs, on a node that Slurm has drained for them.
     """
     failing = [result for result in results if result["status"] == "fail" and result["id"] not in shared]
     unsure = [result["id"] for result in results if result["status"] == "error"]
@@ -204,7 +213,7 @@ def _note(runner: Runner, name: str, note: str) -> None:
 
 
 def settle(runner: Runner, settings: Settings, results: Sequence[Result], tree: Tree) -> Action:
-    """Let the others know what this node has, learn what they have, and tell the controller what that comes to."""
+    """Publish the faults of this node, read those of the others, and drain or resume the node accordingly."""
     name = settings.machine
     failing = [result["id"] for result in results if result["status"] == "fail"]
     shown = _shown(runner, name)
@@ -224,13 +233,13 @@ def settle(runner: Runner, settings: Settings, results: Sequence[Result], tree: 
     action = decide(results, node, shared, left_of_jobs(tree) if node["reason"] == KILL_FAILED else ())
     carry_out(runner, name, action)
     if note and ours and action.kind == "resume":
-        # Slurm takes the comment away with the reason.
+        # Slurm removes the comment together with the reason.
         _note(runner, name, note)
     return action._replace(unfit=bool(set(failing) - set(shared)))
 
 
 def carry_out(runner: Runner, name: str, action: Action) -> None:
-    """Tell the controller."""
+    """Drain or resume the node in the controller."""
     update = ["scontrol", "update", f"nodename={name}"]
     if action.kind == "drain":
         runner([*update, "state=drain", f"reason={action.words}"], timeout=_TIMEOUT)
@@ -239,12 +248,12 @@ def carry_out(runner: Runner, name: str, action: Action) -> None:
 
 
 def examine(settings: Settings, context: Context, only: Sequence[str]) -> List[Result]:
-    """The checks' results. What fails is checked once more: one disturbed reading takes no node out of service."""
+    """The results of the checks. Failed ones are repeated: one disturbed reading must not drain a node."""
     results = make_checks(context, settings.machine, only)
     failing = [result["id"] for result in results if result["status"] == "fail"]
     if not failing:
         return results
-    # A new context, since each remembers what it has read.
+    # A new context, since each caches what it has read.
     anew = Context(context.expected, context.tree, context.run, context.find)
     again = {result["id"]: result for result in make_checks(anew, settings.machine, failing)}
     return [again.get(result["id"], result) for result in results]
@@ -261,13 +270,13 @@ def main(
     runner: Runner = run,
     tree: Optional[Tree] = None,
 ) -> int:
-    """0 for a fit node. With ``--show`` only the results are printed, and Slurm is not told."""
+    """Returns 0 for a fit node. With ``--show``, only prints the results, and does not change the node in Slurm."""
     settings = Settings(**given)
     variables = os.environ if environment is None else environment
     try:
         record = Store(settings.folder, settings.cluster).read()
         if record is None:
-            # The member has left, or its copy was never written: nothing to judge it by.
+            # The member has left, or its copy was never written: there is nothing to judge it by.
             _say(f"There is no record of cluster {settings.cluster} in {settings.folder}.")
             return 0
         tree = tree or Tree()
@@ -278,14 +287,14 @@ def main(
                 _say(f"{result['status']} {result['id']}: {result['reason'] or result['actual']}")
         unfit = any(result["status"] == "fail" for result in results)
         prolog = variables.get("SLURM_SCRIPT_CONTEXT", "").startswith("prolog")
-        # A prolog that passes has nothing to tell: it must not cost the controller a question a job and node.
+        # A prolog that passes has nothing to report, and must not cost a request to the controller per job and node.
         if "--show" not in arguments and (unfit or not prolog):
             action = settle(runner, settings, results, tree)
             unfit = action.unfit
             _say(f"{settings.machine}: {action.kind}: {action.words}")
     except GpumeshError as failure:
         _say(f"{settings.machine}: could not be checked: {failure}")
-        # A node that could not be checked is not a node that failed: the job may run.
+        # A node that could not be checked has not failed: the job may run.
         return 0 if variables.get("SLURM_SCRIPT_CONTEXT") else 2
     return 1 if unfit else 0
 

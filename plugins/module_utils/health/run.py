@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The checks of a node, and how they are made: all at once, each within its time."""
+"""The checks of a node, and how they are run: all at once, each with a time limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
-#: NCCL and PyTorch's loaders share memory through the last one.
+#: The last one is the shared memory of NCCL and PyTorch's data loaders.
 _DISKS = ("/", "/var", "/home", tempfile.gettempdir(), os.path.join("/dev", "shm"))
 _DCGM_TIMEOUT = {0: 0.0, 1: 120.0, 2: 600.0, 3: 3600.0, 4: 7200.0}
 _NO_NVIDIA = "There is no NVIDIA driver on this host."
@@ -64,7 +64,7 @@ class Context:
         self._read: Dict[str, Any] = {}
 
     def once(self, name: str, read: Callable[[], _T]) -> _T:
-        """``read()``, remembered under ``name``. Two sources can be read at the same time."""
+        """The result of ``read()``, cached under ``name``. Two sources can be read at the same time."""
         with self._lock:
             source = self._sources.setdefault(name, threading.Lock())
         with source:
@@ -75,7 +75,7 @@ class Context:
 
     @property
     def nvidia(self) -> bool:
-        """Whether there are GPUs that nvidia-smi can be asked about."""
+        """Whether there are GPUs that nvidia-smi can query."""
         return self.tree.exists("proc/driver/nvidia/version") and self.find("nvidia-smi") is not None
 
     def stdout(self, argv: Sequence[str], timeout: float, check: bool = True) -> str:
@@ -89,7 +89,7 @@ class Context:
 
 
 class Check(NamedTuple):
-    """One check. ``seconds`` is its limit, or what tells it from what there is to do."""
+    """One check. ``seconds`` is its limit, or a function of the context that returns it."""
 
     id: str
     purpose: str
@@ -234,7 +234,7 @@ def _ssh_seconds(context: Context) -> float:
     return logins.longest(len(context.expected.ssh_peers))
 
 
-#: What a program computes on, and the ways between.
+#: The checks of what programs compute and communicate with.
 HARDWARE = (
     "health.gpu_ecc",
     "health.gpu_retired",
@@ -268,9 +268,9 @@ CHECKS = (
 
 
 def together(work: Dict[str, Callable[[], _T]], limit_s: float) -> Dict[str, _T]:
-    """Do everything at once; results in the order of ``work``. Raises CommandError when one is not done in time.
+    """Run everything at once. Returns the results in the order of ``work``. Raises CommandError after the time limit.
 
-    Threads are left behind rather than waited for: what hangs in the kernel cannot be stopped.
+    Threads are abandoned rather than waited for: what hangs in the kernel cannot be stopped.
     """
     futures = {name: _begin(job) for name, job in work.items()}
     ends = time.monotonic() + limit_s
@@ -284,7 +284,7 @@ def _begin(job: Callable[[], _T]) -> Future[_T]:
         try:
             future.set_result(job())
         except (GpumeshError, OSError, ValueError, LookupError, ArithmeticError) as failure:
-            # Carried to the thread that waits, and raised there.
+            # Passed to the waiting thread, and raised there.
             future.set_exception(failure)
         finally:
             if not future.done():
@@ -304,7 +304,7 @@ def _wait(name: str, future: Future[_T], remaining_s: float, limit_s: float) -> 
 
 
 def _make(check: Check, context: Context) -> Judgement:
-    """A judgement in any case: what keeps a check from being made is its result."""
+    """Make a check. If something prevents that, it is the result."""
     try:
         return together({check.id: functools.partial(check.make, context)}, check.limit(context))[check.id]
     except GpumeshError as error:
@@ -316,9 +316,9 @@ def _make(check: Check, context: Context) -> Judgement:
 
 
 def make_checks(context: Context, host_name: Optional[str], only: Sequence[str] = ()) -> List[Result]:
-    """Make the checks, all at once; ``only`` are ids, or the parts of ids before or after the dot."""
+    """Run the checks, all at once. ``only`` are IDs, or the parts of IDs before or after the dot."""
     chosen = [check for check in CHECKS if not only or {check.id, *check.id.split(".")} & set(only)]
-    # Of other hosts there is nothing to say.
+    # Checks of other hosts do not apply.
     chosen = [check for check in chosen if check.make is not _preload or context.expected.pod]
     judgements = together(
         {check.id: functools.partial(_make, check, context) for check in chosen},

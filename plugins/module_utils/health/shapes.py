@@ -12,7 +12,7 @@ Value = Union[str, int, float, bool, None]
 
 
 class Result(TypedDict):
-    """One check's result, in the shape that every check of the collection has.
+    """One check's result, in the form that every check of the collection has.
 
     ``status`` is pass, fail, error (could not be checked) or skipped. ``reason`` is empty on a pass, ``remedy`` on a
     pass and on a skip.
@@ -30,7 +30,7 @@ class Result(TypedDict):
 
 
 class Judgement(NamedTuple):
-    """The result of a judging function; its check adds the id and the purpose."""
+    """The result of a judging function. The check adds its ID and purpose."""
 
     status: str
     actual: Value = None
@@ -41,11 +41,12 @@ class Judgement(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the host is expected to be. None means that it is not known.
+    """The expected state of the host. None means unknown.
 
-    ``mounts`` are mount points. ``external_mounts`` are those of others, or folders below one. ``read_only_mounts`` are
-    those of both that nobody writes to. ``drains``: what fails takes the node out of service, so what any user can bring
-    about counts for nothing. ``machine`` is the host's name in the cluster. ``pod``: its programs see the mesh through a library.
+    ``mounts`` are mount points; ``external_mounts`` are those of external file systems, or folders below one;
+    ``read_only_mounts`` are those of both that are not written to. ``drains``: failed checks take the node out of
+    service, so conditions that any user can cause are ignored. ``machine`` is the host's name in the cluster. ``pod``:
+    its programs reach the mesh through a library.
     """
 
     gpus: Optional[int] = None
@@ -85,5 +86,5 @@ def skipped(reason: str) -> Judgement:
 
 
 def unknown(reason: str, remedy: str) -> Judgement:
-    """The check applies and could not be made."""
+    """The check applies, but could not be made."""
     return Judgement("error", reason=reason, remedy=remedy)

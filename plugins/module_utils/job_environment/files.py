@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment im
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment.host import Host, look, refuse_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
-#: The programs of the role, with the path and the mode of each.
+#: The programs of the role, with their paths and modes.
 _PROGRAMS = {
     "job_environment.bash": ("/etc/gpumesh/job_environment.bash", None),
     "task_prolog.py": ("/etc/gpumesh/task_prolog", "0755"),
@@ -31,7 +31,7 @@ _WRITTEN = "# Written by gpumesh.cluster.\n"
 
 
 def entries(params: Mapping[str, Any], host: Host) -> List[Dict[str, Any]]:
-    """What is wanted, for host_files. ``params``: the module's."""
+    """The wanted files, for host_files. ``params``: the module's parameters."""
     settings = complete(params["settings"], host.rdma_devices if params["rdma"] else [])
     programs = [
         {"path": path, "content": _INTERPRETERS.get(name, "") + params["programs"][name], "mode": mode}
@@ -46,22 +46,23 @@ def entries(params: Mapping[str, Any], host: Host) -> List[Dict[str, Any]]:
         {"path": _SETTINGS, "content": json.dumps(settings, indent=1) + "\n"},
         *programs,
         *gone,
-        # As /tmp: each user's task writes its hostfile there, and only its owner may remove it.
+        # Like /tmp: each user's task writes its hostfile there, and only the owner may remove it.
         {
             "path": _TMPFILES,
             "content": f"{_WRITTEN}d /run/gpumesh 0755 root root -\nd {folder.PATH} 1777 root root 7d\n",
         },
         {"path": "/run/gpumesh", "state": "directory"},
         {"path": folder.PATH, "state": "directory", "mode": "1777"},
-        # RDMA registers memory that may not be swapped: with the usual 8 MiB it fails. Slurm's tasks get it from slurmd.
-        # A container may not be allowed to raise the limit; there the file would only make each login log an error.
+        # RDMA registers memory that cannot be swapped, which fails with the usual limit of 8 MiB. Slurm's tasks inherit
+        # slurmd's. A container may not be allowed to raise the limit; there, the file would only make each login log an
+        # error.
         {
             "path": _LIMITS,
             "state": "file" if host.may_lock_memory else "absent",
             "content": _WRITTEN
             + "".join(f"{who} {kind} memlock unlimited\n" for who in ("*", "root") for kind in ("soft", "hard")),
         },
-        # NCCL takes the first line of a name, so the lines of others, which stand before ours, win.
+        # NCCL uses the first line of a name, so lines of others, which precede ours, take precedence.
         {
             "path": _NCCL,
             "state": "block",
@@ -72,20 +73,20 @@ def entries(params: Mapping[str, Any], host: Host) -> List[Dict[str, Any]]:
 
 
 def entries_gone(cluster: str) -> List[Dict[str, Any]]:
-    """The same once the layer is gone. The folder /etc/gpumesh may hold what other layers and clusters need."""
+    """The same after the layer is removed. The folder /etc/gpumesh may contain files of other layers and clusters."""
     paths = [_SETTINGS, *(path for path, _mode in _PROGRAMS.values()), _TMPFILES, folder.PATH, _LIMITS]
     lines = {"path": _NCCL, "state": "absent", "marker": host_files.marker(cluster)}
     return [*({"path": path, "state": "absent"} for path in paths), lines]
 
 
 def complete(settings: Mapping[str, Any], devices: Any) -> Dict[str, Any]:
-    """The settings with the RDMA devices of this host. Without any, it has no peers."""
+    """The settings with the RDMA devices of this host; without any, it has no RDMA peers."""
     peers = settings["rdma"]["peers"] if devices else []
     return {**settings, "rdma": {"devices": list(devices), "peers": peers}}
 
 
 def nccl_conf(settings: Mapping[str, Any]) -> str:
-    """Lines for /etc/nccl.conf, which holds outside jobs too: only what is true towards every member."""
+    """Lines for /etc/nccl.conf, which also applies outside of jobs: only what is true for every member."""
     lines = [f"NCCL_SOCKET_IFNAME=={settings['interface']}"]
     rdma = settings["rdma"]
     if rdma["devices"]:
@@ -95,8 +96,8 @@ def nccl_conf(settings: Mapping[str, Any]) -> str:
 
 
 def differences(run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
-    """How this host differs from the parameters of the module."""
+    """How this host differs from the module's parameters."""
     host = look(run, Tree())
     refuse_ports(params["settings"], host.local_ports)
-    # Not the folder: whether a container may mount can be found out only by mounting.
+    # Except the folder: whether a container can mount can only be found out by mounting.
     return host_files.differences(entries(params, host))

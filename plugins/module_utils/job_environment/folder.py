@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A small separate file system for the directory that every job may write to, so that no job can fill the host's.
+"""A small separate file system for the directory that every job can write to, so that no job can fill the host's.
 
-Jobs that run keep their files: these are taken along, by descriptor and only those that are a job's, since everybody can
+Running jobs keep their files: these are copied by descriptor, and only those that belong to jobs, since everyone can
 write to the folder.
 """
 
@@ -24,18 +24,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import
 PATH = "/run/gpumesh/jobs"
 UNIT_FOLDER = "/etc/systemd/system"
 _SOURCE = "gpumesh-jobs"
-#: Room for the hostfiles of thousands of steps. No more than this is lost to a job that fills it.
+#: Room for the hostfiles of thousands of steps, and the most that a job can use up.
 OPTIONS = "mode=1777,nosuid,nodev,noexec,size=128m,nr_inodes=32768"
-#: What the task prolog writes: the hostfile of a job or a step.
+#: The file that the task prolog writes: the hostfile of a job or a step.
 _HOSTFILE = re.compile(r"^[0-9]+(?:\.[0-9]+)?\.hosts$")
 _LARGEST_HOSTFILE = 16 * 1024 * 1024
 _SECONDS = 60
-#: Of capabilities(7); without it, nothing can be mounted.
+#: A capability of capabilities(7), without which nothing can be mounted.
 _CAP_SYS_ADMIN = 21
 
 
 class Host(NamedTuple):
-    """What there is. ``unit`` is the text of its mount unit, empty for none; ``systemd`` whether there is one to read it."""
+    """The current state. ``unit`` is the text of the mount unit, empty for none; ``systemd`` is whether systemd runs."""
 
     mounted: bool
     unit: str
@@ -43,7 +43,7 @@ class Host(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """``write`` or ``delete`` the unit, and ``mount`` or ``unmount`` the file system."""
+    """Whether to ``write`` or ``delete`` the unit, and to ``mount`` or ``unmount`` the file system."""
 
     write: bool = False
     mount: bool = False
@@ -66,7 +66,7 @@ class Result(NamedTuple):
 
 
 def see_to(run: Runner, present: bool, check_mode: bool, path: str = PATH) -> Result:
-    """Have it, or have it gone. With systemd it is mounted at each boot, else by each run."""
+    """Set up or remove the file system. systemd mounts it at each boot; without systemd, each run does."""
     systemd = os.path.isdir("/run/systemd/system")
     host = read(path, parse_mountinfo(_text("/proc/self/mountinfo")), systemd)
     plan, trouble = make_plan(path, host, present), ""
@@ -94,12 +94,12 @@ def _may_mount() -> bool:
 
 
 def unit_name(path: str) -> str:
-    """The name that systemd wants for the unit of a mount point that needs no escapes."""
+    """The unit name that systemd requires for a mount point without characters to escape."""
     return path.strip("/").replace("/", "-") + ".mount"
 
 
 def unit_text(path: str) -> str:
-    """The unit that mounts it at boot, before anything runs that jobs come from."""
+    """The unit that mounts it at boot, before anything that starts jobs."""
     return f"""# Written by gpumesh.cluster.
 [Unit]
 Description=What the jobs of a gpumesh cluster write for themselves
@@ -117,27 +117,27 @@ WantedBy=local-fs.target
 
 
 def read(path: str, mounts: List[Mounted], systemd: bool, folder: str = UNIT_FOLDER) -> Host:
-    """Look at the mount table and the unit."""
+    """Read the mount table and the unit."""
     mounted = any(mount.point == path and mount.source == _SOURCE for mount in mounts)
     return Host(mounted, read_text(os.path.join(folder, unit_name(path))) or "", systemd)
 
 
 def make_plan(path: str, host: Host, present: bool) -> Plan:
-    """What to do."""
+    """Decide what to do."""
     if present:
         return Plan(write=host.systemd and host.unit != unit_text(path), mount=not host.mounted)
     return Plan(delete=bool(host.unit), unmount=host.mounted)
 
 
 def apply(run: Runner, plan: Plan, path: str, folder: str = UNIT_FOLDER) -> str:
-    """Carry it out. Why nothing could be mounted, which a container may not; the empty text where all is done."""
+    """Carry out the plan. Returns why a container could not mount it, or an empty string."""
     unit = unit_name(path)
     if plan.delete:
         run(["systemctl", "disable", unit], check=False)
         remove_file(os.path.join(folder, unit))
         run(["systemctl", "daemon-reload"], check=False)
     if plan.unmount:
-        # Lazily: what a job has open goes with the job.
+        # Lazily, so that open files of jobs stay until the jobs end.
         run(["umount", "--lazy", path], timeout=_SECONDS)
     if plan.mount:
         trouble = _mount(run, path)
@@ -151,10 +151,10 @@ def apply(run: Runner, plan: Plan, path: str, folder: str = UNIT_FOLDER) -> str:
 
 
 def _mount(run: Runner, path: str) -> str:
-    """Mount it over the folder, with the files of the jobs that run now."""
+    """Mount it over the folder, with the files of the running jobs."""
     with _opened(path) as old:
         stage = f"{path}.new"
-        # From an interrupted run.
+        # Left by an interrupted run.
         run(["umount", "--lazy", stage], check=False)
         os.makedirs(stage, mode=0o700, exist_ok=True)
         try:
@@ -165,9 +165,9 @@ def _mount(run: Runner, path: str) -> str:
         try:
             with _opened(stage) as new:
                 taken = _take_along(old, new, set())
-                # A mount cannot be moved from where others see it, and bound it can be.
+                # A mount cannot be moved out of a shared mount, but can be bound.
                 run(["mount", "--bind", stage, path], timeout=_SECONDS)
-                # Written meanwhile.
+                # Copy files that were written meanwhile.
                 _take_along(old, new, taken)
                 _empty(old)
         finally:
@@ -186,7 +186,7 @@ def _opened(path: str) -> Iterator[int]:
 
 
 def _take_along(old: int, new: int, taken: Set[str]) -> Set[str]:
-    """Copy the hostfiles that are not taken yet; those that now are."""
+    """Copy the hostfiles that are not in ``taken``. Returns those that are now."""
     names = set(taken)
     for name in sorted(os.listdir(old)):
         if _HOSTFILE.match(name) and name not in names and _copy(name, old, new):
@@ -195,7 +195,10 @@ def _take_along(old: int, new: int, taken: Set[str]) -> Set[str]:
 
 
 def _copy(name: str, old: int, new: int) -> bool:
-    """Whether there was such a file, and room for it. Owner and permissions stay, but for those that give rights."""
+    """Copy a hostfile.
+
+    Returns whether it existed and there was room. Keeps its owner and permissions, except setuid bits.
+    """
     try:
         source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=old)
     except OSError:
@@ -215,7 +218,7 @@ def _copy(name: str, old: int, new: int) -> bool:
             os.fchmod(target, stat.S_IMODE(about.st_mode) & 0o755)
             os.utime(target, (about.st_atime, about.st_mtime))
         except OSError:
-            # No room: one job has less, and the others go on.
+            # No room: one job lacks its file, and the others continue.
             os.unlink(name, dir_fd=new)
             return False
         finally:
@@ -226,12 +229,12 @@ def _copy(name: str, old: int, new: int) -> bool:
 
 
 def _empty(folder: int) -> None:
-    """Free what is under the mount now, and would be out of everybody's sight."""
+    """Delete the files below the new mount, which would be out of sight."""
     for name in os.listdir(folder):
         try:
             os.unlink(name, dir_fd=folder)
         except IsADirectoryError:
             shutil.rmtree(f"/proc/self/fd/{folder}/{name}", ignore_errors=True)
         except FileNotFoundError:
-            # Its owner was faster.
+            # Its owner has removed it.
             continue

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts of the job environment that only the host itself knows."""
+"""The parts of the job environment that only the host knows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 
 
 class Host(NamedTuple):
-    """What there is."""
+    """What the host has."""
 
-    #: The ports that outgoing connections get, None where the kernel does not say.
+    #: The ephemeral ports, None if the kernel does not report them.
     local_ports: Optional[LocalPorts]
-    #: Whether the limit of locked memory can be lifted.
+    #: Whether the limit of locked memory can be removed.
     may_lock_memory: bool
     #: The active RDMA ports as NCCL and UCX name them: DEVICE:PORT.
     rdma_devices: Sequence[str]
 
 
 def look(run: Runner, tree: Tree) -> Host:
-    """Read it."""
+    """Read the state of the host."""
     ports = read_ports(tree)
     names = [link["name"] for link in parse_addresses(run(ADDRESS_COMMAND).stdout)] if ports else []
     devices = active_devices([rdma_of(name, read_nic(tree, name), ports) for name in names])
@@ -36,13 +36,13 @@ def look(run: Runner, tree: Tree) -> Host:
 
 
 def active_devices(behind: Sequence[Optional[Rdma]]) -> List[str]:
-    """The active RDMA ports behind interfaces, each once. A bond and the interfaces in it share a device."""
+    """The active RDMA ports behind interfaces, each once. A bond and its members share a device."""
     active = [port for port in behind if port and port["state"] == "active"]
     return list(dict.fromkeys(f"{port['device']}:{port['port']}" for port in active))
 
 
 def refuse_ports(settings: Mapping[str, Any], ports: Optional[LocalPorts]) -> None:
-    """Refuse a range in which an outgoing connection may be on a job's port. Raises HostStateError."""
+    """Refuse a range that overlaps the ephemeral ports, one of which may be in use. Raises HostStateError."""
     low, high = settings["port_range"]
     wanted = f"{low}-{high}"
     if ports is None or high < ports["first"] or low > ports["last"] or wanted in ports["reserved"]:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A WireGuard interface of this host: read it, bring it to the desired state, take it away."""
+"""A WireGuard interface of this host: read it, bring it to the desired state, remove it."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import valu
 
 DIRECTORY = "/etc/wireguard"
 
-#: A link of this name is made and removed at once to learn whether the kernel can do WireGuard.
+#: A link with this name is created and removed immediately, to find out whether the kernel supports WireGuard.
 _PROBE = "gpumesh-probe"
 _TUN = "/dev/net/tun"
-#: Peers in one command line, so that even a very large change stays far below the limit of the kernel.
+#: The maximum number of peers per command, so that even a large change stays far below the kernel's limit.
 _CHUNK = 500
 
-#: Names that are resolved at the same time, and the seconds that all of them may take together.
+#: The number of names that are resolved at the same time, and the seconds that all of them may take together.
 _RESOLVED_AT_ONCE = 32
 _RESOLVE_FOR = 10.0
 
 
 class Host(NamedTuple):
-    """Where the work is done: the commands' runner, whether it may change anything, and the folders of the files."""
+    """Where the work is done: a runner for commands, whether it may change anything, and the folders of the files."""
 
     run: Runner
     check_mode: bool
@@ -76,31 +76,31 @@ class Host(NamedTuple):
     places: Places = Places()
 
     def conf_path(self, interface: str) -> str:
-        """The configuration that wg-quick reads."""
+        """The path of the configuration that wg-quick reads."""
         return os.path.join(self.directory, f"{interface}.conf")
 
     def preshared_path(self, interface: str) -> str:
-        """The folder of the preshared keys."""
+        """The path of the folder with the preshared keys."""
         return preshared.folder_of(self.directory, interface)
 
     def key_path(self, interface: str) -> str:
-        """The private key."""
+        """The path of the private key."""
         return os.path.join(self.directory, f"{interface}.key")
 
 
 class Result(NamedTuple):
-    """What was done, or in check mode would be. ``before`` and ``after`` are for the diff and hold no secret."""
+    """What was done, or would be in check mode. ``before`` and ``after`` are for the diff and contain no secrets."""
 
     changed: bool
     public_key: Optional[str]
     interface_up: bool
-    #: ``kernel``, ``userspace``, or ``missing`` where this host can run neither yet.
+    #: ``kernel``, ``userspace``, or ``missing`` if this host cannot run either yet.
     implementation: str
-    #: Whether wg(8) is there.
+    #: Whether wg(8) is installed.
     tools: bool
     #: Whether a service brings the interface up at boot.
     boot: bool
-    #: Bytes; 0 where only the key was seen to.
+    #: Bytes; 0 if only the key was handled.
     mtu: int
     peers: PeerChanges
     #: Per public key: machine, latest_handshake (seconds since 1970, 0 for never), endpoint, received, sent (bytes).
@@ -122,11 +122,11 @@ def present(
     preshared_keys: Optional[Mapping[str, str]] = None,
     preshared_without: Container[str] = (),
 ) -> Result:
-    """Make the key, and with ``desired`` the configuration and the running interface too.
+    """Create the key, and with ``desired``, also the configuration and the running interface.
 
-    With ``probe_mtu`` the desired MTU is lowered to what the paths to the endpoints carry. With ``expected_key``, a host
-    whose key is another one is left at that: its peers could not know it. ``preshared_keys``, by machine, are kept from
-    now on; those shared with the machines in ``preshared_without`` are removed. An interface that is not up stays down:
+    With ``probe_mtu``, the desired MTU is lowered to what the paths to the endpoints carry. With ``expected_key``, a
+    host that has another key is not configured, since its peers could not know it. ``preshared_keys``, by machine, are
+    stored; those shared with the machines in ``preshared_without`` are removed. An interface that is down stays down:
     its service brings it up from the configuration. Raises GpumeshError.
     """
     check_interface_name(interface)
@@ -167,7 +167,7 @@ def present(
 
 
 def absent(host: Host, interface: str) -> Result:
-    """Take the interface, its configuration and its key away.
+    """Remove the interface, its configuration and its key.
 
     A configuration that is not ours is refused, and an interface that something else has set up is left alone.
     """
@@ -201,7 +201,7 @@ def absent(host: Host, interface: str) -> Result:
 
 
 def read_runtime(host: Host, interface: str) -> Optional[Runtime]:
-    """The running interface; None where there is none. Refuses an interface of another kind with that name."""
+    """The running interface; None if there is none. Refuses an interface of another kind with that name."""
     shown = host.run(["ip", "-j", "-d", "address", "show", "dev", interface], check=False)
     if shown.rc != 0:
         return None
@@ -222,9 +222,9 @@ def read_runtime(host: Host, interface: str) -> Optional[Runtime]:
 
 
 def resolve(endpoints: Iterable[str], seconds: float = _RESOLVE_FOR) -> Dict[str, Tuple[str, ...]]:
-    """Each endpoint with the ``address:port`` forms it stands for, in the resolver's order; () where there is none.
+    """The ``address:port`` forms of each endpoint, in the resolver's order; () if it has none.
 
-    All at once, and for so many seconds together: whoever has not been answered by then has no address now.
+    All are resolved at once, within ``seconds`` in total. A name without an answer by then has no address.
     """
     wanted = sorted(set(endpoints))
     found: Dict[str, Tuple[str, ...]] = {}
@@ -258,7 +258,7 @@ def _addresses_of(endpoint: str) -> Tuple[str, ...]:
         return ()
     dialled = []
     for answer in answers:
-        # An answer of a name server is checked like input of a user.
+        # A name server's answer is checked like a user's input.
         with contextlib.suppress(ValueError):
             dialled.append(join_endpoint(values.address(str(answer[4][0])), port))
     return tuple(dialled)
@@ -321,8 +321,8 @@ def _measured(
 ) -> Desired:
     """``desired`` with the MTU lowered to what the paths carry. ``former``: the one that was written before.
 
-    What was measured before is only confirmed, and measured again where it is not so any more. An endpoint that does
-    not answer at all, being down or silent by choice, keeps what is known of it, and is asked again by the next run.
+    Earlier results are only confirmed, and measured again if they no longer hold. An endpoint that does not answer,
+    because it is down or by configuration, keeps its earlier result, and is measured again by the next run.
     """
     paths = {peer.endpoint: peer.path_mtu for peer in written.values() if peer.endpoint and peer.path_mtu is not None}
     address_of = {endpoint: split_endpoint(dial[0])[0] for endpoint, dial in resolved.items() if dial}
@@ -345,11 +345,11 @@ def _measured(
 
 
 def _apply(host: Host, desired: Desired, steps: Plan) -> None:
-    """Carry the plan out on the running interface.
+    """Carry out the plan on the running interface.
 
-    Not by ``wg syncconf``: that sets the port and the addresses of every peer again, for which wireguard-go closes and
-    opens its socket and the kernel empties each peer's list for a moment; packets of others are lost. ``addconf`` and
-    ``set`` touch the peers that differ and nobody else.
+    `wg syncconf` is not used: it sets the port and the addresses of every peer again, for which wireguard-go closes and
+    reopens its socket, and the kernel empties each peer's list for a moment, so packets of other peers are lost.
+    ``addconf`` and ``set`` affect only the peers that differ.
     """
     _apply_link(host, desired, steps)
     _apply_peers(host.run, desired.interface, steps)
@@ -361,7 +361,7 @@ def _apply(host: Host, desired: Desired, steps: Plan) -> None:
 
 
 def _apply_link(host: Host, desired: Desired, steps: Plan) -> None:
-    """The key, the port, and what ip(8) knows of the interface."""
+    """Set the key, the port, and the settings of ip(8)."""
     run, interface = host.run, desired.interface
     if steps.load_key:
         run(["wg", "set", interface, "private-key", host.key_path(interface)])
@@ -371,7 +371,7 @@ def _apply_link(host: Host, desired: Desired, steps: Plan) -> None:
         run(["ip", "link", "set", "dev", interface, "mtu", str(steps.mtu)])
     if steps.set_up:
         run(["ip", "link", "set", "dev", interface, "up"])
-    # The old address goes first: it may hold the same network, whose route must in the end belong to the new one.
+    # The old address is removed first: it may be in the same network, whose route must belong to the new one.
     for address in steps.drop_addresses:
         run(["ip", "address", "delete", address, "dev", interface])
     for address in steps.add_addresses:
@@ -381,7 +381,7 @@ def _apply_link(host: Host, desired: Desired, steps: Plan) -> None:
 
 
 def _apply_peers(run: Runner, interface: str, steps: Plan) -> None:
-    """New before old: an address that changes hands, as with a new key, has an owner at every moment."""
+    """Add new peers before old ones are removed, so that an address that moves, as with a new key, always has an owner."""
     shared = preshared_options(steps.set_peers)
     for start in range(0, len(shared), 4 * _CHUNK):
         run(["wg", "set", interface, *shared[start : start + 4 * _CHUNK]])
@@ -395,7 +395,7 @@ def _apply_peers(run: Runner, interface: str, steps: Plan) -> None:
 
 
 def _set_kernel(settings: Iterable[Tuple[str, str]]) -> None:
-    """Write settings under /proc/sys. Raises HostStateError where that is not allowed, as in some containers."""
+    """Write settings below /proc/sys. Raises HostStateError if that is not allowed, as in some containers."""
     for path, value in settings:
         try:
             with open(path, "w", encoding="ascii") as stream:
@@ -409,21 +409,21 @@ def _set_kernel(settings: Iterable[Tuple[str, str]]) -> None:
 
 
 def _forwards(interface: str, address: str) -> bool:
-    """Whether the kernel has every setting of a relay."""
+    """Whether the kernel has all settings of a relay."""
     return all((read_text(path) or "").strip() == value for path, value in forwarding_settings(address, interface))
 
 
 def start_handshakes(peers: Sequence[Peer]) -> None:
-    """Send one empty datagram to each peer that we can dial, so that the handshake is made now, not at first use.
+    """Send an empty datagram to each peer that has an endpoint, so that handshakes are made now, and not at first use.
 
-    After a change of keys this lets the packets go that both sides hold back until then.
+    After a change of keys, this releases the packets that both sides hold back until then.
     """
     dialled = [peer.allowed_ips[0] for peer in peers if peer.endpoint and peer.allowed_ips]
     knock(str(ipaddress.ip_network(network).network_address) for network in dialled)
 
 
 def _read_conf(host: Host, interface: str) -> str:
-    """Our configuration, or '' where there is none. Somebody else's is refused."""
+    """Our configuration, or '' if there is none. A configuration that is not ours is refused."""
     path = host.conf_path(interface)
     conf = read_text(path) or ""
     if conf and not is_ours(conf):
@@ -436,9 +436,9 @@ def _read_conf(host: Host, interface: str) -> str:
 
 
 def _is_our_interface(host: Host, interface: str, runtime: Runtime) -> bool:
-    """Whether we have set the running interface up: there is our configuration, or it has our key.
+    """Whether we have set up the running interface: our configuration exists, or it has our key.
 
-    One with neither a key nor peers is unused, such as wg-quick leaves behind when it is killed.
+    An interface with neither a key nor peers is unused, such as one that a killed wg-quick leaves behind.
     """
     if _read_conf(host, interface):
         return True
@@ -448,7 +448,7 @@ def _is_our_interface(host: Host, interface: str, runtime: Runtime) -> bool:
 
 
 def _refuse_taken_port(host: Host, desired: Desired) -> None:
-    """Two tunnels cannot share a port; said here, since wg-quick only fails later, in a service's log."""
+    """Two tunnels cannot share a port. Reported here, since wg-quick would only fail later, in a service's log."""
     for line in host.run(["wg", "show", "all", "listen-port"], check=False).stdout.splitlines():
         name, _tab, port = line.partition("\t")
         if name != desired.interface and port.strip() == str(desired.listen_port):
@@ -461,7 +461,7 @@ def _refuse_taken_port(host: Host, desired: Desired) -> None:
 
 
 def _implementation(host: Host, runtime: Optional[Runtime]) -> str:
-    """Which WireGuard runs the interface, or would."""
+    """The implementation that runs the interface, or would run it."""
     if runtime is not None:
         return "kernel" if runtime.link.kind == "wireguard" else "userspace"
     if _kernel_has_wireguard(host):
@@ -484,7 +484,7 @@ def _starts_at_boot(host: Host, interface: str) -> bool:
 
 
 def _kernel_has_wireguard(host: Host) -> bool:
-    """Whether the kernel makes a WireGuard link. Tried, since a module that is on disk may not be loadable here."""
+    """Whether the kernel can create a WireGuard link. It is tried, since a module on disk may not be loadable here."""
     if os.path.isdir("/sys/module/wireguard"):
         return True
     if host.check_mode:
@@ -496,7 +496,7 @@ def _kernel_has_wireguard(host: Host) -> bool:
 
 
 def _without_tools(host: Host, desired: Optional[Desired], implementation: str) -> Result:
-    """The result on a host without wg(8): it says what to install, and in check mode that all would be made."""
+    """The result on a host without wg(8): what to install, and in check mode, that everything would be created."""
     added = sorted(peer.machine for peer in desired.peers) if desired else []
     mtu = desired.mtu if desired else 0
     return Result(host.check_mode, None, False, implementation, False, False, mtu, PeerChanges(added, [], []), {})
@@ -518,7 +518,7 @@ def _handshakes(runtime: Optional[Runtime], names: Dict[str, str]) -> Dict[str, 
 
 
 def _live_lines(steps: Plan, names: Dict[str, str], desired: Desired) -> Tuple[str, str]:
-    """What differs in the running interface, as comment lines below the two configurations."""
+    """The differences in the running interface, as comment lines below the two configurations."""
     after = [f"# running: peer {peer.machine} set" for peer in steps.set_peers]
     before = [f"# running: peer {names.get(key, key)} has the key {key}" for key in steps.drop_peers]
     after += ["# running: key loaded"] if steps.load_key else []

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The key pair of a host: made there by wg(8), its private half only ever in a file of root and in a pipe."""
+"""The key pair of a host. wg(8) generates it there; its private half is only ever in a file of root's and in a pipe."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MODE = 0o600
 
 
 class KeyState(NamedTuple):
-    """``public_key`` is None where there is no key yet and this run may not make one."""
+    """``public_key`` is None if there is no key yet, and this run may not generate one."""
 
     public_key: Optional[str]
     changed: bool
 
 
 def read_public_key(path: str, run: Runner) -> Optional[str]:
-    """The public half of the key in ``path``; None where there is none. Raises HostStateError for a damaged file."""
+    """The public half of the key in ``path``; None if it does not exist. Raises HostStateError for a damaged file."""
     private = read_text(path)
     if private is None:
         return None
@@ -33,7 +33,7 @@ def read_public_key(path: str, run: Runner) -> Optional[str]:
     except CommandError as failure:
         if failure.details.get("rc") is None:
             raise
-        # wg's own words are left out: a message must never have a chance to quote the key.
+        # wg's own message is omitted, since it might quote the key.
         raise HostStateError(
             f"{path} does not contain a WireGuard private key.",
             "Remove the file and run the mesh layer again: the host gets a new key and registers it.",
@@ -42,9 +42,9 @@ def read_public_key(path: str, run: Runner) -> Optional[str]:
 
 
 def ensure_key(path: str, run: Runner, check_mode: bool) -> KeyState:
-    """See to it that ``path`` holds a private key that only root can read.
+    """Make sure that ``path`` contains a private key that only root can read.
 
-    In check mode nothing is made, and the public half of a key that would be made is unknown.
+    In check mode, nothing is generated, and the public half of a missing key is unknown.
     """
     public_key = read_public_key(path, run)
     if public_key is None:

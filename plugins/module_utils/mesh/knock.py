@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A packet for each peer, so that its tunnel makes a handshake now and not at first use."""
+"""Send a packet to each peer, so that its tunnel makes a handshake now, and not at first use."""
 
 from __future__ import annotations
 
 import socket
 from typing import Iterable
 
-#: RFC 863: whatever arrives there is thrown away.
+#: RFC 863: whatever arrives at this port is discarded.
 _DISCARD = 9
 
 
@@ -20,5 +20,5 @@ def knock(addresses: Iterable[str]) -> None:
             try:
                 sender.sendto(b"", (address, _DISCARD))
             except OSError:
-                # No route or no endpoint yet, or a firewall of the host: the first real packet makes the handshake.
+                # No route or endpoint yet, or a firewall on this host: the first real packet triggers the handshake.
                 continue

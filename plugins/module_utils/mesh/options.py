@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options that the modules of the mesh share, with the doc fragment of the same name, and those of their actions."""
+"""The options that the modules of the mesh share (see the doc fragment with the same name), and those of their actions."""
 
 from __future__ import annotations
 
 from typing import Any, Dict
 
-#: Of the actions. The record itself is beside them, since they do not copy it.
+#: Options of the actions. The record is not among them, since they do not copy it.
 RECORD_OPTIONS: Dict[str, Any] = {"relays": {"type": "list", "elements": "str", "default": []}}
 RECORD: Dict[str, Any] = {"record": {"type": "raw"}, **RECORD_OPTIONS}
 
@@ -21,7 +21,7 @@ ROTATION_OPTIONS: Dict[str, Any] = {
     "prepared": {"type": "str"},
 }
 
-#: Of an interface.
+#: Options of an interface.
 TUNNEL: Dict[str, Any] = {
     "interface": {"type": "str"},
     "address": {"type": "str"},

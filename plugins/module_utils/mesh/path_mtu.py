@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The MTU of a path, measured by echo requests that must not be fragmented, to all endpoints at once.
 
-An interface's own MTU says nothing about the path behind it, and the message that says so (ICMP "fragmentation
-needed") is dropped by many firewalls: small packets pass and transfers die. So packets of the size are sent, each with
-a small one beside it: where the small one is lost as well, a host was busy, and nothing is known of the path.
+An interface's MTU says nothing about the path behind it, and many firewalls drop the message that would (ICMP
+"fragmentation needed"): small packets pass, and transfers hang. So packets of the size in question are sent, each
+together with a small one: if that is lost as well, a host was busy, and nothing is known about the path.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from typing import Callable, Dict, Mapping, Optional, Set
 
 #: Bytes that WireGuard (32), UDP (8) and the outer header (20 or 40) add to a packet.
 _OVERHEAD = {4: 60, 6: 80}
-#: Every supported path carries this. An endpoint that does not even answer this does not answer echo requests at all.
+#: Every supported path carries this size. An endpoint that does not answer even this does not answer echo requests.
 _SMALLEST = 576
-#: Bytes: the search ends when it knows the MTU this exactly. WireGuard pads to 16 anyway.
+#: Bytes: the search ends when it knows the MTU this precisely. WireGuard pads to 16 anyway.
 _STEP = 8
-#: How often a pair of packets is sent, and the seconds from one to the next.
+#: How often a pair of packets is sent, and the interval in seconds.
 _TRIES, _INTERVAL = 4, 0.25
-#: Small packets that must be answered, and none of their large ones, before the path counts as narrow.
+#: How many small packets must be answered, and none of their large ones, before the path counts as narrow.
 _EVIDENCE = 2
-#: Seconds to wait in the end for those of whom too little was heard.
+#: Seconds to wait at the end for endpoints that answered too little.
 _PATIENCE = 0.75
 
-# <linux/in.h>, <linux/in6.h> and <linux/icmp.h>; Python names them only since 3.12 or not at all. PROBE sets DF and
-# ignores what the kernel remembers of the path.
+# <linux/in.h>, <linux/in6.h> and <linux/icmp.h>; Python has names for them only since 3.12, or not at all. PROBE sets
+# DF, and ignores the path MTU that the kernel has cached.
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
 _SO_RCVBUFFORCE = 33
 _ECHO_REQUEST = {4: 8, 6: 128}
 _ECHO_REPLY = {4: 0, 6: 129}
 _HEADER = {4: 20, 6: 40}
 _ICMP = struct.Struct("!BBHHH")
-#: Bytes of answers that may wait while we are not running: the kernel's default holds those of some 90 endpoints.
+#: Bytes of replies that can be buffered while this program is not running: the kernel's default holds those of about 90
+#: endpoints.
 _BUFFER = 8 << 20
 
-#: Sends packets of the given size in bytes to each address. True: they are answered. False: they are not, though small
-#: ones sent beside them are. An address that answers to neither is left out.
+#: Sends packets of the given size in bytes to each address. True: they are answered. False: they are not, although
+#: small ones sent with them are. An address that answers neither is omitted.
 Probe = Callable[[Mapping[str, int]], Dict[str, bool]]
 
 
@@ -56,13 +57,12 @@ def tunnel_mtu(path_mtu: int, address: str) -> int:
 def path_mtus(known: Mapping[str, int], wanted: int, probe: Probe) -> Dict[str, Optional[int]]:
     """For each address the size that its path carries, in bytes, up to what a tunnel of ``wanted`` bytes needs.
 
-    ``known``: what each was measured to carry before, 0 where nothing is known. Full size is confirmed by one answer. On
-    a narrow path a step more is tried first, so that growth is seen. None where the address does not answer, so that
-    nothing new is known.
+    ``known``: earlier results, 0 for unknown. Full size is confirmed by one answer. On a narrow path, one step more is
+    tried first, so that an increase is noticed. None if the address does not answer, so that nothing new is known.
     """
     full = {address: wanted + _OVERHEAD[ipaddress.ip_address(address).version] for address in known}
     found: Dict[str, Optional[int]] = {}
-    # Each with the largest size that passed and the smallest that did not.
+    # For each, the largest size that passed and the smallest that did not.
     bounds = {address: (_SMALLEST, full[address] + 1) for address in known}
     while bounds:
         sizes = {address: _next_size(*bounds[address], full[address], known[address]) for address in bounds}
@@ -81,7 +81,7 @@ def path_mtus(known: Mapping[str, int], wanted: int, probe: Probe) -> Dict[str, 
 
 
 def _next_size(low: int, high: int, full: int, known: int) -> int:
-    """The size to try between one that passed and one that did not: what is likely first, then the middle."""
+    """The next size to try, between one that passed and one that did not: likely sizes first, then the middle."""
     guesses = [min(known + _STEP, full), min(known, full), full] if known else [full]
     return next((guess for guess in guesses if low < guess < high), (low + high) // 2)
 
@@ -113,7 +113,7 @@ def _echo(version: int, sizes: Mapping[str, int]) -> Dict[str, bool]:
 
 
 def _open(version: int) -> socket.socket:
-    """A raw socket that sends with DF set. Raises OSError where that is not allowed."""
+    """A raw socket that sends with DF set. Raises OSError if that is not allowed."""
     if version == 4:
         raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         raw.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
@@ -123,59 +123,59 @@ def _open(version: int) -> socket.socket:
     try:
         raw.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
     except OSError:
-        # Not in every container. What the limit allows then.
+        # Some containers may not exceed the limit; then the buffer is as large as it allows.
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
     return raw
 
 
 class _Talk:
-    """Pairs of a packet of the size and a small one, and what was heard of them.
+    """Pairs of a packet of the size in question and a small one, and the replies to them.
 
-    The sequence numbers of the former are even. Each of ``undecided`` may still show that the size passes; of each of
-    ``unheard`` too little was heard to say anything.
+    The sequence numbers of the former are even. For addresses in ``undecided``, a reply may still show that the size
+    passes; those in ``unheard`` have answered too little to decide.
     """
 
     def __init__(self, raw: socket.socket, version: int, sizes: Mapping[str, int]) -> None:
         self._raw, self._version, self._sizes = raw, version, sizes
-        # Random, so that no answer to somebody else's echo request is taken for ours.
+        # Random, so that a reply to another program's echo request is not taken for ours.
         self._identity = int.from_bytes(os.urandom(2), "big")
         self._sequence = 0
         self._passed: Set[str] = set()
         self._small: Dict[str, Set[int]] = {address: set() for address in sizes}
-        #: Those for whom the size does not even fit through this host's own interface.
+        #: Addresses for which the size does not fit even through this host's own interface.
         self._refused: Set[str] = set()
         self.undecided, self.unheard = set(sizes), set(sizes)
 
     def verdicts(self) -> Dict[str, bool]:
-        """As a Probe returns them."""
+        """The result of a Probe."""
         return {address: address in self._passed for address in self._sizes if address not in self.unheard}
 
     def send(self) -> None:
-        """Send one more pair to each that is undecided; what comes meanwhile is taken in."""
+        """Send one more pair to each undecided address, and process the replies that arrive meanwhile."""
         for address in sorted(self.undecided):
             for sequence, size in ((self._sequence, self._sizes[address]), (self._sequence + 1, _SMALLEST)):
                 try:
                     self._raw.sendto(_request(self._version, self._identity, sequence, size), (address, 0))
                 except OSError as failure:
-                    # Without a route there is no answer either way.
+                    # Without a route, neither packet is answered.
                     if failure.errno == errno.EMSGSIZE:
                         self._refused.add(address)
             self._take(0)
         self._sequence += 2
 
     def listen(self, seconds: float, waiting_for: Set[str]) -> None:
-        """Receive answers until none is missing, or the time has ended."""
+        """Receive replies until none is missing, or the time is over."""
         deadline = time.monotonic() + seconds
-        # What has come is taken in even when the time is over: it may be this host that was busy.
+        # Replies that have arrived are processed even after the time is over, since this host may have been busy.
         while waiting_for and self._take(max(deadline - time.monotonic(), 0)):
             continue
 
     def _take(self, seconds: float) -> bool:
-        """Take in one packet that comes within the seconds; whether any has."""
+        """Process one packet that arrives within the time. Returns whether one did."""
         if not select.select([self._raw], [], [], seconds)[0]:
             return False
         packet, sender = self._raw.recvfrom(65535)
-        # An IPv4 raw socket hands over the IP header too.
+        # An IPv4 raw socket also returns the IP header.
         start = (packet[0] & 0x0F) * 4 if self._version == 4 else 0
         if len(packet) >= start + _ICMP.size:
             kind, _code, _checksum_seen, identity, sequence = _ICMP.unpack_from(packet, start)
@@ -184,7 +184,7 @@ class _Talk:
         return True
 
     def _count(self, address: str, sequence: int) -> None:
-        """Take an answer as evidence."""
+        """Process a reply."""
         small = self._small[address]
         if sequence % 2 == 0:
             self._passed.add(address)
@@ -200,7 +200,7 @@ class _Talk:
 def _request(version: int, identity: int, sequence: int, size: int) -> bytes:
     payload = bytes(size - _HEADER[version] - _ICMP.size)
     header = _ICMP.pack(_ECHO_REQUEST[version], 0, 0, identity, sequence)
-    # The kernel fills in the checksum of ICMPv6, which covers addresses that only it knows.
+    # The kernel computes the checksum of ICMPv6, which covers addresses that only it knows.
     checksum = _checksum(header + payload) if version == 4 else 0
     return _ICMP.pack(_ECHO_REQUEST[version], 0, checksum, identity, sequence) + payload
 

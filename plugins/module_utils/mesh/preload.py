@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The library through which the programs of a container without TUN see its tailnet: build, test and activate it.
 
-A library in /etc/ld.so.preload is loaded into every program, so one that does not work would break the host, and the way
-to mend it. It is tested before it is activated and afterwards, and taken back if a test fails.
+A library in /etc/ld.so.preload is loaded into every program, so a broken one would break the host, including the means
+to repair it. It is tested before and after it is activated, and deactivated if a test fails.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
     write_atomic,
 )
 
-#: Begins the name of the library.
+#: The prefix of the library's file name.
 NAME = "libgpumesh-pod-"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-z,relro,-z,now")
-#: What a program has to see: this host listens at its mesh address, connects to it, and both ends have its address. The
-#: list of interfaces is read as libc gives it to programs.
+#: What a program must see: this host listens at its mesh address, connects to it, and both ends have its address. The
+#: list of interfaces is read through libc, as programs do.
 _PROBE = """
 import ctypes, socket, sys
 address, interface = sys.argv[1:]
@@ -66,7 +66,7 @@ class Places(NamedTuple):
 
 
 class Library(NamedTuple):
-    """What is to be built. ``source`` is C, ``definitions`` are the arguments of the compiler for its settings."""
+    """The library to build. ``source`` is C, ``definitions`` are compiler arguments with its settings."""
 
     source: str
     definitions: Tuple[str, ...]
@@ -74,19 +74,22 @@ class Library(NamedTuple):
     interface: str
 
     def path(self, places: Places) -> str:
-        """Its file. The name changes with the content: programs that run go on with the one that they have."""
+        """The path of its file.
+
+        The name changes with the content, so running programs keep the version that they loaded.
+        """
         text = "\0".join((self.source, *_FLAGS, *self.definitions))
         return os.path.join(places.libraries, f"{NAME}{hashlib.sha256(text.encode()).hexdigest()[:16]}.so")
 
 
 class Plan(NamedTuple):
-    """``path``: the library that is to be active, None for none. Texts are those of the list of libraries."""
+    """``path``: the library to activate, None for none. The texts are those of /etc/ld.so.preload."""
 
     path: Optional[str]
     build: bool
     before: str
     after: str
-    #: Libraries of ours that are not needed any more.
+    #: Libraries of ours that are no longer needed.
     old: List[str]
 
     @property
@@ -96,7 +99,7 @@ class Plan(NamedTuple):
 
 
 def library_of(given: Mapping[str, Any]) -> Library:
-    """From the options of the module. Raises InputError for what the library cannot serve."""
+    """Create it from the module's options. Raises InputError for what the library cannot serve."""
     subnet = ipaddress.ip_network(given["subnet"])
     address = ipaddress.ip_address(given["address"])
     if subnet.version != 4 or address.version != 4:
@@ -121,9 +124,9 @@ def library_of(given: Mapping[str, Any]) -> Library:
 
 
 def listed(text: str, ours: Optional[str], places: Places) -> str:
-    """The list of libraries with ours, or without. Lines of others are kept.
+    """The text of /etc/ld.so.preload with or without our library. Lines of others are kept.
 
-    Ours is the first: glibc reads past only one comment, and takes the words of later ones for libraries.
+    Ours is first, since glibc skips only one comment, and takes the words of later ones for libraries.
     """
     mark = os.path.join(places.libraries, NAME)
     others = [line for line in text.splitlines() if not line.startswith(mark)]
@@ -132,7 +135,7 @@ def listed(text: str, ours: Optional[str], places: Places) -> str:
 
 
 def make_plan(library: Optional[Library], places: Places) -> Plan:
-    """Read the current state; without ``library`` everything of ours is to go."""
+    """Read the current state. Without ``library``, everything of ours is to be removed."""
     path = library.path(places) if library else None
     before = read_text(places.preload) or ""
     there = sorted(glob.glob(os.path.join(glob.escape(places.libraries), f"{NAME}*.so")))
@@ -146,12 +149,12 @@ def make_plan(library: Optional[Library], places: Places) -> Plan:
 
 
 def missing(plan: Plan) -> List[str]:
-    """The programs that the host lacks for it."""
+    """The programs that are needed for it and missing on the host."""
     return ["gcc"] if plan.build and find("gcc") is None else []
 
 
 def apply(run: Runner, library: Optional[Library], places: Places, plan: Plan) -> None:
-    """Bring it about. Raises HostStateError, with everything as it was, if the library does not work here."""
+    """Carry out the plan. Raises HostStateError, with everything restored, if the library does not work here."""
     if library is not None and plan.path is not None:
         if plan.build:
             _build(run, library, plan.path)
@@ -165,7 +168,7 @@ def apply(run: Runner, library: Optional[Library], places: Places, plan: Plan) -
                 raise
     elif plan.before != plan.after:
         _put_back(places, plan.after)
-    # Not before no program is told to load them.
+    # Only once no program is told to load them.
     for path in plan.old:
         remove_file(path)
     if library is None:
@@ -185,15 +188,15 @@ def _build(run: Runner, library: Library, path: str) -> None:
 
 
 def _test(run: Runner, library: Library, path: Optional[str]) -> None:
-    """Run a program with the library at ``path``, or with the one that is active. Raises HostStateError."""
-    # Isolated, so that nothing in the folders of this module is taken for a library of Python.
+    """Run a program with the library at ``path``, or with the active one. Raises HostStateError."""
+    # Isolated, so that no file in the directory of this module is imported instead of a Python library.
     command = [sys.executable, "-I", "-c", _PROBE, library.address, library.interface]
     environment = {"LD_PRELOAD": path} if path else {}
     try:
         done = run(command, timeout=60.0, check=False, environment=environment)
     except CommandError as failure:
         raise _not_working(failure.message) from failure
-    # The loader says on stderr of each program that it could not load a library, and goes on.
+    # The loader reports on stderr of each program that it could not load a library, and continues.
     if done.rc != 0 or done.stdout != "ok\n" or "ld.so" in done.stderr:
         raise _not_working((done.stderr or done.stdout).strip()[-400:] or f"exit status {done.rc}")
 

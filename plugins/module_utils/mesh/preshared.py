@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The keys that pairs of hosts share beside their own: one for each pair, in a file of root at both ends.
+"""The preshared keys of pairs of hosts: one key for each pair, in a file of root's at both ends.
 
-The end whose name sorts first makes the key. The other one takes it, and both use it from then on; an end that did not
-hear of the change keeps what it has, and so does its peer.
+The end whose name sorts first generates the key. The other end takes it, and both use it from then on. If one end does
+not receive the change, both keep the current key.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard imp
 
 
 def folder_of(directory: str, interface: str) -> str:
-    """The directory of the keys of an interface."""
+    """The folder of the keys of an interface."""
     return os.path.join(directory, f"{interface}.preshared")
 
 
 def offer(folder: str, machine: str, peers: Iterable[str], renew: bool = False) -> Dict[str, str]:
-    """The key for each of ``peers`` whose key ``machine`` makes: the one in use, or a new one. Nothing is written."""
+    """The key for each of the ``peers`` for which ``machine`` generates it: the current or a new one.
+
+    Writes nothing.
+    """
     return {
         peer: (None if renew else read_text(_path(folder, peer)))
         or base64.b64encode(os.urandom(32)).decode("ascii") + "\n"
@@ -41,7 +44,7 @@ def offer(folder: str, machine: str, peers: Iterable[str], renew: bool = False) 
 
 
 def store(folder: str, keys: Mapping[str, str], check_mode: bool) -> List[str]:
-    """Keep these keys, by peer; the peers whose key is another one now. Raises InputError, which shows no key."""
+    """Store these keys, by peer. Returns the peers whose key has changed. Raises InputError, which shows no key."""
     changed = []
     for peer, key in sorted(keys.items()):
         try:
@@ -58,7 +61,7 @@ def store(folder: str, keys: Mapping[str, str], check_mode: bool) -> List[str]:
 
 
 def equip(folder: str, desired: Desired, without: Container[str] = ()) -> Desired:
-    """``desired`` with the preshared keys that are on disk, and with none for the machines in ``without``."""
+    """``desired`` with the preshared keys on disk, and without one for the machines in ``without``."""
     return desired._replace(
         peers=tuple(
             peer._replace(preshared=UNSHARED) if peer.machine in without else _equipped(folder, peer)
@@ -68,7 +71,7 @@ def equip(folder: str, desired: Desired, without: Container[str] = ()) -> Desire
 
 
 def prune(folder: str, keep: Iterable[str]) -> bool:
-    """Remove the keys of all peers but these. Whether there were any."""
+    """Remove the keys of all peers but these. Returns whether there were any."""
     if not os.path.isdir(folder):
         return False
     gone = [name for name in os.listdir(folder) if name not in set(keep)]

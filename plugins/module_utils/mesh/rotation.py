@@ -1,17 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A new key for a member, without a lost packet and however slow the controller is.
+"""Replace a member's key without losing a packet, however slow the controller is.
 
-What a member sends by a session of its old key still arrives after it has changed its key, but it cannot send by that
-session any more: WireGuard queues up to 128 packets for each peer until there is a new session. That comes about once
-the peer knows the new key. So the peers have to learn it right after the change: before, they would drop what still
-comes by the old session; much later, the queue would overflow.
+What a member sends through a session of its old key still arrives after it has changed its key, but it can no longer
+send through that session: WireGuard queues up to 128 packets for each peer until there is a new session, which requires
+that the peer knows the new key. So the peers must learn it right after the change: earlier, they would drop what still
+arrives through the old session; much later, the queue would overflow.
 
-Therefore each host first *prepares* its next key, then is *armed* with the next keys of its peers: a process in the
-background waits for their announcement. Then one member after the other *switches*: it asks its peers whether they are ready,
-says go, and changes its key; each peer replaces it a moment later and dials. Two at a time would replace peers for whom
-packets are queued. The announcements travel inside the tunnel, so that they come from a member.
+Therefore each host first *prepares* its next key, and is then *armed* with the next keys of its peers: a process in the
+background waits for their announcement. Then one member after the other *switches*: it asks its peers whether they are
+ready, announces the change, and changes its key; each peer replaces the key a moment later, and starts a handshake. If
+two members switched at once, peers with queued packets would be replaced. The announcements are sent inside the tunnel,
+so they can only come from members.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ READY, GO, ACK = "ready", "go", "ack"
 
 #: Seconds between the announcement and the replacement: long enough for the member to have changed its key.
 _GRACE = 0.3
-#: Seconds that a member waits for its peers to be ready: those with a session, and those that may be down; how often it
-#: asks; and how long it waits for new sessions.
+#: Seconds that a member waits for its peers to be ready: for those with a session, and for those that may be down; the
+#: interval of its queries; and the time that it waits for new sessions.
 _ASK_FOR, _ASK_IDLE_FOR, _ASK_EVERY, _SETTLE_FOR = 15.0, 2.0, 0.25, 15.0
-#: How often it is sent, since a datagram may get lost.
+#: How often an announcement is sent, since a datagram may get lost.
 _GO_TIMES = 3
 #: Seconds after which an armed process gives up.
 _PATIENCE = 3600.0
@@ -59,7 +60,7 @@ Clock = Callable[[], float]
 
 
 class Switched(NamedTuple):
-    """``late``: public keys of peers that had a session before and none yet after."""
+    """``late``: public keys of peers that had a session before the change, but not yet after it."""
 
     public_key: str
     late: Tuple[str, ...]
@@ -71,12 +72,12 @@ def announcement_port(listen_port: int) -> int:
 
 
 def message(step: str, public_key: str) -> bytes:
-    """An announcement about the member whose next key this is."""
+    """An announcement about the member that has this next key."""
     return json.dumps({"step": step, "key": public_key}).encode("ascii")
 
 
 def parse_message(data: bytes) -> Tuple[str, str]:
-    """Step and key; both empty for anything else."""
+    """The step and key; both empty for anything else."""
     try:
         content = from_json(data.decode("ascii"))
         return str(content["step"]), str(content["key"])
@@ -90,13 +91,13 @@ def next_key_path(host: Host, interface: str) -> str:
 
 
 def prepare(host: Host, interface: str) -> Tuple[bool, Optional[str]]:
-    """Make the next key, or find the one that an earlier run left. Returns (changed, its public half)."""
+    """Generate the next key, or find the one that an earlier run left. Returns (changed, its public half)."""
     state = ensure_key(next_key_path(host, interface), host.run, host.check_mode)
     return state.changed, state.public_key
 
 
 class Watch:
-    """How an armed host handles the announcements that it receives. Has neither a socket nor a clock."""
+    """How an armed host handles announcements. It has neither a socket nor a clock."""
 
     def __init__(self, armed: Sequence[Peer]) -> None:
         self._armed = {peer.public_key: peer for peer in armed}
@@ -108,7 +109,7 @@ class Watch:
         return not self._armed
 
     def receive(self, data: bytes, source: str, now: float) -> Optional[bytes]:
-        """Take in an announcement; the answer to it, or None. Only a member itself may announce its key."""
+        """Process an announcement. Returns the reply, or None. Only the member itself may announce its key."""
         step, key = parse_message(data)
         peer = self._armed.get(key)
         if peer is None or not any(ipaddress.ip_address(source) in ipaddress.ip_network(n) for n in peer.allowed_ips):
@@ -125,12 +126,12 @@ class Watch:
         return [self._armed.pop(key) for key in ripe]
 
     def wait(self, now: float, deadline: float) -> float:
-        """Seconds until something is due."""
+        """The seconds until something is due."""
         return max(0.0, min([deadline, *self._due.values()]) - now)
 
 
 def replace(host: Host, interface: str, peer: Peer) -> None:
-    """Let ``peer`` take over the addresses, and the endpoint as it is now, of the peer that has them; then dial."""
+    """Transfer the addresses and the current endpoint of the peer that has them to ``peer``, and start a handshake."""
     dump = parse_dump(host.run(["wg", "show", interface, "dump"]).stdout)
     networks = set(peer.allowed_ips)
     old = [one for one in dump.peers.values() if networks & set(one.allowed_ips) and one.public_key != peer.public_key]
@@ -139,7 +140,7 @@ def replace(host: Host, interface: str, peer: Peer) -> None:
     options = preshared_options([successor])
     if options:
         host.run(["wg", "set", interface, *options])
-    # New before old, so that the addresses have an owner at every moment.
+    # New before old, so that the addresses always have an owner.
     host.run(["wg", "addconf", interface, "/dev/stdin"], stdin=render_peers([successor]))
     for one in old:
         host.run(["wg", "set", interface, "peer", one.public_key, "remove"])
@@ -168,10 +169,10 @@ def arm(host: Host, desired: Desired) -> bool:
 
 
 def disarm(interface: str) -> None:
-    """End the process that an earlier run armed."""
+    """Stop the process that an earlier run armed."""
     path = _pid_path(interface)
     text = (read_text(path) or "").strip()
-    # Only a process of this very start: a number alone may be somebody else's by now.
+    # Only this very process: its number alone may belong to another one by now.
     pid, _space, started = text.partition(" ")
     if pid.isdecimal() and started and _started(int(pid)) == started:
         with contextlib.suppress(ProcessLookupError):
@@ -180,7 +181,10 @@ def disarm(interface: str) -> None:
 
 
 def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
-    """Change this host's key to the prepared one, in step with its peers. Raises HostStateError, with nothing changed."""
+    """Change this host's key to the prepared one, in step with its peers.
+
+    Raises HostStateError, with nothing changed.
+    """
     interface = desired.interface
     prepared = read_text(next_key_path(host, interface))
     if prepared is None:
@@ -208,7 +212,7 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
             for key in ready:
                 _send(announcer, port, message(GO, public_key), peers[key])
     before = parse_dump(host.run(["wg", "show", interface, "dump"]).stdout).peers
-    # The file first: if this ends here, the next run loads what it holds.
+    # The file first: if this process ends here, the next run loads its content.
     os.replace(next_key_path(host, interface), host.key_path(interface))
     host.run(["wg", "set", interface, "private-key", host.key_path(interface)])
     late = _settle(host.run, interface, {key: before[key] for key in ready})
@@ -216,7 +220,7 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
 
 
 def _machine_of(peer: RuntimePeer, desired: Desired) -> str:
-    """The name of a running peer, whose key may have changed since the announcement: its addresses stay."""
+    """The name of a running peer. Its key may have changed since the announcement, but its addresses stay."""
     for wanted in desired.peers:
         if wanted.public_key == peer.public_key or set(wanted.allowed_ips) & set(peer.allowed_ips):
             return wanted.machine
@@ -226,9 +230,9 @@ def _machine_of(peer: RuntimePeer, desired: Desired) -> str:
 def _ask(
     announcer: socket.socket, port: int, public_key: str, peers: Dict[str, RuntimePeer], alive: Set[str]
 ) -> Set[str]:
-    """Ask the peers whether they are ready; those that are.
+    """Ask the peers whether they are ready. Returns those that are.
 
-    One with a session is waited for long. One without may be down, or only idle: it gets a moment to answer.
+    A peer with a session is waited for long. One without may be down, or only idle: it gets a short time to reply.
     """
     ready: Set[str] = set()
     start = time.monotonic()
@@ -251,7 +255,7 @@ def _ask(
 
 
 def _settle(run: Runner, interface: str, before: Dict[str, RuntimePeer]) -> Set[str]:
-    """Wait for a new session with each peer; those without in the end."""
+    """Wait for a new session with each peer. Returns those that still have none."""
     end = time.monotonic() + _SETTLE_FOR
     waiting = set(before)
     while waiting and time.monotonic() < end:
@@ -262,9 +266,9 @@ def _settle(run: Runner, interface: str, before: Dict[str, RuntimePeer]) -> Set[
 
 
 def _send(announcer: socket.socket, port: int, data: bytes, peer: RuntimePeer) -> None:
-    """To every address behind the peer: which of them is its own, only the record knows."""
+    """Send to every address behind the peer, since only the record shows which of them is its own."""
     for network in peer.allowed_ips:
-        # No route or a full queue: the next time, or the deadline.
+        # No route or a full queue: the next attempt, or the deadline, handles it.
         with contextlib.suppress(OSError):
             announcer.sendto(data, (str(ipaddress.ip_network(network).network_address), port))
 
@@ -283,7 +287,7 @@ def _listen(desired: Desired) -> socket.socket:
     listener = _socket(own)
     end = time.monotonic() + 2
     while not _bound(listener, own, port):
-        # A process that was just ended may hold it for a moment.
+        # A process that was just stopped may hold it for a moment.
         if time.monotonic() > end:
             listener.close()
             raise HostStateError(
@@ -302,7 +306,7 @@ def _bound(listener: socket.socket, address: str, port: int) -> bool:
 
 
 def _detach(host: Host, interface: str, listener: socket.socket, watch: Watch) -> NoReturn:
-    """The process in the background: out of the module's session, with none of its files, for an hour at most."""
+    """Become the process in the background: out of the module's session, without its open files, for an hour at most."""
     status = 1
     try:
         os.setsid()
@@ -319,7 +323,7 @@ def _detach(host: Host, interface: str, listener: socket.socket, watch: Watch) -
         remove_file(_pid_path(interface))
         status = 0
     finally:
-        # Not sys.exit: the rest of the module is the parent's business.
+        # Not sys.exit, since the rest of the module belongs to the parent.
         os._exit(status)
 
 
@@ -333,7 +337,7 @@ def _serve(host: Host, interface: str, listener: socket.socket, watch: Watch) ->
                 with contextlib.suppress(OSError):
                     listener.sendto(answer, source)
         for peer in watch.due(time.monotonic()):
-            # The next run of the role sets right what fails here.
+            # The next run of the role corrects what fails here.
             with contextlib.suppress(CommandError):
                 replace(host, interface, peer)
 
@@ -343,6 +347,6 @@ def _pid_path(interface: str) -> str:
 
 
 def _started(pid: int) -> str:
-    """When the process started, in the kernel's ticks; '' where there is none."""
+    """When the process started, in clock ticks; '' if it does not exist."""
     stat = read_text(f"/proc/{pid}/stat") if os.path.exists(f"/proc/{pid}") else None
     return stat.rpartition(")")[2].split()[19] if stat else ""

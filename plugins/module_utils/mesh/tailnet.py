@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""This host's place in a tailnet: read it, log in, change its settings, log out."""
+"""This host in a tailnet: read its state, log in, change its settings, log out."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.tailscale imp
 _TUN = "/dev/net/tun"
 #: The directory in which the daemon keeps the host's identity.
 _STATE_DIRECTORY = "/var/lib/tailscale"
-#: Says that this collection logged the host in; without it, a login was there before and is not ours to end. Its lines
-#: are the login server and the addresses that it gave.
+#: Shows that this collection logged the host in; without it, the login existed before, and must not be ended. Its lines
+#: are the login server and the addresses that it assigned.
 _MARK = "/var/lib/gpumesh/tailscale-login"
-#: Seconds in which a daemon that has just started says whether it is logged in.
+#: Seconds in which a daemon that has just started reports whether it is logged in.
 _SETTLE_FOR = 20.0
-#: Peers that are asked at the same time, and what each may take.
+#: The number of peers that are queried at the same time, and the seconds that each may take.
 _AT_ONCE, _PING_FOR = 16, "3s"
 
 
 class Host(NamedTuple):
-    """Where the work is done. ``timeout``: seconds that a login may take."""
+    """Where the work is done. ``timeout``: the seconds that a login may take."""
 
     run: Runner
     check_mode: bool
@@ -55,26 +55,26 @@ class Host(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What was done, or in check mode would be. ``status`` is None where there is no daemon to ask."""
+    """What was done, or would be in check mode. ``status`` is None if no daemon answers."""
 
     changed: bool
     status: Optional[Status]
     tags_differ: bool = False
-    #: Whether the login is this collection's.
+    #: Whether this collection made the login.
     managed: bool = False
     before: str = ""
     after: str = ""
-    #: Of the host in the tailnet; for one that has left, those that it had, by which its device is known.
+    #: The addresses of the host in the tailnet; after leaving, the former ones, which identify its device.
     addresses: Tuple[str, ...] = ()
     #: Whether a login is needed and was not made.
     login_needed: bool = False
 
 
 def present(host: Host, desired: Desired, key: Optional[str], login: bool = True) -> Result:
-    """Log in where that is needed, and bring the settings to what is desired.
+    """Log in if necessary, and bring the settings to the desired state.
 
-    Without ``login`` a host that has to log in is left as it is. Without a daemon to ask nothing is done, so that it can be
-    installed and started. Raises GpumeshError.
+    Without ``login``, a host that has to log in is left as it is. If no daemon answers, nothing is done, so that it can
+    be installed and started. Raises GpumeshError.
     """
     status = read_status(host)
     if status is None:
@@ -108,10 +108,10 @@ def _result(host: Host, changed: bool, status: Status, tags_differ: bool, before
 
 
 def absent(host: Host, forget: bool) -> Result:
-    """Log out, if this collection logged in. ``forget``: drop the host's identity too, for when its device is deleted.
+    """Log out, if this collection logged in. ``forget``: also delete the host's identity, if its device is deleted.
 
-    The identity is what lets the host come back under the same name; a new one beside the old device becomes name-1.
-    The daemon must not run any more for that.
+    With its identity, the host can return under the same name; a new one beside the old device becomes name-1. The
+    daemon must be stopped before that.
     """
     status = read_status(host)
     ours = _is_managed(host)
@@ -125,7 +125,7 @@ def absent(host: Host, forget: bool) -> Result:
     changed = ours and status.state not in ("NoState", "NeedsLogin")
     prefs = read_prefs(host)
     if changed and not host.check_mode:
-        # The device is later deleted by its address, possibly in another run.
+        # The device is deleted later by its address, possibly in another run.
         _note(host, prefs.login_server, addresses)
         host.run(["tailscale", "logout"], timeout=host.timeout)
     after = status._replace(state="NeedsLogin") if changed else status
@@ -133,7 +133,7 @@ def absent(host: Host, forget: bool) -> Result:
 
 
 def read_status(host: Host) -> Optional[Status]:
-    """The status of the daemon, once it is known; None if it does not answer."""
+    """The status of the daemon, once it is known; None if the daemon does not answer."""
     if find("tailscale") is None:
         return None
     return _settled(host)
@@ -146,7 +146,10 @@ def read_prefs(host: Host) -> Prefs:
 
 
 def paths(host: Host, status: Status, addresses: Sequence[str], probe: bool) -> Dict[str, Dict[str, Any]]:
-    """How each address is reached; with ``probe``, proven by packets, which also finds a direct way."""
+    """How each address is reached.
+
+    With ``probe``, this is measured with packets, which also establishes direct paths.
+    """
     found = peer_paths(status, addresses)
     if not probe or host.check_mode:
         return found
@@ -166,7 +169,7 @@ def has_tun() -> bool:
 
 
 def _note(host: Host, login_server: str, addresses: Sequence[str]) -> None:
-    """Keep for whoever logs out what this login is."""
+    """Record the data of this login for a later logout."""
     os.makedirs(os.path.dirname(host.mark), mode=0o755, exist_ok=True)
     write_atomic(host.mark, "".join(f"{line}\n" for line in (login_server, *addresses)), 0o644)
 
@@ -184,11 +187,11 @@ def _is_managed(host: Host) -> bool:
 
 
 def _settled(host: Host) -> Optional[Status]:
-    """The daemon's status, after the moment in which it does not know yet whether it is logged in."""
+    """The daemon's status, once it knows whether it is logged in."""
     end = time.monotonic() + host.settle_for
     while True:
         answer = host.run(["tailscale", "status", "--json"], check=False)
-        # It exits with 1 for a daemon that is logged out too, but says so in JSON.
+        # It exits with 1 for a logged-out daemon too, but reports that in JSON.
         if not answer.stdout.lstrip().startswith("{"):
             return None
         status: Status = parse_status(answer.stdout)
@@ -205,10 +208,10 @@ def _log_in(host: Host, desired: Desired, prefs: Prefs, key: Optional[str], why:
         )
     handle, path = tempfile.mkstemp(prefix="gpumesh-", dir="/run" if os.path.isdir("/run") else None)
     try:
-        # mkstemp makes it readable by root alone.
+        # mkstemp makes it readable by root only.
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(key)
-        # Before the login: if interrupted in between, it would be taken for somebody else's.
+        # Before the login: if interrupted in between, the login would not be recognized as ours.
         server = desired.login_server or prefs.login_server
         if _noted(host)[:1] != [server]:
             _note(host, server, ())
@@ -218,7 +221,7 @@ def _log_in(host: Host, desired: Desired, prefs: Prefs, key: Optional[str], why:
 
 
 def _up(host: Host, options: List[str], secrets: List[str]) -> None:
-    """Run ``tailscale up``. Raises HostStateError in its words, less the secrets."""
+    """Run ``tailscale up``. Raises HostStateError with its message, without the secrets."""
     command = ["tailscale", "up", f"--timeout={host.timeout}s", *_risk(options), *options]
     try:
         host.run(command, timeout=host.timeout + 15)
@@ -234,5 +237,5 @@ def _up(host: Host, options: List[str], secrets: List[str]) -> None:
 
 
 def _risk(options: Sequence[str]) -> List[str]:
-    """If the host is reached through the tailnet, tailscale(1) asks for confirmation before it changes SSH."""
+    """If the host is reached through the tailnet, tailscale(1) requires a confirmation before it changes SSH."""
     return ["--accept-risk=lose-ssh"] if any(option.startswith("--ssh") for option in options) else []

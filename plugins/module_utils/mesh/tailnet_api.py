@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The devices of a tailnet, as its control server's API has them: find one, tag it, delete it.
+"""The devices of a tailnet in the API of its control server: find one, tag it, delete it.
 
-The key can delete any device of the tailnet, and an address is what a host says of itself. So a device is taken only where
-its name is the one that the host was given, too.
+The key can delete any device of the tailnet, while a host reports its address itself. So a device is only used if its
+name is also the one that the host was given.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 _TAILSCALE = "https://api.tailscale.com/api/v2"
 _TIMEOUT = 30.0
 
-#: Method, URL and JSON body to the JSON answer.
+#: From the method, URL and JSON body to the JSON response.
 Fetch = Callable[[str, str, Optional[Dict[str, Any]]], Dict[str, Any]]
 
 
 class ApiError(GpumeshError):
-    """The control server refused a request, or was not reached."""
+    """The control server rejected a request, or could not be reached."""
 
 
 class Api(NamedTuple):
-    """Where the requests go. Tailscale's and Headscale's differ in their paths and in the names of the fields."""
+    """Where requests are sent. Tailscale's and Headscale's APIs differ in their paths and field names."""
 
     base: str
     list_path: str
@@ -57,7 +57,7 @@ class Sought(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What was done, or in check mode would be. ``device``: as it was found, None where there is none."""
+    """What was done, or would be in check mode. ``device``: as it was found, None if there is none."""
 
     changed: bool
     device: Optional[Device]
@@ -87,7 +87,7 @@ def parse_devices(api: Api, answer: Dict[str, Any]) -> List[Device]:
 
 
 def present(api: Api, fetch: Fetch, sought: Sought, tags: Sequence[str], check_mode: bool) -> Result:
-    """Give the device these tags. Raises InputError where the tailnet has no such device."""
+    """Give the device these tags. Raises InputError if the tailnet has no such device."""
     device = _find(api, fetch, sought)
     if device is None:
         raise InputError(
@@ -103,7 +103,7 @@ def present(api: Api, fetch: Fetch, sought: Sought, tags: Sequence[str], check_m
 
 
 def absent(api: Api, fetch: Fetch, sought: Sought, check_mode: bool) -> Result:
-    """Delete the device, if there is one. Raises InputError where another device has its address."""
+    """Delete the device, if it exists. Raises InputError if another device has its address."""
     device = _find(api, fetch, sought)
     if device is not None and not check_mode:
         fetch("DELETE", f"{api.base}{api.item_path.format(device.id)}", None)
@@ -128,7 +128,7 @@ def _find(api: Api, fetch: Fetch, sought: Sought) -> Optional[Device]:
 
 
 def fetcher(api_key: str, ca_path: Optional[str]) -> Fetch:
-    """Requests with this key. Raises ApiError, which never quotes it."""
+    """A function for requests with this key. It raises ApiError, which never quotes the key."""
 
     def fetch(method: str, url: str, body: Optional[Dict[str, Any]]) -> Dict[str, Any]:
         headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host's login to a tailnet as data: read what tailscale(1) prints, plan the difference, write its options.
+"""A host's login to a tailnet as data: read the output of tailscale(1), plan the differences, build its options.
 
-Nothing here touches the host, and nothing here ever holds a key that logs in.
+This module does not touch the host, and never has a key for logging in.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 DEFAULT_LOGIN_SERVER = "https://controlplane.tailscale.com"
 #: The prefix of an OAuth client's secret, with which a key for one login is created.
 OAUTH_PREFIX = "tskey-client-"
-#: What all keys of Tailscale's own control server begin with. Headscale gives tags with the key, and refuses a host that
-#: asks for some itself.
+#: The prefix of all keys of Tailscale's own control server. Headscale assigns tags through the key, and rejects a host
+#: that requests some itself.
 _TAILSCALE_PREFIX = "tskey-"
 
 #: The options of ``tailscale up``: its name, the field of Prefs, and its default.
@@ -70,7 +70,7 @@ class Prefs(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A peer as the daemon sees it now. ``endpoint``: where packets go directly, '' for not directly or not at all."""
+    """A peer as the daemon sees it now. ``endpoint``: where packets go directly, '' if they do not."""
 
     name: str
     addresses: Tuple[str, ...]
@@ -81,19 +81,21 @@ class Peer(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What ``tailscale status --json`` says. ``state`` is one of NoState, NeedsLogin, NeedsMachineAuth, Stopped, Starting
-    and Running."""
+    """The content of ``tailscale status --json``.
+
+    ``state`` is one of NoState, NeedsLogin, NeedsMachineAuth, Stopped, Starting and Running.
+    """
 
     version: str
     tun: bool
     state: str
     id: str
-    #: The first label of the name in the tailnet.
+    #: The first label of its name in the tailnet.
     name: str
     addresses: Tuple[str, ...]
     tags: Tuple[str, ...]
     public_key: str
-    #: '' where the key does not expire.
+    #: '' if the key does not expire.
     key_expiry: str
     health: Tuple[str, ...]
     peers: Tuple[Peer, ...]
@@ -104,8 +106,10 @@ NOBODY = Status("", False, "", "", "", (), (), "", "", (), ())
 
 
 class Plan(NamedTuple):
-    """``login``: why the host has to log in, '' where it need not. ``resume``: whether it is logged in but switched off.
-    ``settings``: the options for ``tailscale set``."""
+    """``login``: why the host has to log in, or ''. ``resume``: whether it is logged in, but switched off.
+
+    ``settings``: the options for ``tailscale set``.
+    """
 
     login: str = ""
     resume: bool = False
@@ -121,7 +125,7 @@ class Plan(NamedTuple):
 
 
 def make_desired(given: Mapping[str, Any]) -> Desired:
-    """Check and normalise what a module was given. Raises InputError."""
+    """Check and normalise a module's options. Raises InputError."""
     tags, routes = given.get("tags"), given.get("advertise_routes")
     server, hostname = given.get("login_server"), given.get("hostname")
     for tag in tags or []:
@@ -147,7 +151,10 @@ def make_desired(given: Mapping[str, Any]) -> Desired:
 
 
 def login_key(key: str, ephemeral: bool, tags: Optional[Sequence[str]]) -> str:
-    """The key as tailscale(1) takes it: an OAuth client's secret says what kind of key it is to make. Raises InputError."""
+    """The key as tailscale(1) expects it: an OAuth client's secret includes the kind of key to create.
+
+    Raises InputError.
+    """
     if not key.startswith(OAUTH_PREFIX):
         return key
     if not tags:
@@ -156,7 +163,7 @@ def login_key(key: str, ephemeral: bool, tags: Optional[Sequence[str]]) -> str:
 
 
 def asks_for_tags(key: Optional[str]) -> bool:
-    """Whether a host that logs in with this key asks for its tags; with others, the key itself decides."""
+    """Whether a host that logs in with this key requests its tags; with other keys, the key itself determines them."""
     return key is not None and key.startswith(_TAILSCALE_PREFIX)
 
 
@@ -171,7 +178,7 @@ def _network(text: str) -> str:
 
 
 def _reader(command: str) -> Callable[[Callable[[Dict[str, Any]], Any]], Callable[[str], Any]]:
-    """Turns a function of a JSON object into one of a text, with every surprise in it a ParseError."""
+    """Convert a function of a JSON object into one of a text, which raises ParseError for any unexpected content."""
 
     def wrap(read: Callable[[Dict[str, Any]], Any]) -> Callable[[str], Any]:
         def guarded(text: str) -> Any:
@@ -256,7 +263,7 @@ def parse_ping(text: str) -> Dict[str, str]:
 
 
 def peer_paths(status: Status, addresses: Sequence[str]) -> Dict[str, Dict[str, str]]:
-    """How each of these addresses is reached now, without a packet: ``idle`` where none went lately."""
+    """How each of these addresses is currently reached, without sending packets: ``idle`` without recent traffic."""
     by_address = {address: peer for peer in status.peers for address in peer.addresses}
     found = {}
     for address in addresses:
@@ -273,7 +280,7 @@ def peer_paths(status: Status, addresses: Sequence[str]) -> Dict[str, Dict[str, 
 
 
 def plan(desired: Desired, prefs: Prefs, status: Status, with_tags: bool) -> Plan:
-    """What to do. ``with_tags``: whether the host can ask for its tags by logging in again.
+    """Decide what to do. ``with_tags``: whether the host can request its tags by logging in again.
 
     Raises HostStateError for a host that is in another tailnet.
     """
@@ -293,12 +300,12 @@ def plan(desired: Desired, prefs: Prefs, status: Status, with_tags: bool) -> Pla
 
 
 def tags_differ(desired: Desired, status: Status) -> bool:
-    """Whether the control server has given the host other tags than it is to have."""
+    """Whether the control server has given the host other tags than the desired ones."""
     return desired.tags is not None and status.state == "Running" and desired.tags != status.tags
 
 
 def login_options(desired: Desired, prefs: Prefs, with_tags: bool) -> List[str]:
-    """The options for ``tailscale up``: it wants to be given every setting that is not, or was not, as it comes."""
+    """The options for ``tailscale up``, which requires all settings whose current or desired value is not the default."""
     merged = prefs._replace(**{key: value for key, value in desired._asdict().items() if value is not None})
     if not with_tags:
         merged = merged._replace(tags=())
@@ -319,14 +326,14 @@ def _options(desired: Desired, prefs: Prefs) -> List[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as an option of tailscale(1) has it."""
+    """A value in the form of an option of tailscale(1)."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else ",".join(value)
 
 
 def describe(prefs: Prefs, status: Status) -> str:
-    """The settings in lines, for the diff."""
+    """The settings as lines, for the diff."""
     lines = [
         f"state: {status.state}",
         f"login_server: {prefs.login_server}",
@@ -341,7 +348,7 @@ def describe(prefs: Prefs, status: Status) -> str:
 
 
 def planned(desired: Desired, prefs: Prefs, status: Status) -> Tuple[Prefs, Status]:
-    """Settings and status as they would be, for check mode."""
+    """The settings and status as they would be, for check mode."""
     wanted = {key: value for key, value in desired._asdict().items() if value is not None}
     return prefs._replace(**wanted), status._replace(state="Running")
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The peers of each member and who connects to whom, derived only from the cluster record.
 
-Two members reach each other directly when they are at one site, or when one of them has an endpoint that the other
-dials. Two members behind different NATs have neither: a relay that both reach directly forwards between them.
+Two members connect directly if they are at the same site, or if one of them has an endpoint to which the other can
+connect. For two members behind different NATs, a relay to which both can connect forwards packets.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, RecordError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import join_endpoint
 
-#: Seconds between two packets that keep a NAT's mapping alive: below the 30 s after which the strictest forget UDP.
+#: Seconds between two packets that keep a NAT's mapping alive: less than the 30 s after which the strictest drop UDP.
 KEEPALIVE_SECONDS = 25
 
-#: Bytes: fits through a path of 1500 over IPv4 and IPv6 alike.
+#: Bytes: fits through a path of 1500, over both IPv4 and IPv6.
 DEFAULT_MTU = 1420
 
 _Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
@@ -34,9 +34,9 @@ class Node(NamedTuple):
     site: str
     #: ``host:port`` to which other sites connect; None if they cannot connect to it.
     endpoint: Optional[str]
-    #: In the mesh; '' until the mesh layer ran.
+    #: In the mesh; '' until the mesh layer has run.
     mesh_address: str
-    #: '' until the mesh layer ran there.
+    #: '' until the mesh layer has run there.
     public_key: str
 
 
@@ -49,14 +49,14 @@ class Mesh(NamedTuple):
     interface: str
     mtu: int
     nodes: Dict[str, Node]
-    #: Machines that may forward for others, in the order of preference.
+    #: Machines that can forward for others, in order of preference.
     relays: Tuple[str, ...]
 
 
 def read_mesh(record: Mapping[str, Any], relays: Sequence[str] = ()) -> Mesh:
-    """The mesh in a cluster record; the manager relays unless ``relays`` names others.
+    """The mesh in a cluster record. The manager is the relay unless ``relays`` names others.
 
-    Raises InputError for a relay that is not among the members, RecordError for a record without a usable mesh.
+    Raises InputError for a relay that is not among the members, and RecordError for a record without a usable mesh.
     """
     name = str(record.get("name", "?"))
     settings = record.get("mesh") or {}
@@ -146,15 +146,18 @@ def plan_for(mesh: Mesh, machine: str) -> Dict[str, Any]:
 
 
 def refuse_without_way(mesh: Mesh) -> None:
-    """Raise InputError for a pair of members without a way to each other. Looks at pairs only where there may be one."""
+    """Raise InputError for a pair of members that cannot communicate.
+
+    Only pairs that may have this problem are examined.
+    """
     if not any(mesh.nodes[relay].endpoint for relay in mesh.relays):
         relayed_pairs(mesh)
 
 
 def relayed_pairs(mesh: Mesh) -> List[Dict[str, str]]:
-    """Every pair that is relayed, as ``a``, ``b`` and ``relay``. Raises InputError for a pair without a way.
+    """Every relayed pair, as ``a``, ``b`` and ``relay``. Raises InputError for a pair that cannot communicate.
 
-    Considers only members without an endpoint: others can connect to the rest.
+    Only members without an endpoint are considered: all others can be reached directly.
     """
     hidden = [node for node in mesh.nodes.values() if node.endpoint is None]
     return [
@@ -166,7 +169,7 @@ def relayed_pairs(mesh: Mesh) -> List[Dict[str, str]]:
 
 
 def share_lan(a: Node, b: Node) -> bool:
-    """Whether the two are on the LAN of one site."""
+    """Whether the two are on the LAN of the same site."""
     return a.site == b.site and a.lan_address != "" and b.lan_address != ""
 
 
@@ -176,7 +179,7 @@ def is_direct(a: Node, b: Node) -> bool:
 
 
 def with_keys(record: Mapping[str, Any], public_keys: Mapping[str, str]) -> Dict[str, Any]:
-    """A copy of the record in which these machines have these public keys; a member without a mesh address has none."""
+    """A copy of the record in which these machines have these public keys. A member without a mesh address has none."""
     members = [
         {**member, "mesh": {**member["mesh"], "public_key": public_keys[member["machine"]]}}
         if member.get("mesh") and public_keys.get(member["machine"])
@@ -187,8 +190,10 @@ def with_keys(record: Mapping[str, Any], public_keys: Mapping[str, str]) -> Dict
 
 
 def _lan_address(member: Mapping[str, Any], in_mesh: Callable[[str], bool]) -> str:
-    """Dialling an address inside the mesh would send the tunnel through itself: members that share nothing but the mesh
-    have another one for their site, or none."""
+    """The address on the LAN of the site. An address inside the mesh would send the tunnel through itself.
+
+    Members that share only the mesh have another address for their site, or none.
+    """
     address = str(member.get("address") or "")
     if address and not in_mesh(address):
         return address
@@ -196,7 +201,10 @@ def _lan_address(member: Mapping[str, Any], in_mesh: Callable[[str], bool]) -> s
 
 
 def _membership(network: _Network) -> Callable[[str], bool]:
-    """Whether an address is in ``network``. By number: an object of each of a thousand addresses takes longer than all else."""
+    """Whether an address is in ``network``.
+
+    Computed with numbers: creating a thousand address objects would dominate.
+    """
     first, mask = int(network.network_address), int(network.netmask)
     six = network.version == 6
 
@@ -222,7 +230,7 @@ def _peer(mesh: Mesh, own: Node, node: Node, networks: List[str]) -> Dict[str, A
 
 
 def _relay_between(mesh: Mesh, a: Node, b: Node) -> Node:
-    """The first relay that both reach directly: the same one whichever of the two asks. Raises InputError."""
+    """The first relay that both reach directly, the same for both members. Raises InputError."""
     for machine in mesh.relays:
         relay = mesh.nodes[machine]
         if machine not in (a.machine, b.machine) and is_direct(a, relay) and is_direct(b, relay):
@@ -237,7 +245,7 @@ def _relay_between(mesh: Mesh, a: Node, b: Node) -> Node:
 
 
 def _must_relay(mesh: Mesh) -> bool:
-    """Whether any pair needs a relay: two without endpoints, at two sites or not both on the LAN of one."""
+    """Whether any pair needs a relay: two members without endpoints, at two sites or not both on the LAN of one."""
     hidden = [node for node in mesh.nodes.values() if node.endpoint is None]
     return len(hidden) > 1 and (len({node.site for node in hidden}) > 1 or not all(node.lan_address for node in hidden))
 

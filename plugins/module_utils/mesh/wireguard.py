@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A WireGuard interface as data: read what the tools print, render its configuration, plan the difference.
+"""A WireGuard interface as data: read the output of the tools, render its configuration, plan the differences.
 
-Nothing here touches the host, and nothing here ever holds a private key.
+This module does not touch the host, and never has a private key.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 #: The first line of every managed configuration. A file without it is not changed.
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 
-#: WireGuard gives a session up after this time without a new handshake (REJECT_AFTER_TIME of the protocol).
+#: WireGuard ends a session after this time without a new handshake (REJECT_AFTER_TIME of the protocol).
 SESSION_SECONDS = 180
 
 _MACHINE_COMMENT = "# Machine = "
 _PATH_COMMENT = "# Path MTU = "
-#: wg-quick(8) is bash, which sends datagrams by itself: one to the port "discard" of each address.
+#: wg-quick(8) is a bash script, and bash can send datagrams: one to the port "discard" of each address.
 _GREETING = "for peer in {}; do echo > /dev/udp/$peer/9 || true; done 2>/dev/null"
 _SECRET_KEYS = ("privatekey", "presharedkey")
 
 
 class Preshared(NamedTuple):
-    """The key that a pair of hosts shares beside their own keys: the file that holds it, and its digest."""
+    """The preshared key of a pair of hosts: the file that contains it, and its digest."""
 
     path: str
     digest: str
@@ -43,7 +43,7 @@ UNSHARED = Preshared("/dev/null", "")
 
 
 class Peer(NamedTuple):
-    """A peer as it should be. ``endpoint`` is ``host:port`` or None if this side waits for the peer."""
+    """A desired peer. ``endpoint`` is ``host:port``, or None if this side waits for the peer."""
 
     machine: str
     public_key: str
@@ -58,7 +58,7 @@ class Peer(NamedTuple):
 
 
 class Desired(NamedTuple):
-    """An interface as it should be. ``address`` is in CIDR form with the prefix length of the whole mesh."""
+    """A desired interface. ``address`` is in CIDR form with the prefix length of the whole mesh."""
 
     interface: str
     address: str
@@ -71,18 +71,18 @@ class Desired(NamedTuple):
 
 
 class RuntimePeer(NamedTuple):
-    """A peer as the running interface has it."""
+    """A peer of the running interface."""
 
     public_key: str
     endpoint: Optional[str]
     allowed_ips: Tuple[str, ...]
-    #: Seconds since 1970; 0 when there was none.
+    #: Seconds since 1970; 0 for never.
     latest_handshake: int
     #: Bytes.
     received: int
     sent: int
     persistent_keepalive: int
-    #: The digest of the preshared key; '' where there is none.
+    #: The digest of the preshared key; '' if there is none.
     preshared: str = ""
 
 
@@ -99,23 +99,23 @@ class Link(NamedTuple):
 
     mtu: int
     up: bool
-    #: CIDR, as set by whoever made the interface; link-local addresses are the kernel's and left out.
+    #: CIDR, as set by whoever created the interface; link-local addresses, which the kernel adds, are omitted.
     addresses: Tuple[str, ...]
     kind: str
 
 
 class Runtime(NamedTuple):
-    """The running interface. ``routes`` are those through it that are not the kernel's own."""
+    """The running interface. ``routes`` are those through it that the kernel has not added itself."""
 
     dump: Dump
     link: Link
     routes: FrozenSet[str]
-    #: Whether the kernel has every setting of ``forwarding_settings``.
+    #: Whether the kernel has all settings of ``forwarding_settings``.
     forwards: bool = False
 
 
 class Plan(NamedTuple):
-    """The steps from a running interface to the desired one. An empty plan is falsy in ``needed``."""
+    """The steps from a running interface to the desired one. ``needed`` is false for an empty plan."""
 
     load_key: bool = False
     listen_port: Optional[int] = None
@@ -138,7 +138,7 @@ class Plan(NamedTuple):
 
 
 class PeerChanges(NamedTuple):
-    """The difference by machine; a peer that no configuration names is shown by its public key."""
+    """The differences by machine; a peer that no configuration names is shown by its public key."""
 
     added: List[str]
     removed: List[str]
@@ -149,7 +149,7 @@ class PeerChanges(NamedTuple):
 
 
 def check_interface_name(name: str) -> str:
-    """The name itself, or InputError where Linux or wg-quick would refuse it."""
+    """Return the name. Raises InputError if Linux or wg-quick would reject it."""
     try:
         return values.mesh_interface_name(name)
     except ValueError as failure:
@@ -157,7 +157,7 @@ def check_interface_name(name: str) -> str:
 
 
 def check_public_key(text: str, whose: str) -> str:
-    """The key itself, or InputError where it is not 32 bytes in base64."""
+    """Return the key. Raises InputError if it is not 32 bytes in base64."""
     try:
         return values.wireguard_key(text)
     except ValueError as failure:
@@ -169,7 +169,7 @@ def check_public_key(text: str, whose: str) -> str:
 
 
 def split_endpoint(text: str) -> Tuple[str, int]:
-    """``host:port`` or ``[IPv6]:port`` taken apart. Raises InputError."""
+    """Split ``host:port`` or ``[IPv6]:port``. Raises InputError."""
     try:
         host, _colon, port = values.endpoint(text).rpartition(":")
     except ValueError as failure:
@@ -178,7 +178,7 @@ def split_endpoint(text: str) -> Tuple[str, int]:
 
 
 def join_endpoint(host: str, port: int) -> str:
-    """``host:port``, with brackets round an IPv6 address."""
+    """``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -190,9 +190,9 @@ def make_desired(
     peers: Iterable[Mapping[str, Any]],
     forward: bool = False,
 ) -> Desired:
-    """Check and normalise what a module was given; peers keep their order. Raises InputError.
+    """Check and normalise a module's options; peers keep their order. Raises InputError.
 
-    Two peers with one key, or one address at two peers, would silently take each other's traffic: refused.
+    Two peers with the same key or address are refused, since one would silently receive the other's traffic.
     """
     check_interface_name(interface)
     try:
@@ -236,7 +236,7 @@ def make_desired(
 
 
 def _networks(texts: Iterable[str], machine: str) -> List[str]:
-    """Sorted CIDR networks without repeats. A default route does not belong in a mesh and is refused."""
+    """Sorted CIDR networks without duplicates. A default route does not belong in a mesh, and is refused."""
     networks = set()
     for value in texts:
         if _host_number(value) is not None:
@@ -258,9 +258,9 @@ def _networks(texts: Iterable[str], machine: str) -> List[str]:
 
 
 def _host_number(network: str) -> Optional[int]:
-    """The number of the one IPv4 address in ``network``, or None for any other text.
+    """The number of the single IPv4 address in ``network``, or None for any other text.
 
-    Nearly all networks of a mesh are of this form, and there are as many as members: ipaddress takes ten times as long.
+    Nearly all networks of a mesh have this form, and there is one per member; ipaddress would take ten times as long.
     """
     address, _slash, length = network.partition("/")
     if length != "32":
@@ -280,10 +280,9 @@ def digest(secret: str) -> str:
 
 
 def parse_dump(text: str) -> Dump:
-    """Read ``wg show <interface> dump`` (tab-separated, wg(8)). The private key is dropped here, and of a preshared key
-    only its digest is kept.
+    """Read ``wg show <interface> dump`` (tab-separated, see wg(8)). Raises ParseError.
 
-    Raises ParseError.
+    The private key is dropped here, and only a digest of each preshared key is kept.
     """
     lines = text.splitlines()
     command = "wg show dump"
@@ -337,7 +336,7 @@ def parse_link(text: str) -> Link:
 
 
 def parse_routes(*texts: str) -> FrozenSet[str]:
-    """The destinations in ``ip -j [-6] route show dev <interface>`` that the kernel did not make. Raises ParseError."""
+    """The destinations in ``ip -j [-6] route show dev <interface>`` that the kernel did not add. Raises ParseError."""
     routes = set()
     for text in texts:
         try:
@@ -354,16 +353,16 @@ def parse_routes(*texts: str) -> FrozenSet[str]:
 
 
 def render_conf(desired: Desired, key_path: str) -> str:
-    """The text for wg-quick(8). It holds no secret, so that it may be shown and compared.
+    """The text for wg-quick(8). It contains no secret, so it can be shown and compared.
 
     The preshared keys stay in their files. The keepalives are set together with the key, since WireGuard sends the
-    first one at the moment when it is set: in the section of the peer that would be before there is a key, and a member
-    behind NAT could not be reached for the first interval. ``Table = off``: all members are in the network of
-    ``address``, whose one route the kernel makes by itself; wg-quick would run ip(8) once for each peer. Routes of
+    first one when it is set: in the section of the peer, that would be before the interface has a key, and a member
+    behind NAT could not be reached during the first interval. ``Table = off``: all members are in the network of
+    ``address``, for which the kernel adds a single route; wg-quick would run ip(8) once for each peer. Routes of
     networks outside of it are set explicitly.
 
-    Last, the other peers are sent a byte each, which makes new sessions: a peer that has one from before this host was
-    restarted sends into it for 15 seconds before it tries again, and nothing arrives.
+    Last, a byte is sent to the other peers, which creates new sessions: a peer that has a session from before this host
+    was restarted uses it for 15 seconds before it tries again, and nothing arrives.
     """
     peers = "".join(
         f" peer {peer.public_key}{_with_preshared(peer)}{_with_keepalive(peer)}"
@@ -392,7 +391,7 @@ def render_conf(desired: Desired, key_path: str) -> str:
     for peer in desired.peers:
         lines += ["", "[Peer]", f"{_MACHINE_COMMENT}{peer.machine}"]
         if peer.path_mtu is not None:
-            # Remembered here, so that an endpoint is measured once and not at every run.
+            # Stored here, so that an endpoint is measured only once, and not in every run.
             lines.append(f"{_PATH_COMMENT}{peer.path_mtu or 'unknown'}")
         lines += _peer_lines(peer)
     return "\n".join(lines) + "\n"
@@ -407,8 +406,10 @@ def _with_keepalive(peer: Peer) -> str:
 
 
 def preshared_options(peers: Iterable[Peer]) -> List[str]:
-    """The options for ``wg set <interface>`` that give these peers their preshared keys. They may be new ones: what else
-    belongs to a peer comes after, so that it never dials without."""
+    """The options for ``wg set <interface>`` that give these peers their preshared keys.
+
+    Peers may be new ones: their other settings come later, so that they never connect without the key.
+    """
     options = []
     for peer in peers:
         if peer.preshared:
@@ -417,11 +418,11 @@ def preshared_options(peers: Iterable[Peer]) -> List[str]:
 
 
 def forwarding_settings(address: str, interface: str) -> List[Tuple[str, str]]:
-    """The kernel's settings, path and value, with which it forwards between the peers of the mesh of ``address``.
+    """The kernel's settings, as path and value, with which it forwards between the peers of the mesh of ``address``.
 
-    For IPv4 one interface is enough, so that the host does not become a router between its other networks; for IPv6
-    the kernel knows only all or nothing. Redirects would tell peers to talk past the relay; kernel WireGuard turns
-    them off in the same way by itself, a userspace one cannot.
+    For IPv4, the setting of one interface is enough, so the host does not become a router between its other networks;
+    for IPv6, the kernel has only a global setting. Redirects would tell peers to bypass the relay; kernel WireGuard
+    disables them itself in the same way, a userspace one cannot.
     """
     if ":" in address:
         return [("/proc/sys/net/ipv6/conf/all/forwarding", "1")]
@@ -433,10 +434,10 @@ def forwarding_settings(address: str, interface: str) -> List[Tuple[str, str]]:
 
 
 def render_peers(peers: Iterable[Peer]) -> str:
-    """The text for ``wg addconf``: these peers, and nothing about the interface or its key."""
+    """The text for ``wg addconf``: these peers, without the interface or its key."""
     lines: List[str] = []
     for peer in peers:
-        # 'off' must be said; leaving it out keeps the old interval.
+        # 'off' must be explicit; omitting it keeps the old interval.
         lines += ["[Peer]", *_peer_lines(peer), f"PersistentKeepalive = {peer.persistent_keepalive or 'off'}"]
     return "\n".join(lines) + "\n"
 
@@ -515,7 +516,7 @@ def written_mtu(conf: str) -> Optional[int]:
 
 
 def redact(conf: str) -> str:
-    """A configuration fit to be shown: somebody else's may hold keys."""
+    """A configuration that can be shown: one that is not ours may contain keys."""
     return "".join(
         f"{line.split('=', 1)[0].rstrip()} = (not shown)\n"
         if line.split("=", 1)[0].strip().lower() in _SECRET_KEYS
@@ -535,29 +536,29 @@ def plan(
     resolved: Mapping[str, Tuple[str, ...]],
     now: int,
 ) -> Plan:
-    """What to do to the running interface; peers that are right already are not touched at all.
+    """Plan the changes to the running interface. Peers that are already correct are not changed.
 
-    ``public_key`` belongs to the key on disk. ``written`` is the configuration on disk before this run.
-    ``resolved`` gives the ``address:port`` forms of each desired endpoint, none where its name has no address now.
-    ``now`` is in seconds since 1970. Linear in the number of peers.
+    ``public_key`` belongs to the key on disk. ``written`` is the configuration on disk before this run. ``resolved``
+    has the ``address:port`` forms of each desired endpoint, none if its name has no address now. ``now`` is in seconds
+    since 1970. Linear in the number of peers.
     """
     peers = runtime.dump.peers
     wanted = {peer.public_key: peer for peer in desired.peers}
     leaving = {key: peer for key, peer in peers.items() if key not in wanted}
-    # A peer whose key was changed keeps the endpoint that we learned from its packets: a member behind NAT has no other.
+    # A peer whose key was changed keeps the endpoint learned from its packets: a member behind NAT has no other.
     learned = {peer.allowed_ips: peer.endpoint for peer in leaving.values() if peer.endpoint}
     set_peers = []
     for key, peer in wanted.items():
         live = peers.get(key)
         dial = resolved.get(peer.endpoint, ()) if peer.endpoint else ()
         if live is None:
-            # A new peer has no preshared key that would have to be taken away.
+            # A new peer has no preshared key to remove.
             shared = None if peer.preshared == UNSHARED else peer.preshared
             endpoint = dial[0] if dial else learned.get(peer.allowed_ips)
             set_peers.append(peer._replace(endpoint=endpoint, preshared=shared))
             continue
         move = _must_move(peer, live, written.get(key), resolved, now)
-        # A key that only the running interface has is left: its end of the pair decides.
+        # A key that only the running interface has is kept: the other end of the pair decides.
         rekey = peer.preshared is not None and peer.preshared.digest != live.preshared
         same = live.allowed_ips == peer.allowed_ips and live.persistent_keepalive == peer.persistent_keepalive
         if move or rekey or not same:
@@ -588,9 +589,9 @@ def _must_move(
 ) -> bool:
     """Whether the live endpoint must be set to the desired one.
 
-    A peer may legitimately answer from an address other than its endpoint (NAT, a second address): WireGuard follows
-    it. Setting the endpoint back would send packets into the void, and would be a change at every run. So a live
-    session stays where it is, unless the plan itself has changed.
+    A peer may answer from an address other than its endpoint (NAT, a second address), and WireGuard follows it. Setting
+    the endpoint back would send packets to the wrong address, and would be a change in every run. So a live session
+    keeps its endpoint, unless the desired one has changed.
     """
     dial = resolved.get(peer.endpoint, ()) if peer.endpoint else ()
     if not dial or live.endpoint in dial:
@@ -602,7 +603,7 @@ def _must_move(
 def peer_changes(
     desired: Desired, old_keys: Mapping[str, str], touched: Sequence[str], dropped: Sequence[str]
 ) -> PeerChanges:
-    """The difference in machines. ``old_keys`` maps public key to machine as it was.
+    """The differences in terms of machines. ``old_keys`` maps the previous public keys to machines.
 
     A machine with a new key is one updated peer, not one removed and one added.
     """

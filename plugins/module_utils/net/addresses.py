@@ -14,9 +14,9 @@ Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
 
 def normalise_subnet(text: str, option: str = "cluster_subnet") -> Network:
-    """The network of ADDRESS/MASK as it stands in ``ip addr``: host bits may be set, IPv4 or IPv6.
+    """The network of ADDRESS/MASK in the form of ``ip addr``: host bits may be set, IPv4 or IPv6.
 
-    ``option`` is the variable that the user gave, for the error. Raises InputError.
+    ``option`` is the name of the variable, for the error. Raises InputError.
     """
     remedy = f"Set {option} in the form that `ip addr` prints, such as 192.168.1.11/24."
     address, slash, _mask = text.strip().partition("/")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hints of a cloud's own fabric, AWS EFA or Google's GPUDirect-TCPX: from files alone, no metadata service."""
+"""Detect a cloud's own fabric, AWS EFA or Google's GPUDirect-TCPX, from files only, without a metadata service."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import N
 
 _AMAZON = "1d0f"
 _EFA_LIBRARY = "opt/amazon/efa"
-#: Where Google's guides put the NCCL plugin for TCPX, TCPXO and their daemon.
+#: Where Google's guides install the NCCL plugin for TCPX, TCPXO and their daemon.
 _TCPX_PLACES = ("var/lib/tcpx", "var/lib/tcpxo", "usr/local/tcpx", "run/tcpx")
 #: An A3 machine has one gVNIC for the host and four (TCPX) or eight (TCPXO) for the GPUs.
 _TCPX_NICS = 5
 
 
 def efa_hint(tree: Tree, ports: Sequence[RdmaPort], pci_devices: Sequence[PciDevice]) -> Hint:
-    """EFA is an RDMA device with driver efa; on the bus it is Amazon's device efa0 and above."""
+    """EFA is an RDMA device with the driver efa; on the PCI bus it is Amazon's device efa0 and above."""
     devices = sorted({port["device"] for port in ports if port["driver"] == "efa"})
     on_bus = [
         device["address"]
@@ -37,7 +37,7 @@ def efa_hint(tree: Tree, ports: Sequence[RdmaPort], pci_devices: Sequence[PciDev
 
 
 def gpudirect_tcpx_hint(tree: Tree, nics: Mapping[str, Nic], gpus: Gpus) -> Hint:
-    """Several gVNICs beside GPUs, or the plugin's own folder."""
+    """Several gVNICs in addition to GPUs, or the plugin's own folder."""
     devices = sorted(name for name, nic in nics.items() if nic.driver == "gve")
     reasons: List[str] = []
     if len(devices) >= _TCPX_NICS and gpus["count"]:

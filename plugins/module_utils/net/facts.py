@@ -60,7 +60,7 @@ def gather(
 
 
 def build_interfaces(links: List[Link], nics: Mapping[str, Nic], ports: List[RdmaPort]) -> List[Interface]:
-    """Join what ``ip``, sysfs and the RDMA class say, in the order of ``ip``."""
+    """Combine the data of ``ip``, sysfs and the RDMA class, in the order of ``ip``."""
     members: Dict[str, List[str]] = members_of(links)
     interfaces: List[Interface] = []
     for link in links:
@@ -68,7 +68,7 @@ def build_interfaces(links: List[Link], nics: Mapping[str, Nic], ports: List[Rdm
         rdma = rdma_of(link["name"], nic, ports)
         speed = speed_of(nic.speed, link["kind"], nic.physical)
         if speed is None and link["kind"] == "infiniband" and rdma and rdma["rate_gbps"] and rdma["state"] == "active":
-            # Older IPoIB drivers leave `speed` empty. The port below knows its rate, once its link is trained.
+            # Older IPoIB drivers leave `speed` empty. The port below reports its rate once its link is trained.
             speed = int(rdma["rate_gbps"] * 1000)
         interfaces.append(
             {

@@ -18,7 +18,10 @@ _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 
 
 def read_gpus(tree: Tree, pci_devices: Sequence[PciDevice]) -> Gpus:
-    """Count what has a device file. A GPU on the bus without one is told as a problem: no job can use it."""
+    """Count the GPUs that have a device file.
+
+    One on the bus without a file is reported as a problem: jobs cannot use it.
+    """
     nvidia = sorted(
         (name for name in tree.names("dev") if re.match(r"^nvidia\d+$", name)), key=lambda name: (len(name), name)
     )
@@ -37,7 +40,7 @@ def _gpus(vendor: Optional[str], files: List[str], models: List[str], on_bus: Li
     return {
         "count": len(files),
         "vendor": vendor,
-        # Hosts with different models have no one type; Slurm needs them listed by hand.
+        # Hosts with different models have no single type; Slurm requires them to be listed manually.
         "type": models[0] if len(set(models)) == 1 else None,
         "files": files,
         "pci_addresses": [device["address"] for device in (known if vendor else idle)],

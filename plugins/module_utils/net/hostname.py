@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host's own name resolves to: Debian maps it to 127.0.1.1, and then daemons and NCCL listen on loopback."""
+"""What a host's own name resolves to. Debian maps it to 127.0.1.1, on which daemons and NCCL would then listen."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Callable, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import HostnameResolution
 
-#: Returns the addresses of a name, or None when no answer came in time.
+#: Returns the addresses of a name, or None if there was no answer in time.
 Resolver = Callable[[str], Optional[List[str]]]
 
-#: Seconds. A name server that cannot be reached must not hold up the detection.
+#: Seconds. An unreachable name server must not delay the detection.
 RESOLVE_TIMEOUT = 2.0
 
 
 def parse_hosts(text: str, name: str) -> List[str]:
-    """The addresses that /etc/hosts gives for ``name``, in its order."""
+    """The addresses that /etc/hosts has for ``name``, in its order."""
     found: List[str] = []
     for line in text.splitlines():
         address, *names = line.partition("#")[0].split() or [""]
@@ -30,7 +30,7 @@ def parse_hosts(text: str, name: str) -> List[str]:
 
 
 def resolve(name: str) -> Optional[List[str]]:
-    """Ask the system's resolver, for RESOLVE_TIMEOUT at most; [] when there is no such name."""
+    """Query the system's resolver, for RESOLVE_TIMEOUT at most; [] if the name does not exist."""
     answers: List[List[str]] = []
 
     def ask() -> None:
@@ -49,7 +49,7 @@ def resolve(name: str) -> Optional[List[str]]:
 
 
 def judge(name: str, hosts_text: str, resolved: Optional[List[str]]) -> HostnameResolution:
-    """The resolution with its problem and the remedy in words; both None when all is well."""
+    """The resolution with its problem and remedy as messages; both None if there is no problem."""
     in_file = parse_hosts(hosts_text, name)
     loopback = [address for address in resolved or [] if _is_loopback(address)]
     problem: Optional[str] = None

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the JSON of ``ip``. Pure: text in, shapes out, ParseError naming the command for everything else.
+"""Read the JSON of ``ip``. Pure; raises ParseError, which names the command, for anything unexpected.
 
 The fields are those of ipaddress.c, iplink*.c and iproute.c in iproute2 4.13 (the first with ``-j``) to 6.15.
 """
@@ -17,14 +17,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.kinds import k
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import Address, Link, Route
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: One call tells of links and addresses alike, so no ``ip link`` beside it.
+#: One call returns links and addresses, so `ip link` is not needed.
 ADDRESS_COMMAND = ("ip", "-j", "-d", "addr", "show")
 ROUTE_COMMANDS = {
     "inet": ("ip", "-j", "-4", "route", "show", "default"),
     "inet6": ("ip", "-j", "-6", "route", "show", "default"),
 }
 
-#: What ``ip`` may say of an address that matters to whoever wants to use it.
+#: The flags of an address that affect its use.
 ADDRESS_FLAGS = ("dynamic", "temporary", "deprecated", "tentative", "dadfailed")
 
 #: What the kernel accepts as a name. Names become parts of paths in sysfs, so nothing else may pass.
@@ -42,13 +42,13 @@ def parse_addresses(text: str) -> List[Link]:
 def parse_default_routes(text: str, family: str) -> List[Route]:
     """The default routes of one family, inet or inet6, one per next hop; best metric first."""
     reader = _Reader(" ".join(ROUTE_COMMANDS[family]))
-    # Without a route some versions print nothing at all instead of an empty list.
+    # Without a route, some versions print nothing instead of an empty list.
     routes = [route for item in reader.objects(text or "[]") for route in reader.routes(item, family)]
     return sorted(routes, key=lambda route: route["metric"] or 0)
 
 
 class _Reader:
-    """Takes typed values out of JSON of one command."""
+    """Extracts typed values from the JSON of one command."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -59,7 +59,7 @@ class _Reader:
         )
 
     def objects(self, text: str) -> List[Mapping[str, Any]]:
-        """The top-level list. Old versions leave empty objects in it for what they filtered out."""
+        """The top-level list. Old versions leave empty objects in it for filtered entries."""
         try:
             items = from_json(text)
         except ValueError as failure:
@@ -77,7 +77,7 @@ class _Reader:
         value = item.get(key)
         if value is None:
             return None
-        # A boolean is an int to Python and no number to us.
+        # To Python, a boolean is an int; here it is not a number.
         if isinstance(value, kind) and not isinstance(value, bool):
             return value
         raise self.fail(f"{key} is {str(value)[:60]!r}, which is not {'a string' if kind is str else 'an integer'}")
@@ -125,7 +125,7 @@ class _Reader:
             # A tunnel without a link layer has none; the loopback's is all zeros.
             "mac": self.optional(item, "address", str) if kind not in ("loopback", "tun", "wireguard") else None,
             "master": self.optional(item, "master", str),
-            # `link` names the device below, but the other end of a veth.
+            # `link` names the underlying device, except for a veth, where it is the other end.
             "parent": self.optional(item, "link", str) if kind != "veth" else None,
             "vlan_id": self.optional(vlan, "id", int),
             "addresses": [self.address(entry) for entry in self.mappings(item.get("addr_info"), "addr_info") if entry],
@@ -152,12 +152,12 @@ class _Reader:
         }
 
     def routes(self, item: Mapping[str, Any], family: str) -> List[Route]:
-        """One route for each next hop: a multipath route has several."""
+        """One route for each next hop, since a multipath route has several."""
         hops = self.mappings(item.get("nexthops"), "nexthops") or [item]
         return [
             {
                 "family": family,
-                # A next hop of the other family (RFC 5549) stands in `via`.
+                # A next hop of the other family (RFC 5549) is in `via`.
                 "gateway": self.optional(hop, "gateway", str) or self.optional(self.mapping(hop, "via"), "host", str),
                 "interface": self.optional(hop, "dev", str),
                 "metric": self.optional(item, "metric", int),
@@ -168,7 +168,7 @@ class _Reader:
 
 
 def members_of(links: List[Link]) -> Dict[str, List[str]]:
-    """The ports of each bond and bridge, from what each port says of its master; sorted by name."""
+    """The ports of each bond and bridge, sorted by name, from the master that each port reports."""
     members: Dict[str, List[str]] = {}
     for link in links:
         if link["master"] is not None:

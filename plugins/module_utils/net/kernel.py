@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 
 
 def read_local_ports(tree: Tree) -> Optional[LocalPorts]:
-    """The ports that outgoing connections get, None where the kernel does not say."""
+    """The ephemeral ports; None if the kernel does not report them."""
     words = (tree.read("proc/sys/net/ipv4/ip_local_port_range") or "").split()
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return None
@@ -26,7 +26,7 @@ def read_local_ports(tree: Tree) -> Optional[LocalPorts]:
 
 
 def may_lock_memory() -> bool:
-    """Whether this process may lock as much memory as it likes, as RDMA does. Lifts its own limit to find out."""
+    """Whether this process may lock unlimited memory, as RDMA requires. Raises its own limit to find out."""
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     except (OSError, ValueError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-#: The kinds that interface_info tells apart.
+#: The kinds that interface_info distinguishes.
 KINDS = (
     "ethernet",
     "infiniband",
@@ -22,7 +22,7 @@ KINDS = (
     "other",
 )
 
-#: The kernel's word (linkinfo.info_kind) to ours. A team is a bond by another driver, Open vSwitch a bridge.
+#: From the kernel's kind (linkinfo.info_kind) to ours. A team is a bond by another driver, Open vSwitch a bridge.
 _BY_LINK_KIND = {
     "bond": "bond",
     "team": "bond",
@@ -36,16 +36,16 @@ _BY_LINK_KIND = {
     "ipoib": "infiniband",
 }
 
-#: ``ip -j`` writes operstate in capitals. Drivers without a link (tun, wireguard, loopback) stay UNKNOWN when up.
+#: ``ip -j`` writes operstate in upper case. Drivers without a link (tun, wireguard, loopback) stay UNKNOWN when up.
 _STATES = ("up", "down", "lowerlayerdown", "dormant", "notpresent", "testing", "unknown")
 
-#: Kinds that carry the speed of the ports below them; of every other virtual one the figure in sysfs is made up
+#: Kinds that have the speed of the ports below them; for all other virtual ones, the value in sysfs is meaningless
 #: (veth, bridges and tun report 10000).
 _HONEST_VIRTUAL_SPEED = ("bond", "vlan")
 
 
 def kind_of(link_type: str, link_kind: Optional[str]) -> str:
-    """One of KINDS, from the hardware type and the driver's word of ``ip -d``."""
+    """One of KINDS, from the hardware type and the driver's kind in ``ip -d``."""
     if link_type == "loopback":
         return "loopback"
     if link_kind is not None:
@@ -56,7 +56,7 @@ def kind_of(link_type: str, link_kind: Optional[str]) -> str:
 
 
 def state_of(operstate: str, up: bool, carrier: bool) -> str:
-    """One of the states in lower case; an UNKNOWN one is judged by the administrative state and the carrier."""
+    """One of the states in lower case. UNKNOWN is resolved by the administrative state and the carrier."""
     state = operstate.lower()
     if state == "unknown" and up:
         return "up" if carrier else "unknown"
@@ -66,12 +66,12 @@ def state_of(operstate: str, up: bool, carrier: bool) -> str:
 
 
 def speed_of(raw: Optional[str], kind: str, physical: bool) -> Optional[int]:
-    """Mbit/s from sysfs, or None where the figure says nothing: virtual devices, -1, or a link that is down."""
+    """Mbit/s from sysfs, or None if the value is meaningless: virtual devices, -1, or a link that is down."""
     if not physical and kind not in _HONEST_VIRTUAL_SPEED:
         return None
     try:
         speed = int(raw) if raw is not None else 0
     except ValueError:
         return None
-    # A driver that does not know answers -1, which older kernels show as the largest 32-bit number.
+    # A driver that does not know the speed reports -1, which older kernels show as the largest 32-bit number.
     return speed if 0 < speed < 0x7FFFFFFF else None

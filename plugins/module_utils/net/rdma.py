@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RDMA devices from /sys/class/infiniband, and which interface stands on which port."""
+"""RDMA devices from /sys/class/infiniband, and the interfaces on their ports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import N
 
 _CLASS = "sys/class/infiniband"
 _NO_GID = re.compile(r"^[0:]*$")
-#: An identifier that is nothing but the prefix fe80:: with no interface part is unset, too.
+#: An identifier that consists only of the prefix fe80::, without an interface part, is unset, too.
 _BARE_PREFIX = "fe80:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -55,7 +55,7 @@ def _read_port(tree: Tree, device: str, port: int) -> RdmaPort:
 
 
 def _read_gids(tree: Tree, base: str) -> List[Gid]:
-    """The identifiers in use. A port has up to 256 places, nearly all of them empty."""
+    """The identifiers in use. A port has up to 256 entries, nearly all of them empty."""
     gids: List[Gid] = []
     for index in sorted(int(name) for name in tree.names(base, "gids") if name.isdecimal()):
         gid = tree.read(base, "gids", str(index)) or ""
@@ -74,7 +74,7 @@ def _read_gids(tree: Tree, base: str) -> List[Gid]:
 def rdma_of(name: str, nic: Nic, ports: List[RdmaPort]) -> Optional[Rdma]:
     """The RDMA port behind an interface, or None.
 
-    RoCE says in its identifiers which interfaces (a VLAN and a bond, too) they belong to; IPoIB shares the device.
+    The identifiers of RoCE show the interfaces (also VLANs and bonds) to which they belong; IPoIB shares the device.
     """
     for port in ports:
         own = [gid for gid in port["gids"] if gid["interface"] == name]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The shapes of what interface_info returns. Units are in the names; None means not known, never a guess."""
+"""The structures that interface_info returns. Names contain units; None means unknown, values are never guessed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Link(TypedDict):
     name: str
     alternative_names: List[str]
     kind: str
-    link_kind: Optional[str]  # the kernel's own word, such as macvlan
+    link_kind: Optional[str]  # the kernel's own term, such as macvlan
     state: str
     mtu: int
     mac: Optional[str]
@@ -83,7 +83,7 @@ class Interface(Link):
 
 
 class Route(TypedDict):
-    """One way to everywhere."""
+    """A default route."""
 
     family: str
     gateway: Optional[str]
@@ -104,7 +104,7 @@ class HostnameResolution(TypedDict):
 
 
 class Hint(TypedDict):
-    """Whether the host seems to have a fabric, why so, and its devices."""
+    """Whether the host seems to have a fabric, the evidence, and its devices."""
 
     present: bool
     devices: List[str]
@@ -121,7 +121,7 @@ class PciDevice(TypedDict):
 
 
 class Gpus(TypedDict):
-    """The GPUs that jobs can open. ``problem`` tells of those that they cannot."""
+    """The GPUs that jobs can open. ``problem`` describes those that they cannot."""
 
     count: int
     vendor: Optional[str]
@@ -132,7 +132,7 @@ class Gpus(TypedDict):
 
 
 class LocalPorts(TypedDict):
-    """The ports that the kernel gives to outgoing connections; ``reserved`` are those and ranges that it leaves alone."""
+    """The ephemeral ports of the kernel. ``reserved`` are the ports and ranges that it does not assign."""
 
     first: int
     last: int

@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read sysfs, procfs and /dev, without a process. Every path is relative to a root, so that tests bring their own."""
+"""Read sysfs, procfs and /dev without running a program.
+
+All paths are relative to a root, so that tests can use their own.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,22 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import 
 
 _PCI_ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 
-#: pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00: one file says what five others would.
+#: For example pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00, which has the content of five other files.
 _MODALIAS = re.compile(r"^pci:v([0-9A-F]{8})d([0-9A-F]{8})sv[0-9A-F]*sd[0-9A-F]*bc([0-9A-F]{2})sc([0-9A-F]{2})i")
 
 
 class Tree:
-    """Files below a root. A file that is missing or refuses to be read is None: sysfs does both (lo's speed)."""
+    """Files below a root. A missing or unreadable file is None: sysfs has both (the speed of lo)."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
 
     def path(self, *parts: str) -> str:
-        """The place of a file on this machine."""
+        """The path of a file on this machine."""
         return os.path.join(self._root, *parts)
 
     def read(self, *parts: str) -> Optional[str]:
-        """The text of a file without the white space around it."""
+        """The text of a file without surrounding white space."""
         try:
             with open(self.path(*parts), encoding="utf-8", errors="replace") as stream:
                 return stream.read().strip()
@@ -36,7 +39,7 @@ class Tree:
             return None
 
     def integer(self, *parts: str) -> Optional[int]:
-        """The number in a file, or None where there is none."""
+        """The number in a file, or None if it has none."""
         try:
             return int(self.read(*parts) or "", 0)
         except ValueError:
@@ -50,33 +53,33 @@ class Tree:
             return []
 
     def exists(self, *parts: str) -> bool:
-        """Whether there is such a file, folder or device."""
+        """Whether the file, folder or device exists."""
         return os.path.exists(self.path(*parts))
 
     def target_name(self, *parts: str) -> Optional[str]:
-        """The last name in what a link points to: the driver, for ``device/driver``."""
+        """The last component of a link's target, such as the driver for ``device/driver``."""
         try:
             return os.path.basename(os.readlink(self.path(*parts)))
         except OSError:
             return None
 
     def pci_address(self, *parts: str) -> Optional[str]:
-        """The PCI function that a ``device`` link stands on.
+        """The PCI function that a ``device`` link refers to.
 
-        A virtio device hangs below its PCI function, so the last component that is an address counts.
+        A virtio device is below its PCI function, so the last component that is an address is used.
         """
         components = os.path.realpath(self.path(*parts)).split(os.sep)
         return next((name for name in reversed(components) if _PCI_ADDRESS.match(name)), None)
 
     def numa_node(self, pci_address: Optional[str]) -> Optional[int]:
-        """The NUMA node of a PCI function; None where the machine has only one, which the kernel shows as -1."""
+        """The NUMA node of a PCI function; None if the machine has only one, which the kernel shows as -1."""
         if pci_address is None:
             return None
         node = self.integer("sys/bus/pci/devices", pci_address, "numa_node")
         return node if node is not None and node >= 0 else None
 
     def pci_devices(self) -> List[PciDevice]:
-        """Everything on the PCI bus, in the order of addresses."""
+        """All devices on the PCI bus, in the order of their addresses."""
         devices: List[PciDevice] = []
         for address in self.names("sys/bus/pci/devices"):
             match = _MODALIAS.match(self.read("sys/bus/pci/devices", address, "modalias") or "")
@@ -89,10 +92,10 @@ class Tree:
 
 
 class Nic(NamedTuple):
-    """The data of sysfs for one interface."""
+    """The data in sysfs about one interface."""
 
     physical: bool
-    speed: Optional[str]  # as it stands there: kinds.speed_of judges it
+    speed: Optional[str]  # unchecked: kinds.speed_of judges it
     driver: Optional[str]
     pci_address: Optional[str]
     numa_node: Optional[int]
@@ -101,7 +104,7 @@ class Nic(NamedTuple):
 
 
 def read_nic(tree: Tree, name: str) -> Nic:
-    """Look at /sys/class/net/NAME; what has a ``device`` below it is a real card, or one that a hypervisor gave."""
+    """Read /sys/class/net/NAME. An interface with ``device`` is a physical card, or one that a hypervisor provides."""
     base = f"sys/class/net/{name}"
     if not tree.exists(base, "device"):
         return Nic(False, tree.read(base, "speed"), None, None, None, [], 0)

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which hosts answer for an address: direct ARP requests, because two hosts with one address otherwise look like one.
+"""Which hosts answer for an address: direct ARP requests, since two hosts with one address otherwise look like one.
 
-The kernel keeps the answer that came first and forgets the others; only a socket of our own sees them all. No tool is
-needed, only the right to open such a socket.
+The kernel keeps the first reply and drops the others; only a socket of our own sees all of them. No tool is needed,
+only the permission to open such a socket.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ETHERNET = struct.Struct("!6s6sH")
 _ARP = struct.Struct("!HHBBH6s4s6s4s")
 _ETHERTYPE = 0x0806
 _REQUEST, _REPLY = 1, 2
-#: sysfs' number for links on which ARP of this form is spoken.
+#: sysfs' number for links that use ARP in this form.
 _ARPHRD_ETHER = "1"
 _TRIES = 2
-#: The sender of who has no address yet.
+#: The sender address of a host that does not have one yet.
 NOBODY = str(ipaddress.IPv4Address(0))
 
 
@@ -41,16 +41,16 @@ class Reply(NamedTuple):
 def request(own_mac: str, sender: str, target: str) -> bytes:
     """The frame that asks who has ``target``.
 
-    ``sender`` NOBODY makes it the probe of RFC 5227, which asks about one's own address without claiming it.
+    With the sender NOBODY, it is the probe of RFC 5227, which queries one's own address without claiming it.
     """
     mac = bytes.fromhex(own_mac.replace(":", ""))
     body = _ARP.pack(1, 0x0800, 6, 4, _REQUEST, mac, _packed(sender), bytes(6), _packed(target))
-    # Short frames are padded to what Ethernet carries at least.
+    # Short frames are padded to Ethernet's minimum.
     return (_ETHERNET.pack(b"\xff" * 6, mac, _ETHERTYPE) + body).ljust(60, b"\0")
 
 
 def parse_reply(data: bytes) -> Optional[Reply]:
-    """The answer in a frame; None for everything else."""
+    """The reply in a frame; None for anything else."""
     if len(data) < _ETHERNET.size + _ARP.size:
         return None
     kind = _ETHERNET.unpack_from(data)[2]
@@ -63,9 +63,9 @@ def parse_reply(data: bytes) -> Optional[Reply]:
 
 
 def ask(nic: Nic, senders: Dict[str, str], seconds: float) -> Dict[str, List[str]]:
-    """The MACs that answer for each key of ``senders``, asked with its value as the sender.
+    """The MACs that answer for each key of ``senders``, each requested with its value as the sender.
 
-    Raises PermissionError where raw sockets are not allowed and OSError where the interface cannot be used.
+    Raises PermissionError if raw sockets are not allowed, and OSError if the interface cannot be used.
     """
     found: Dict[str, Set[str]] = {address: set() for address in senders}
     if nic["mac"] is None or not senders:
@@ -76,7 +76,7 @@ def ask(nic: Nic, senders: Dict[str, str], seconds: float) -> Dict[str, List[str
             for address, sender in senders.items():
                 raw.send(request(nic["mac"], sender, address))
             until = time.monotonic() + seconds / _TRIES
-            # Not ended by the first answer: it is the second one that matters.
+            # Not ended by the first reply, since the second one is what matters.
             while True:
                 left = until - time.monotonic()
                 if left <= 0 or not select.select([raw], [], [], left)[0]:
@@ -88,7 +88,7 @@ def ask(nic: Nic, senders: Dict[str, str], seconds: float) -> Dict[str, List[str
 
 
 def read_nic(name: str, root: str = "/sys/class/net") -> Nic:
-    """The end of this host, from sysfs."""
+    """This host's interface, from sysfs."""
     folder = os.path.join(root, name)
     mtu = (read_text(os.path.join(folder, "mtu")) or "").strip()
     kind = (read_text(os.path.join(folder, "type")) or "").strip()
@@ -97,7 +97,7 @@ def read_nic(name: str, root: str = "/sys/class/net") -> Nic:
 
 
 def own_macs(root: str = "/sys/class/net") -> List[str]:
-    """The MACs of all of this host's interfaces: two of them on one network may both answer for one address."""
+    """The MACs of all of this host's interfaces: if two of them are on one network, both may answer for one address."""
     try:
         names = os.listdir(root)
     except OSError:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How far two clocks are apart, as NTP reckons it."""
+"""The difference of two clocks, computed as in NTP."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Sample(NamedTuple):
 
     @property
     def round_trip(self) -> float:
-        """Seconds on the wire, the peer's own time taken off."""
+        """Seconds on the wire, without the time that the peer took."""
         return (self.heard - self.asked) - (self.sent - self.received)
 
     @property
     def offset(self) -> float:
-        """The peer's clock less ours, in seconds; wrong by half the round trip at most."""
+        """The peer's clock minus ours, in seconds. The error is at most half the round trip."""
         return ((self.received - self.asked) + (self.sent - self.heard)) / 2
 
 
 def best(samples: Sequence[Sample]) -> Sample:
-    """The one with the shortest round trip: what waited in a queue tells least about the clocks.
+    """The sample with the shortest round trip: time spent in queues makes the others less precise.
 
-    A clock that was stepped while we asked gives a negative round trip; such a sample is passed over where it can be.
+    A clock that was stepped during a query gives a negative round trip; such samples are ignored if there are others.
     """
     possible = [sample for sample in samples if sample.round_trip >= 0] or list(samples)
     return min(possible, key=lambda sample: abs(sample.round_trip))

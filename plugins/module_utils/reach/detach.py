@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A process that outlives the module, and ends whatever happens.
+"""A process that outlives the module, and ends in any case.
 
-It is told to end, or asked, through an abstract Unix socket: no file, no process number that may have become somebody
-else's, and nothing left behind by a host that loses power. Such names are per network namespace, like the ports.
+It is stopped or queried through an abstract Unix socket: no file, no process ID that may have been reused, and nothing
+is left behind by a host that loses power. Such names belong to the network namespace, as ports do.
 
-A question is one line: what is asked, then the connection of who asks. ``stop`` ends the process, ``replace`` ends one
-whose controller is gone or begins anew; both are answered when its ports are free.
+A request is one line: the command, then the connection of the requester. ``stop`` ends the process, ``replace`` ends
+one whose controller is gone or starts again; both are answered when its ports are free.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROCESS_NAME = "gpumesh-reach"
 _PREFIX = "gpumesh/reach/"
 #: The processes that a run of probes starts on a host, by the purpose in their names.
 _OF_A_RUN = ("listener", "runner")
-#: Seconds for the processes of earlier runs to end. Others are ended by their alarm.
+#: Seconds for the processes of earlier runs to end. Those that do not are ended by their alarm.
 _REPLACE_SECONDS = 5.0
 
 
@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 
 def new_lease(lifetime: int) -> lease.Lease:
-    """For what the present module starts."""
+    """The lease of what this module starts."""
     tree = Tree()
     return lease.Lease(lifetime, lease.connection_of(tree, os.getpid()), tree)
 
@@ -52,14 +52,14 @@ def new_lease(lifetime: int) -> lease.Lease:
 def detach(work: Callable[[], None], term: lease.Lease, keep: Collection[int]) -> None:
     """Run ``work`` in a process with its own session; return immediately.
 
-    It ends when ``term`` is over. After its lifetime the kernel ends it: the alarm needs no code of ours to run. Of the
-    open files only the standard ones, on /dev/null, and the descriptors in ``keep`` stay.
+    The process ends when ``term`` is over. After its lifetime, the kernel ends it: the alarm does not depend on our
+    code. Of the open files, only the standard ones, on /dev/null, and the descriptors in ``keep`` stay open.
     """
     child = os.fork()
     if child:
         os.waitpid(child, 0)
         return
-    # From here on nothing may return into the module's code or run its exit handlers.
+    # From here on, nothing may return into the module's code or run its exit handlers.
     status = 1
     try:
         os.setsid()
@@ -69,7 +69,7 @@ def detach(work: Callable[[], None], term: lease.Lease, keep: Collection[int]) -
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.alarm(term.lifetime)
-        # It holds the secret of its run: no crash may leave that on the disk.
+        # It has the secret of its run, which must not be written to disk in a core dump.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir("/")
         _only(keep)
@@ -96,7 +96,7 @@ def _only(keep: Collection[int]) -> None:
             try:
                 os.close(descriptor)
             except OSError:
-                # The one that listed the folder is gone already.
+                # The descriptor with which the folder was listed is already closed.
                 continue
 
 
@@ -105,12 +105,12 @@ def _name_process() -> None:
         with open("/proc/self/comm", "w", encoding="ascii") as stream:
             stream.write(PROCESS_NAME)
     except OSError:
-        # Only for people who look at the list of processes.
+        # Only for people who list processes.
         return
 
 
 def control_socket(purpose: str, run: str) -> socket.socket:
-    """The listening end. Raises HostStateError when this run has one already."""
+    """The listening socket. Raises HostStateError if this run already has one."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         control.bind(_name(purpose, run))
@@ -126,7 +126,7 @@ def control_socket(purpose: str, run: str) -> socket.socket:
 
 
 def may_ask(connection: socket.socket) -> bool:
-    """Whether the other end belongs to root or to who runs this process: everybody can use such a name."""
+    """Whether the other end belongs to root or to the user of this process, since any user can connect to such a name."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user = _CREDENTIALS.unpack(raw)[1]
     return user in (0, os.geteuid())
@@ -139,21 +139,24 @@ def parse_question(line: bytes) -> Question:
 
 
 def ask(purpose: str, run: str, what: str, timeout: float) -> Optional[Dict[str, Any]]:
-    """The answer of a detached process; None where there is none (any more). Raises HostStateError when it is mute."""
+    """The reply of a detached process; None if there is none. Raises HostStateError if it does not respond."""
     return _ask(_name(purpose, run), what, timeout)
 
 
 def replace_others(run: str, spared: Collection[str] = ()) -> int:
-    """End what earlier runs have left on this host, unless their controller is another one that is still there.
+    """End what earlier runs have left on this host, unless another controller that still exists owns it.
 
-    ``spared``: runs that the same controller is still making. Returns how many were asked.
+    ``spared``: other runs of the same controller. Returns the number of processes that were asked.
     """
     kept = {run, *spared}
     return _ask_all([name for name in _names() if name.rpartition("/")[2] not in kept], "replace")
 
 
 def stop_all() -> int:
-    """End what any run has left on this host: something needs its ports. Returns how many were asked."""
+    """End what any run has left on this host, whose ports are needed.
+
+    Returns the number of processes that were asked.
+    """
     return _ask_all(_names(), "stop")
 
 
@@ -173,7 +176,7 @@ def _names() -> List[str]:
     """The sockets of all runs that are bound in this network namespace."""
     lines = (Tree().read("proc/self/net/unix") or "").splitlines()[1:]
     found = [line.split()[-1] for line in lines if len(line.split()) == 8]
-    # The kernel shows the zero at the start of an abstract name as @. A connection to it has its name, too.
+    # The kernel shows the zero byte at the start of an abstract name as @. A connection to it has the same name.
     ours = tuple(f"@{_PREFIX}{purpose}/" for purpose in _OF_A_RUN)
     return ["\0" + name[1:] for name in dict.fromkeys(found) if name.startswith(ours)]
 

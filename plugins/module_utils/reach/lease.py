@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a detached process may stay: to the end of its lifetime, and not for long without its controller.
+"""How long a detached process may run: up to its lifetime, but not for long without its controller.
 
-All that a host sees of the controller is the server process of its SSH connection, which is among the ancestors of each
-module. It is gone when the controller is, or when the controller connects anew for each task. So its end alone means
-nothing: it is over when, beyond that, nobody has come for a part of the lifetime.
+All that a host sees of the controller is the server process of its SSH connection, an ancestor of each module. It ends
+with the controller, but also if the controller opens a new connection for each task. So its end alone does not end the
+lease; it does if, in addition, no module has come for a part of the lifetime.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Callable, NamedTuple, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
-#: The programs that serve a connection: OpenSSH, since 9.8 with a separate program, and Dropbear.
+#: The programs that serve a connection: OpenSSH, with a separate program since 9.8, and Dropbear.
 _SERVERS = ("sshd", "sshd-session", "dropbear")
-#: The part of the lifetime that is left when the connection is gone.
+#: The part of the lifetime that remains when the connection has ended.
 _PART = 4
-#: Seconds between two looks.
+#: Seconds between two checks.
 _SPACING = 1.0
 
 
 class Process(NamedTuple):
-    """A process: its number may become another's, but not with the same start, in ticks since the boot."""
+    """A process. Its ID may be reused, but not with the same start time, in clock ticks since the boot."""
 
     number: int
     started: int
@@ -38,7 +38,7 @@ class _Stat(NamedTuple):
 
 
 def _parse_stat(text: Optional[str]) -> Optional[_Stat]:
-    """The text of /proc/NUMBER/stat. The name in brackets may have any character in it."""
+    """Parse /proc/NUMBER/stat. The name in brackets may contain any character."""
     opened, closed = (text or "").find("("), (text or "").rfind(")")
     fields = (text or "")[closed + 1 :].split()
     # A zombie no longer holds anything.
@@ -51,7 +51,7 @@ def _parse_stat(text: Optional[str]) -> Optional[_Stat]:
 
 
 def connection_of(tree: Tree, number: int) -> Optional[Process]:
-    """The nearest ancestor of a process that serves an SSH connection; None where it came in another way."""
+    """The nearest ancestor of a process that serves an SSH connection; None if it was started in another way."""
     while number > 1:
         stat = _parse_stat(tree.read("proc", str(number), "stat"))
         if stat is None:
@@ -63,7 +63,7 @@ def connection_of(tree: Tree, number: int) -> Optional[Process]:
 
 
 def as_text(process: Optional[Process]) -> str:
-    """For one line of a question."""
+    """The process as words in the line of a request."""
     return f"{process.number} {process.started}" if process else ""
 
 
@@ -92,19 +92,19 @@ class Lease:
         self._renewed = clock()
 
     def renew(self) -> None:
-        """Somebody of this run has come."""
+        """Record that a module of this run has come."""
         self._renewed = self._clock()
 
     def follow(self, connection: Optional[Process]) -> None:
-        """A later module of the same run has come by ``connection``."""
+        """Record that a later module of the same run has come through ``connection``."""
         self._connection = connection or self._connection
         self.renew()
 
     def yields_to(self, connection: Optional[Process]) -> bool:
-        """Whether a run that comes by ``connection`` may end this one.
+        """Whether a run that comes through ``connection`` may end this one.
 
-        The same connection is the same controller, which does one thing after the other. Another one that is still there
-        is somebody else at work.
+        The same connection means the same controller, which performs one task after the other. Another connection that
+        still exists belongs to another controller at work.
         """
         return self._connection is None or self._connection == connection or not self._connected()
 
@@ -117,7 +117,7 @@ class Lease:
         return self._clock() - self._renewed >= self.lifetime / _PART
 
     def wait(self) -> None:
-        """Return when it is over."""
+        """Wait until the lease is over."""
         while not self.is_over():
             time.sleep(_SPACING)
 

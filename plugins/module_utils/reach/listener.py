@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The listener of a member: it answers only peers that prove to know the token of the run."""
+"""The listener of a member. It answers only peers that prove to know the token of the run."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detac
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.payload import Payloads
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
 
-#: Seconds in which a stranger must have proven himself, and after which a session that says nothing is ended. Long,
-#: since a prober connects to all ports first and then talks to a few at a time.
+#: Seconds in which a stranger must authenticate, and after which a silent session is closed. Long, since a prober
+#: connects to all ports first, and then communicates with a few at a time.
 _HANDSHAKE_SECONDS = 120.0
 _IDLE_SECONDS = 120.0
-#: Sessions at a time: strangers cannot take all of this host's memory or files.
+#: Sessions at a time, so that strangers cannot use up this host's memory or files.
 _SESSIONS = 4096
 #: Datagrams that a session may send.
 _DATAGRAMS = 4096
-#: Seconds that a measurement of throughput may take at most.
+#: The maximum seconds that a measurement of throughput may take.
 _MEASUREMENT_SECONDS = 120.0
 
 Stream = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Settings(NamedTuple):
-    """The listener ends after the `done` of all ``visitors``; without any, it waits for the end of its lifetime."""
+    """The settings of a listener.
+
+    It ends after the `done` of all ``visitors``; if there are none, after its lifetime.
+    """
 
     run: str
     token: str
@@ -61,7 +64,7 @@ async def send(writer: asyncio.StreamWriter, message: Dict[str, Any]) -> None:
 
 
 class Listener:
-    """All of a member's open ports."""
+    """All open ports of a member."""
 
     def __init__(self, settings: Settings, term: lease.Lease) -> None:
         self._settings = settings
@@ -69,7 +72,7 @@ class Listener:
         self._expected: Set[str] = set(settings.visitors)
         self._refused = 0
         self._open = 0
-        #: The numbers seen in each living session: one that comes again is a replay.
+        #: The numbers received in each active session; a repeated one is a replay.
         self._numbers: Dict[bytes, Set[int]] = {}
         self._payloads = Payloads()
         self._ready: List[asyncio.StreamWriter] = []
@@ -79,7 +82,7 @@ class Listener:
         self._gathering: Optional[asyncio.TimerHandle] = None
 
     async def serve(self, opened: Sequence[socket.socket], control: socket.socket) -> None:
-        """Until somebody on this host says stop, or the last expected visitor is done."""
+        """Run until a process on this host sends stop, or the last expected visitor is done."""
         loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
         sockets.raise_file_limit()
@@ -93,7 +96,7 @@ class Listener:
                 self._transports.append(transport)
         await asyncio.start_unix_server(self._asked, sock=control)
         await self._end.wait()
-        # The last answers, to `done` and `stop`, may still be in transit.
+        # The last replies, to `done` and `stop`, may still be in transit.
         await asyncio.sleep(0.2)
 
     async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,12 +116,12 @@ class Listener:
             writer.close()
 
     async def _close_ports(self) -> None:
-        """The peer that asked for the end may need them immediately."""
+        """The process that requested the end may need the ports immediately."""
         for server in self._servers:
             server.close()
         for transport in self._transports:
             transport.close()
-        # A transport closes its socket in the next turn of the loop.
+        # A transport closes its socket in the next iteration of the loop.
         await asyncio.sleep(0)
 
     async def _visitor(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -134,7 +137,7 @@ class Listener:
         except protocol.ProtocolError:
             self._refused += 1
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
-            # Hung up, or fell silent: that is for the other side to judge.
+            # The peer hung up or fell silent, which its own side has to judge.
             pass
         finally:
             self._open -= 1
@@ -151,7 +154,7 @@ class Listener:
         await send(writer, {"nonce": ours})
         claim = await receive(reader, _HANDSHAKE_SECONDS)
         protocol.check_proof(self._settings.token, "client", theirs, ours, protocol.text_of(claim, "proof"))
-        # Before the answer: the first datagram may be here before this side goes on.
+        # Before the reply: the first datagram may arrive before this side continues.
         self._numbers[session] = set()
         await send(
             writer,
@@ -166,7 +169,7 @@ class Listener:
         return protocol.text_of(claim, "machine")
 
     async def _command(self, stream: Stream, machine: str) -> bool:
-        """Do what is asked next; False when the session is over."""
+        """Carry out the next request. Returns False when the session is over."""
         reader, writer = stream
         order = await receive(reader, _IDLE_SECONDS)
         self._term.renew()
@@ -224,7 +227,7 @@ class Listener:
             self._end.set()
 
     async def _gather(self, stream: Stream, hosts: int) -> None:
-        """Hold this one back until all have come: so that no two clocks need agree."""
+        """Hold this peer back until all have come, so that their clocks need not agree."""
         reader, writer = stream
         self._ready.append(writer)
         loop = asyncio.get_running_loop()
@@ -232,7 +235,7 @@ class Listener:
             self._start()
         elif self._gathering is None:
             self._gathering = loop.call_later(protocol.gather_seconds(hosts), self._start)
-        # The visitor hangs up when it has been told.
+        # The visitor hangs up when it has the reply.
         await asyncio.wait_for(reader.read(1), protocol.gather_seconds(hosts) + _HANDSHAKE_SECONDS)
 
     def _start(self) -> None:
@@ -245,7 +248,7 @@ class Listener:
         self._ready = []
 
     async def _measure(self, stream: Stream, end: bytes) -> None:
-        """Leave the socket to a thread that does nothing but read: the event loop would be the bottleneck."""
+        """Leave the socket to a thread that only reads, since the event loop would be the bottleneck."""
         writer = stream[1]
         transport = writer.transport
         if isinstance(transport, asyncio.ReadTransport):
@@ -257,7 +260,7 @@ class Listener:
 
 
 def _drain(tcp: socket.socket, end: bytes) -> None:
-    """Read up to ``end``, or to the end: not every proxy hands on that only one direction was closed."""
+    """Read up to ``end``, or to the end of the stream: some proxies do not forward the closing of only one direction."""
     tcp.settimeout(_HANDSHAKE_SECONDS)
     tcp.sendall(protocol.frame({"ready": True}))
     buffer = bytearray(1 << 20)
@@ -274,13 +277,13 @@ def _drain(tcp: socket.socket, end: bytes) -> None:
 
 
 def _start_iperf3(address: str) -> int:
-    """The port of an iperf3 that serves one client and ends; 0 where there is none."""
+    """Start an iperf3 that serves one client and ends. Returns its port; 0 if it is not installed."""
     port = _free_port(address)
     return port if _serve(["iperf3", "-s", "-1", "-B", address, "-p", str(port)]) else 0
 
 
 def _start_perftest(what: str, settings: Settings, seconds: int) -> int:
-    """The port of a program of perftest that serves one client and ends; 0 where there is none."""
+    """Start a program of perftest that serves one client and ends. Returns its port; 0 if it is not installed."""
     if not settings.rdma["device"]:
         return 0
     port = _free_port(settings.address)
@@ -308,7 +311,7 @@ def _serve(argv: Sequence[str]) -> bool:
 
 
 class _Datagrams(asyncio.DatagramProtocol):
-    """Answers requests of living sessions with datagrams of the size that they ask for."""
+    """Answers requests of active sessions with datagrams of the requested size."""
 
     def __init__(self, token: str, numbers: Dict[bytes, Set[int]]) -> None:
         self._token = token
@@ -316,7 +319,7 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._transport: Optional[asyncio.DatagramTransport] = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Before Python 3.12 what comes here is none by its class, only by what it can do.
+        # Before Python 3.12, the object is not an instance of the class, but has its methods.
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, addr: Tuple[Any, ...]) -> None:
@@ -332,10 +335,11 @@ class _Datagrams(asyncio.DatagramProtocol):
         seen.add(request.number)
         overhead = protocol.UDP_OVERHEAD[6 if ":" in addr[0] else 4]
         answer = request._replace(kind=protocol.ANSWER, size=len(data) + overhead)
-        # One that does not fit the interface is lost like one that does not fit the path: error_received ignores it.
+        # A datagram that does not fit the interface is lost, like one that does not fit the path: error_received
+        # ignores it.
         self._transport.sendto(protocol.pack_datagram(self._token, answer, request.size - overhead), addr)
 
 
 def run(settings: Settings, opened: Sequence[socket.socket], control: socket.socket, term: lease.Lease) -> None:
-    """The whole life of a listener, in a process of its own."""
+    """Run a listener, in a process of its own."""
     asyncio.run(Listener(settings, term).serve(opened, control))

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The search for the largest packet that passes a path. Pure: it says which sizes to try and learns which passed.
+"""The search for the largest packet that fits a path. Pure: it returns the sizes to try, and is told which passed.
 
-Each size that does not pass costs a time limit, so many sizes are tried at once: the bounds come 17 times closer with
-each round, and three rounds tell the exact size.
+Each size that does not pass costs a timeout, so many sizes are tried at once: each round narrows the bounds by a factor
+of 17, and three rounds give the exact size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Search:
         return sorted({self._low + max(1, step * index // _AT_ONCE) for index in range(1, _AT_ONCE + 1)})
 
     def learn(self, passed: Collection[int]) -> None:
-        """Which of the last ``sizes`` passed. A larger one that passed tells that a smaller one was lost by chance."""
+        """Process which of the last ``sizes`` passed. If a larger one passed, a smaller one was lost by chance."""
         tried = self.sizes()
         self._first = False
         arrived = [size for size in tried if size in passed]
@@ -44,12 +44,12 @@ class Search:
 
     @property
     def found(self) -> Optional[int]:
-        """The largest size known to pass; None where nothing passed."""
+        """The largest size known to pass; None if nothing passed."""
         return self._low
 
 
 def is_black_hole(interface: Optional[int], measured: Optional[int], signalled: Optional[int]) -> bool:
-    """Whether packets that this host believes to fit vanish: ``measured`` passes, and the kernel was not told."""
+    """Whether packets that should fit disappear: only ``measured`` passes, and the kernel has not been notified."""
     if interface is None or measured is None:
         return False
     believed = interface if signalled is None else min(interface, signalled)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The bytes of the transfers: random, so that nothing on the way can compress them, and made once for all peers."""
+"""The bytes to transfer: random, so that nothing on the path can compress them, and generated once for all peers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Payload:
 
 
 class Payloads:
-    """The payload of each size that was asked for; the latest one is kept."""
+    """The payload of each requested size; the latest one is kept."""
 
     def __init__(self) -> None:
         self._latest: Dict[int, Payload] = {}

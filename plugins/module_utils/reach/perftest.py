@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RDMA between two hosts by ib_write_bw and ib_write_lat: which port, which command, what the output says. Pure."""
+"""RDMA between two hosts with ib_write_bw and ib_write_lat: the port, the command, and the output. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
 
 #: The measurements and their programs.
 PROGRAMS = {"bandwidth": "ib_write_bw", "latency": "ib_write_lat"}
-#: Round trips that a latency is the median of: a second where one takes a millisecond.
+#: The number of round trips of which a latency is the median: one second at a millisecond each.
 _ROUND_TRIPS = 1000
 #: The lines around the settings and the table.
 _RULE = re.compile(r"^-{20,}$", re.MULTILINE)
@@ -21,9 +21,9 @@ _IPV4 = "0000:0000:0000:0000:0000:ffff:"
 
 
 def choose(ports: Sequence[RdmaPort], interface: str, find: Callable[[str], Optional[str]]) -> RdmaEnd:
-    """The port by which this host takes part: that behind ``interface``, else the fastest that is active.
+    """The port with which this host takes part: the one behind ``interface``, or the fastest active one.
 
-    ``find`` gives the path of a program. What has no port to use gets a reason.
+    ``find`` returns the path of a program. Without a usable port, the result has a reason.
     """
     missing = [program for program in PROGRAMS.values() if find(program) is None]
     active = [port for port in ports if port["state"] == "active"]
@@ -57,7 +57,7 @@ def _none(reason: str) -> RdmaEnd:
 
 
 def _gid_index(port: RdmaPort, interface: str) -> Optional[int]:
-    """RoCE needs an identifier that both ends can route: version 2 of an IPv4 address. InfiniBand needs none."""
+    """The index of the GID. RoCE needs a routable one: version 2 of an IPv4 address. InfiniBand needs none."""
     if port["link_layer"] != "Ethernet":
         return None
 
@@ -73,7 +73,7 @@ def _gid_index(port: RdmaPort, interface: str) -> Optional[int]:
 
 
 def command(what: str, end: RdmaEnd, port: int, seconds: int, peer: str = "") -> List[str]:
-    """The server, or with ``peer``, the address of its host, the client. Both ends need the same options."""
+    """The command of the server, or with ``peer``, the server's address, of the client. Both need the same options."""
     gid = [] if end["gid_index"] is None else [f"--gid-index={end['gid_index']}"]
     amount = [f"--duration={seconds}", "--report_gbits"] if what == "bandwidth" else [f"--iters={_ROUND_TRIPS}"]
     return [
@@ -82,7 +82,7 @@ def command(what: str, end: RdmaEnd, port: int, seconds: int, peer: str = "") ->
         f"--ib-port={end['port']}",
         *gid,
         f"--port={port}",
-        # It would warn of clocks that save power, in the middle of the table.
+        # Otherwise, it prints a warning about the CPU frequency into the table.
         "--CPU-freq",
         *amount,
         *([peer] if peer else []),
@@ -90,22 +90,22 @@ def command(what: str, end: RdmaEnd, port: int, seconds: int, peer: str = "") ->
 
 
 def parse_bandwidth(text: str) -> Optional[float]:
-    """The average in 10^9 bits a second, of the largest size; None where nothing was measured."""
+    """The average of the largest size in 10^9 bit/s; None if nothing was measured."""
     value = _column(text, "BW average")
     if value is None:
         return None
-    # Without --report_gbits it is in 2^20 bytes.
+    # Without --report_gbits, it is in 2^20 bytes/s.
     return round(value * 8 * (1 << 20) / 1e9 if "BW average[MB/sec]" in text else value, 3)
 
 
 def parse_latency(text: str) -> Optional[float]:
-    """Microseconds one way, the median, or where there is none the mean; None where nothing was measured."""
+    """The latency one way in microseconds, the median, or else the mean; None if nothing was measured."""
     median = _column(text, "t_typical")
     return median if median is not None else _column(text, "t_avg")
 
 
 def parse_failure(text: str) -> str:
-    """Why a program measured nothing, in its own words."""
+    """The program's own message on why it measured nothing."""
     parts = _RULE.split(text)
     told = [line.strip() for part in (parts[0], parts[-1]) for line in part.splitlines() if line.strip()[:1].isalpha()]
     return told[0].rstrip(".") if told else "it printed nothing"
@@ -117,12 +117,12 @@ def refused(text: str) -> bool:
 
 
 def _column(text: str, title: str) -> Optional[float]:
-    """The number below a title that begins so, in the last row of the table."""
+    """The number below a title that starts with this text, in the last row of the table."""
     titles: List[str] = []
     found = None
     for line in text.splitlines():
         if line.lstrip().startswith("#bytes"):
-            # Titles have single blanks in them, and a unit at their end but for the first two.
+            # Titles contain single blanks, and end with a unit, except for the first two.
             titles = re.findall(r"#\w+|[\w.%][\w.% ]*?(?:\[[^\]]+\]|(?=\s{2}|$))", line)
         elif titles:
             fields = line.split()

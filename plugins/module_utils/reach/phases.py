@@ -44,16 +44,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
     Self,
 )
 
-#: Seconds in which hosts answer an ARP request, tries included.
+#: Seconds in which hosts answer an ARP request, including retries.
 _ARP_SECONDS = 1.0
-#: Seconds that a finished measurement waits to be collected.
+#: Seconds for which the results of a finished measurement are kept.
 _COLLECT_SECONDS = 300
 #: Seconds for a detached process of this host to answer.
 _CONTROL_SECONDS = 10.0
 
 
 class Wanted(NamedTuple):
-    """Which ports to open, and for how many seconds."""
+    """The ports to open, and for how many seconds."""
 
     named: Sequence[int]
     ephemeral: port_ranges.Range
@@ -62,7 +62,7 @@ class Wanted(NamedTuple):
 
 
 class Listening(NamedTuple):
-    """The data of a listener that the others need."""
+    """The data of a listener that the other hosts need."""
 
     ports: List[Port]
     rdma: RdmaEnd
@@ -71,9 +71,9 @@ class Listening(NamedTuple):
 def listen(
     own: Self, run: str, token: str, wanted: Wanted, visitors: Sequence[str], spared: Sequence[str] = ()
 ) -> Listening:
-    """Start the listener; it serves when this returns. Raises HostStateError.
+    """Start the listener; it accepts connections when this returns. Raises HostStateError.
 
-    Listeners of interrupted runs are ended first, because they occupy the ports. Those of ``spared`` runs stay.
+    Listeners of interrupted runs are ended first, since they occupy the ports. Those of ``spared`` runs stay.
     """
     detach.replace_others(run, spared)
     end = _rdma_end(own)
@@ -98,7 +98,10 @@ def _rdma_end(own: Self) -> RdmaEnd:
 
 
 def stop(run: Optional[str]) -> bool:
-    """End the processes of this run on this host, or without a name of interrupted runs; False if there were none."""
+    """End the processes of this run on this host, or without a name, of interrupted runs.
+
+    Returns False if there were none.
+    """
     if run is None:
         return detach.replace_others("") > 0
     answers = [detach.ask(purpose, run, "stop", _CONTROL_SECONDS) for purpose in ("listener", "runner")]
@@ -106,13 +109,13 @@ def stop(run: Optional[str]) -> bool:
 
 
 def probe(own: Self, token: str, peers: Sequence[Peer], limits: Limits, check_name: bool) -> Probe:
-    """Connect to all peers. Raises ParseError or CommandError where the routes cannot be had."""
+    """Connect to all peers. Raises ParseError or CommandError if the routes cannot be determined."""
     begin = time.monotonic()
     nic = arp.read_nic(own.interface)
     known = routes.ask(command.run, [peer["address"] for peer in peers])
     ordered = _after(own.machine, peers)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        # Both only wait; beside the probes they cost no time.
+        # Both only wait, so they take no additional time beside the probes.
         answers = pool.submit(_ask_arp, own, nic, known)
         resolution = pool.submit(_resolve_own_name) if check_name else None
         results = asyncio.run(_probe(own, token, limits, nic["mtu"], ordered, known))
@@ -133,9 +136,11 @@ def probe(own: Self, token: str, peers: Sequence[Peer], limits: Limits, check_na
 
 
 def start_throughput(own: Self, run: str, token: str, peers: Sequence[Peer], seconds: int) -> int:
-    """Start what measures the throughput by itself; returns the seconds within which it is through, 0 without any other.
+    """Start the process that measures the throughput.
 
-    ``peers`` are all that take part, in one order on all hosts; the first one's listener gives the start to all.
+    Returns the seconds within which it ends, 0 if there are no peers.
+
+    ``peers`` are all participants, in the same order on all hosts; the listener of the first one starts all of them.
     """
     timetable = schedule.timetable([peer["machine"] for peer in peers], own.machine)
     if not timetable:
@@ -172,7 +177,7 @@ async def _probe(
 
 
 def _after(machine: str, peers: Sequence[Peer]) -> List[Peer]:
-    """Those after ``machine`` in the alphabet first: so that not all members begin with the same one."""
+    """Those after ``machine`` in the alphabet first, so that members start with different peers."""
     ordered = sorted(peers, key=lambda peer: peer["machine"])
     return [peer for peer in ordered if peer["machine"] > machine] + [
         peer for peer in ordered if peer["machine"] <= machine

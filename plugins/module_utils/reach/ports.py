@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which ports stand for all: the named ones and a sample of the range from which programs are given theirs."""
+"""The ports that represent all: the named ones, and a sample of the ephemeral range."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def check_ports(ports: Sequence[int]) -> List[int]:
 
 
 def slices(ports: Range, count: int) -> List[Range]:
-    """``ports`` in ``count`` parts of about equal size (fewer where there are fewer ports).
+    """``ports`` in ``count`` parts of about equal size (fewer if there are fewer ports).
 
-    One port out of each part: a firewall that opens only a piece of the range cannot be missed by bad luck alone, as
-    it could by ``count`` ports from anywhere.
+    One port is tested of each part: a firewall that opens only a part of the range is then always detected, unlike with
+    ``count`` random ports.
     """
     size = ports.last - ports.first + 1
     parts = min(count, size)
@@ -56,7 +56,7 @@ def slices(ports: Range, count: int) -> List[Range]:
 
 
 def candidates(part: Range, seed: str, number: int = 16) -> List[int]:
-    """Ports of one part to try in turn until one is free: the same ones for the same ``seed``."""
+    """Ports of one part, to try in turn until one is free. The same ``seed`` gives the same ports."""
     size = part.last - part.first + 1
-    # No secret: it only spreads the ports, and repeats them for whoever looks into a run.
+    # Not a secret: it only distributes the ports, and makes them reproducible for debugging a run.
     return random.Random(f"{seed}/{part.first}").sample(range(part.first, part.last + 1), min(number, size))

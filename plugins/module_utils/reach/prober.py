@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The connecting side of a member: all peers and all ports at once, one result a peer."""
+"""The connecting side of a member: all peers and all ports at once, with one result per peer."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
     Transfer,
 )
 
-#: Connections at a time that wait to be accepted, and sessions that are at work. The kernel takes care of the former;
-#: the latter are few, so that no answer is late only because both hosts are busy with the others'.
+#: The maximum number of connections waiting to be accepted, and of active sessions. The kernel handles the former; the
+#: latter are few, so that no reply is late only because both hosts are busy with other sessions.
 _CONNECTIONS = 800
 _SESSIONS = 8
-#: Seconds to wait for a peer that has accepted: it is there, and may be busy.
+#: Seconds to wait for a peer that has accepted a connection: it is up, but may be busy.
 _PATIENCE = 30.0
-#: Transfers at a time: more would only measure each other.
+#: Transfers at a time: more would only slow each other down.
 _TRANSFERS = 4
 _CLOCK_SAMPLES = 8
 #: Seconds between connections to a real service of each peer: sshd drops those above a number at a time.
 _SERVICE_SPACING = 0.02
-#: Seconds after which a connection that was refused is attempted once more.
+#: Seconds after which a refused connection is attempted once more.
 _AGAIN = 1.0
-#: Seconds between two datagrams, and how often one is sent that is not answered while others are.
+#: Seconds between two datagrams, and how often an unanswered one is sent while others are answered.
 _SPACING = 0.5
 _TRIES = 3
 
@@ -54,7 +54,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Session:
-    """A connection to a listener that has proven itself."""
+    """An authenticated connection to a listener."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: Dict[str, Any]) -> None:
         self.reader = reader
@@ -66,18 +66,18 @@ class Session:
         self._number = 0
 
     def next_number(self) -> int:
-        """A number for a datagram that was not used before."""
+        """A number for a datagram that has not been used before."""
         self._number += 1
         return self._number
 
     async def ask(self, order: Dict[str, Any], timeout: float) -> Dict[str, Any]:
-        """One order, one answer."""
+        """Send a request. Returns the reply."""
         await send(self.writer, order)
         return await receive(self.reader, timeout)
 
 
 class _Port:
-    """The outcome of a port, and its session if there is one."""
+    """The result of a port, and its session if there is one."""
 
     def __init__(self, port: Port, outcome: str, detail: str = "", session: Optional[Session] = None) -> None:
         self.result: PortResult = {
@@ -91,14 +91,14 @@ class _Port:
 
 
 class Prober:
-    """One run of this host against all peers. ``mtu`` is that of its interface, None where it is not known."""
+    """A run of this host against all peers. ``mtu`` is that of its interface, None if unknown."""
 
     def __init__(self, own: Self, token: str, limits: Limits, mtu: Optional[int]) -> None:
         self._own = own
         self._token = token
         self._limits = limits
         self._mtu = mtu
-        # Made inside of the event loop: older Pythons bind them to the loop of their birth.
+        # Created inside the event loop: older Pythons bind them to the loop in which they are created.
         self._connections = asyncio.Semaphore(_CONNECTIONS)
         self._sessions = asyncio.Semaphore(_SESSIONS)
         self._transfers = asyncio.Semaphore(_TRANSFERS)
@@ -160,7 +160,7 @@ class Prober:
                     outcome = "filtered"
                 return _Port(port, outcome, os.strerror(failure.errno or 0))
         if not ours:
-            # Reset instead of a goodbye, so that the service is rid of us at once.
+            # Reset instead of closed, so that the service drops the connection immediately.
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             tcp.close()
             return _Port(port, "connected")
@@ -180,8 +180,9 @@ class Prober:
         return tcp
 
     async def _connect_again(self, address: str, number: int) -> socket.socket:
-        """The same for a port on which the peer listens: a tailscaled in user space on a busy host may refuse one of many
-        connections that come at once.
+        """The same for a port on which the peer listens, with a second attempt.
+
+        A userspace tailscaled on a busy host may refuse one of many simultaneous connections.
         """
         try:
             return await self._connect(address, number)
@@ -190,7 +191,7 @@ class Prober:
             return await self._connect(address, number)
 
     async def _prove(self, port: Port, tcp: socket.socket) -> _Port:
-        """Both sides show that they know the token, and a text comes back."""
+        """Let both sides prove that they know the token, and echo a text."""
         reader, writer = await asyncio.open_connection(sock=tcp)
         try:
             welcome = await self._handshake(reader, writer)
@@ -236,7 +237,7 @@ class Prober:
             async with self._transfers:
                 sent = await self._send_payload(session)
                 whole = sent["outcome"] in ("ok", "corrupted")
-                # After a stall the stream is in the middle of the payload: no other order can follow.
+                # After a stall, the stream is in the middle of the payload: no other request can follow.
                 received = await self._receive_payload(session) if whole else self._unchecked()
             result["sent"], result["received"] = sent, received
             if received["outcome"] not in ("ok", "corrupted"):
@@ -262,12 +263,12 @@ class Prober:
     async def _datagrams(
         self, session: Session, address: str, udp: Sequence[Port]
     ) -> Tuple[List[PortResult], Optional[PathMtu]]:
-        """UDP on each port, and the path MTU over the first one that answers."""
+        """Test UDP on each port, and measure the path MTU over the first one that answers."""
         lines = [_Line(self._token, session, address, port) for port in udp]
         try:
             for line in lines:
                 await line.open()
-            # A path on which not even this passes is unusable.
+            # A path on which not even this size passes is unusable.
             answered = await asyncio.gather(*(line.exchange([(576, 576)], self._limits.timeout) for line in lines))
             results = []
             for line, got in zip(lines, answered):
@@ -282,16 +283,16 @@ class Prober:
 
     async def _path_mtu(self, line: _Line, session: Session, address: str) -> PathMtu:
         smallest = protocol.SMALLEST
-        # 65,535 bytes is the largest packet of IP; a loopback interface claims one more.
+        # 65,535 bytes is the largest IP packet; a loopback interface claims one more.
         there = path_mtu.Search(576, min(self._mtu or 1500, 65535))
         back = path_mtu.Search(576, min(session.peer_mtu or 1500, 65535))
         while True:
             wanted_there, wanted_back = there.sizes(), back.sizes()
             if not wanted_there and not wanted_back:
                 break
-            # To try one direction, the other one's packet is small.
+            # To test one direction, the packet of the other one is small.
             exchanges = [(size, smallest) for size in wanted_there] + [(smallest, size) for size in wanted_back]
-            # A small one goes with them: as long as not even that comes back, nothing is said of the large ones.
+            # A small one is sent with them: as long as that is not answered, the large ones are undecided.
             passed = await line.exchange([*exchanges, (smallest, smallest)], self._limits.timeout)
             there.learn({size for size, answer in passed if answer == smallest})
             back.learn({answer for size, answer in passed if size == smallest})
@@ -339,9 +340,9 @@ class Prober:
         return self._whole(answer.get("sha256") == digest.hexdigest())
 
     async def _moving(self, session: Session, step: Awaitable[_Answer]) -> _Answer:
-        """Wait for a step while the network does its part; raises asyncio.TimeoutError when it does not.
+        """Wait for a step as long as the network works; raises asyncio.TimeoutError if it does not.
 
-        A peer that is busy is given time. A packet that the kernel has sent again and again is not coming.
+        A busy peer is given time. A packet that the kernel has retransmitted repeatedly is lost.
         """
         task = asyncio.ensure_future(step)
         tcp = session.writer.get_extra_info("socket")
@@ -370,7 +371,7 @@ class Prober:
 
 
 class _Line(asyncio.DatagramProtocol):
-    """Datagrams to one port of a peer, and their answers."""
+    """Datagrams to one port of a peer, and the replies."""
 
     def __init__(self, token: str, session: Session, address: str, port: Port) -> None:
         self.port = port
@@ -379,13 +380,13 @@ class _Line(asyncio.DatagramProtocol):
         self._address = address
         self._overhead = protocol.UDP_OVERHEAD[6 if ":" in address else 4]
         self._transport: Optional[asyncio.DatagramTransport] = None
-        #: Which exchange each number stands for, and which have been answered.
+        #: The exchange of each number, and the exchanges that have been answered.
         self._waiting: Dict[int, Tuple[int, int]] = {}
         self._passed: Set[Tuple[int, int]] = set()
         self._arrival: Optional[asyncio.Event] = None
 
     async def open(self) -> None:
-        """Connected, so that it receives only datagrams of the peer."""
+        """Open a connected socket, which receives only datagrams of the peer."""
         udp = socket.socket(sockets.family_of(self._address), socket.SOCK_DGRAM)
         try:
             udp.setblocking(False)
@@ -404,7 +405,7 @@ class _Line(asyncio.DatagramProtocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Before Python 3.12 what comes here is none by its class, only by what it can do.
+        # Before Python 3.12, the object is not an instance of the class, but has its methods.
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, _addr: Tuple[Any, ...]) -> None:
@@ -413,7 +414,7 @@ class _Line(asyncio.DatagramProtocol):
         except protocol.ProtocolError:
             return
         wanted = self._waiting.get(answer.number)
-        # A middle box may cut or pad: only an answer of the right length to a request of the right length counts.
+        # A middlebox may truncate or pad: only a reply of the right length to a request of the right length counts.
         arrived = (answer.size, len(data) + self._overhead)
         if answer.session == self._session.identity and answer.kind == protocol.ANSWER and wanted == arrived:
             self._passed.add(arrived)
@@ -421,9 +422,9 @@ class _Line(asyncio.DatagramProtocol):
                 self._arrival.set()
 
     async def exchange(self, exchanges: Sequence[Tuple[int, int]], seconds: float) -> Set[Tuple[int, int]]:
-        """Packets of the given sizes in bytes, (there, back); returns those that came through both ways.
+        """Send packets of the given sizes in bytes, (there, back). Returns those that passed both ways.
 
-        It ends when all have come, when _TRIES more have been sent since the first one came, or after ``seconds``.
+        Ends when all have passed, when _TRIES more have been sent since the first one passed, or after ``seconds``.
         """
         wanted = set(exchanges)
         # A size that passed before may be lost now, and vice versa: each round is judged separately.
@@ -457,5 +458,5 @@ class _Line(asyncio.DatagramProtocol):
 
 
 def _hang_up(writer: asyncio.StreamWriter) -> None:
-    """At once, whatever is unsent: nothing more is wanted."""
+    """Close the connection at once, discarding unsent data."""
     writer.transport.abort()

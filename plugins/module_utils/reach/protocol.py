@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The language of listener and prober. Pure: bytes in, values out.
+"""The protocol of listener and prober. Pure: bytes in, values out.
 
 Over TCP each message is a frame: four bytes of length, big endian, and that many bytes of JSON, an object, at most
-FRAME_LIMIT. The one who connects speaks first, so that a port scanner learns nothing::
+FRAME_LIMIT. The connecting side sends first, so that a port scanner learns nothing::
 
     C  {"gpumesh": 1, "nonce": N1}
     S  {"nonce": N2}
@@ -43,9 +43,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Gpum
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 VERSION = 1
-#: In bytes. A peer that has not authenticated cannot make the other side buffer more than this.
+#: In bytes. An unauthenticated peer cannot make the other side buffer more than this.
 FRAME_LIMIT = 8192
-#: Bytes that a payload may have at most.
+#: The maximum size of a payload in bytes.
 PAYLOAD_LIMIT = 1 << 28
 CHUNK = 1 << 16
 
@@ -56,33 +56,36 @@ _MAGIC = b"gmr1"
 _TAG = 16
 REQUEST, ANSWER = 1, 2
 
-#: Bytes of the headers of IP and UDP, by the version of IP.
+#: The size of the IP and UDP headers in bytes, by the version of IP.
 UDP_OVERHEAD = {4: 28, 6: 48}
-#: The smallest packet of a datagram of this protocol.
+#: The smallest packet with a datagram of this protocol.
 SMALLEST = _HEAD.size + _TAG + 48
 
 
 class ProtocolError(GpumeshError):
-    """The other side does not speak our language."""
+    """The other side does not follow the protocol."""
 
 
 class StrangerError(ProtocolError):
-    """The other side does not know the run's token."""
+    """The other side does not know the token of the run."""
 
 
 def gather_seconds(hosts: int) -> float:
-    """How long the common start waits for those who do not come: with Ansible's five at a time that grows with the hosts."""
+    """The seconds that the common start waits for missing hosts.
+
+    It grows with their number: Ansible starts five at a time.
+    """
     return 60.0 + 8 * hosts
 
 
 def frame(message: Mapping[str, Any]) -> bytes:
-    """A message as it goes over the wire."""
+    """A message in the form in which it is sent."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 def body_length(prefix: bytes) -> int:
-    """The length of the frame whose first LENGTH_SIZE bytes these are. Raises ProtocolError."""
+    """The length of the frame that starts with these LENGTH_SIZE bytes. Raises ProtocolError."""
     (length,) = _LENGTH.unpack(prefix)
     if not 2 <= length <= FRAME_LIMIT:
         raise ProtocolError(f"a frame of {length} bytes was announced")
@@ -101,7 +104,7 @@ def parse_body(body: bytes) -> Dict[str, Any]:
 
 
 def text_of(message: Mapping[str, Any], key: str, limit: int = 1024) -> str:
-    """A text out of a message. Raises ProtocolError."""
+    """A text from a message. Raises ProtocolError."""
     value = message.get(key)
     if not isinstance(value, str) or len(value) > limit:
         raise ProtocolError(f"a message has no {key}")
@@ -109,7 +112,7 @@ def text_of(message: Mapping[str, Any], key: str, limit: int = 1024) -> str:
 
 
 def number_of(message: Mapping[str, Any], key: str, highest: int) -> int:
-    """A whole number from 0 to ``highest`` out of a message. Raises ProtocolError."""
+    """An integer from 0 to ``highest`` from a message. Raises ProtocolError."""
     value = message.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= highest:
         raise ProtocolError(f"a message has no {key} up to {highest}")
@@ -117,7 +120,7 @@ def number_of(message: Mapping[str, Any], key: str, highest: int) -> int:
 
 
 def time_of(message: Mapping[str, Any], key: str) -> float:
-    """A moment out of a message, in seconds since the epoch. Raises ProtocolError."""
+    """A time from a message, in seconds since the epoch. Raises ProtocolError."""
     value = message.get(key)
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ProtocolError(f"a message has no {key}")
@@ -132,7 +135,7 @@ def nonce() -> str:
 
 
 def proof(token: str, side: str, client_nonce: str, server_nonce: str) -> str:
-    """That ``side``, client or server, knows the token. Since the side is in it, no proof can be sent back."""
+    """The proof that ``side``, client or server, knows the token. It includes the side, so it cannot be sent back."""
     text = "\n".join((side, client_nonce, server_nonce))
     return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
@@ -145,7 +148,7 @@ def check_proof(token: str, side: str, client_nonce: str, server_nonce: str, giv
 
 
 class Datagram(NamedTuple):
-    """One datagram. ``session`` are 8 bytes; ``size`` as told above."""
+    """One datagram. ``session`` has 8 bytes; ``size`` is described above."""
 
     kind: int
     session: bytes
@@ -160,7 +163,7 @@ def pack_datagram(token: str, datagram: Datagram, length: int) -> bytes:
 
 
 def parse_datagram(token: str, data: bytes) -> Datagram:
-    """Raises ProtocolError, or StrangerError for who does not know the token."""
+    """Raises ProtocolError, or StrangerError if the sender does not know the token."""
     if len(data) < _HEAD.size + _TAG:
         raise ProtocolError("a datagram is too short")
     head = data[: _HEAD.size]

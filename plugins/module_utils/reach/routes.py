@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The kernel's route to each peer: one ``ip`` for all of them."""
+"""The kernel's route to each peer, with one `ip` command for all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Com
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Route
 
-#: ``-force`` goes on after an address without a route. Each answer is JSON on its own line.
+#: ``-force`` continues after an address without a route. Each answer is JSON on a separate line.
 COMMAND = ("ip", "-j", "-force", "-batch", "-")
 
 _SHOWN = " ".join(COMMAND) + " (route get)"
@@ -22,7 +22,7 @@ _FAILED_LINE = re.compile(r"Command failed -:([0-9]{1,9})\b")
 
 
 def parse(addresses: Sequence[str], stdout: str, stderr: str) -> Dict[str, Route]:
-    """The route to each address, from the output of COMMAND for one ``route get`` an address, in this order.
+    """The route to each address, from the output of COMMAND with one ``route get`` per address, in this order.
 
     Raises ParseError.
     """
@@ -43,17 +43,17 @@ def parse(addresses: Sequence[str], stdout: str, stderr: str) -> Dict[str, Route
 
 
 def ask(run: Callable[..., Completed], addresses: Sequence[str], timeout: float = 10.0) -> Dict[str, Route]:
-    """The route to each address. Raises ParseError or CommandError."""
+    """Query the route to each address. Raises ParseError or CommandError."""
     if not addresses:
         return {}
     lines = "".join(f"route get {address}\n" for address in addresses)
-    # It exits 1 as soon as one address has no route.
+    # It exits 1 if any address has no route.
     done = run(COMMAND, stdin=lines, timeout=timeout, check=False)
     return parse(addresses, done.stdout, done.stderr)
 
 
 def _errors(addresses: Sequence[str], stderr: str) -> Dict[str, str]:
-    """The kernel's words by address: a line of words, then the line that tells which command it was."""
+    """The kernel's messages by address. Each consists of the message, and a line that identifies the command."""
     errors = {}
     words: List[str] = []
     for line in stderr.splitlines():

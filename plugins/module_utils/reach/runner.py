@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The measurement of throughput on one host: it waits for the common start, then keeps to its timetable by itself."""
+"""The measurement of throughput on one host: it waits for the common start, and then follows its timetable on its own."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: Seconds of a half round beside the measurement itself: to connect, to start iperf3, to end.
+#: Seconds of a half round besides the measurement: to connect, to start iperf3, and to end.
 _MARGIN = 3.0
-#: Seconds for both programs of perftest to start and to end; the latency takes as long as the bandwidth at most.
+#: Seconds for both programs of perftest to start and end; measuring the latency takes at most as long as the bandwidth.
 _RDMA_MARGIN = 4.0
-#: Seconds between two tries to reach a server that is just starting.
+#: Seconds between two attempts to reach a server that is starting.
 _RETRY_SECONDS = 0.3
-#: Seconds between the common start and the first round, more than the start needs to reach everybody.
+#: Seconds between the common start and the first round, more than it takes for the start to reach all hosts.
 _LEAD = 1.0
-#: Seconds by which the first listener's patience for those who do not come to the start ends before that of the others.
+#: Seconds by which the first listener stops waiting for missing hosts before the others do.
 _GATHER_MARGIN = 10.0
-#: Seconds between two looks whether the results have been collected.
+#: Seconds between two checks whether the results have been collected.
 _CONTROL_SPACING = 0.2
 _PIECE = bytes(1 << 20)
 
 
 class Channel:
-    """A session with a listener, without an event loop, which is not needed here. Close it with ``with``."""
+    """A session with a listener, without an event loop. Close it with ``with``."""
 
     def __init__(self, address: str, port: int, token: str, machine: str, timeout: float) -> None:
         """Raises OSError, StrangerError or ProtocolError."""
@@ -65,7 +65,7 @@ class Channel:
         self.socket.close()
 
     def ask(self, order: Mapping[str, Any]) -> Dict[str, Any]:
-        """One order, one answer."""
+        """Send a request. Returns the reply."""
         self.socket.sendall(protocol.frame(order))
         return self.answer()
 
@@ -84,23 +84,23 @@ class Channel:
 
 
 def half_round(peers: Iterable[Peer], seconds: int) -> float:
-    """Seconds for the measurements in one direction: by TCP, and where two hosts can also by RDMA."""
+    """The seconds for the measurements in one direction: by TCP, and by RDMA if two hosts can."""
     rdma = sum(peer["rdma"] for peer in peers) > 1
     return seconds + _MARGIN + (2 * seconds + _RDMA_MARGIN if rdma else 0.0)
 
 
 def length(timetable: Sequence[Slot], half: float) -> float:
-    """Seconds from the first round to the end of the last one in which this host takes part."""
+    """The seconds from the first round to the end of the last one in which this host takes part."""
     return (1 + max((slot.round for slot in timetable), default=0)) * 2 * half
 
 
 def longest(timetable: Sequence[Slot], half: float, hosts: int) -> int:
-    """Seconds that a whole run takes at most."""
+    """The maximum seconds that a whole run takes."""
     return int(protocol.gather_seconds(hosts) + _GATHER_MARGIN + _LEAD + length(timetable, half)) + 10
 
 
 class Runner:
-    """One host's part."""
+    """The part of one host."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Runner:
         self._collected = threading.Event()
 
     def run(self, starter: str, control: socket.socket) -> None:
-        """Until the results have been collected, or somebody on this host says stop."""
+        """Run until the results have been collected, or a process on this host sends stop."""
         threading.Thread(target=self._all, args=(starter,), daemon=True).start()
         control.settimeout(_CONTROL_SPACING)
         while not self._collected.is_set():
@@ -137,7 +137,10 @@ class Runner:
                 return
 
     def _goes_on(self, connection: socket.socket) -> bool:
-        """Answer one who asks; False when that was the end. Who collects waits, and others may come meanwhile."""
+        """Answer a request.
+
+        Returns False after the last one. The collector waits, and other requests may come meanwhile.
+        """
         if not detach.may_ask(connection):
             connection.close()
             return True
@@ -166,14 +169,14 @@ class Runner:
             begin = time.monotonic()
             reason = f"{starter} did not start the measurement: {failure}"
             self._measured = [_failed(slot.peer, reason) for slot in self._timetable]
-        # The collecting task stops the listener next, to which others may still be sending.
+        # The collecting task stops the listener next, to which other hosts may still be sending.
         time.sleep(max(0.0, begin + length(self._timetable, half) - time.monotonic()))
         self._through.set()
 
     def _keep_to_timetable(self, begin: float, half: float) -> None:
         for slot in self._timetable:
             moment = begin + (2 * slot.round + slot.half) * half
-            # A round that is late must not reach into the next one's time: then it is left out.
+            # A late round must not overlap the next one, so it is skipped.
             time.sleep(max(0.0, moment - time.monotonic()))
             measured = self._measure(slot.peer, moment + self._seconds + _MARGIN)
             measured["rdma"] = self.rdma(slot.peer, moment + half)
@@ -201,14 +204,14 @@ class Runner:
             return _failed(machine, str(failure) or type(failure).__name__)
 
     def _iperf3(self, channel: Channel, address: str, end: float) -> Optional[float]:
-        """10^9 bits a second; None where one of the two has no iperf3 or it failed."""
+        """The throughput in 10^9 bit/s; None if iperf3 is missing on either side, or failed."""
         if command.find("iperf3") is None:
             return None
         port = protocol.number_of(channel.ask({"do": "iperf3"}), "port", 65535)
         if not port:
             return None
         argv = ["iperf3", "-c", address, "-p", str(port), "-t", str(self._seconds), "-J"]
-        # The server is just starting.
+        # The server is still starting.
         time.sleep(0.3)
         try:
             done = command.run(argv, timeout=max(1.0, end - time.monotonic() - 0.5), check=False)
@@ -217,7 +220,7 @@ class Runner:
         return parse_iperf3(done.stdout)
 
     def rdma(self, machine: str, end: float) -> RdmaRate:
-        """By RDMA, where both ends can."""
+        """Measure RDMA if both ends support it."""
         peer, measured = self._peers[machine], _no_rdma()
         if not (peer["rdma"] and self._rdma_end["device"]):
             return measured
@@ -236,7 +239,7 @@ class Runner:
         return measured
 
     def _perftest(self, channel: Channel, peer: Peer, what: str, end: float) -> str:
-        """All that the client says. Raises ConnectionError, CommandError or ProtocolError."""
+        """The client's output. Raises ConnectionError, CommandError or ProtocolError."""
         port = protocol.number_of(channel.ask({"do": what, "seconds": self._seconds}), "port", 65535)
         if not port:
             raise ConnectionError(f"{peer['machine']} could not start {perftest.PROGRAMS[what]}")
@@ -244,7 +247,7 @@ class Runner:
         while True:
             done = command.run(argv, timeout=max(1.0, end - time.monotonic() - 0.5), check=False)
             said = f"{done.stderr}\n{done.stdout}"
-            # The server is just starting, and opens its device before it listens.
+            # The server is still starting, and opens its device before it listens.
             if not perftest.refused(said) or time.monotonic() + 1.0 > end:
                 return said
             time.sleep(_RETRY_SECONDS)

@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which machines measure with each other and when. Pure: the same list of machines gives every host the same plan."""
+"""Which machines measure with each other, and when.
+
+Pure: all hosts derive the same plan from the same list of machines.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ class Slot(NamedTuple):
 
 
 def rounds(machines: Sequence[str]) -> List[List[Tuple[str, str]]]:
-    """A round-robin tournament: every machine meets every other one once, and is in at most one match of a round.
+    """A round-robin tournament: every machine is paired once with every other one, and at most once in each round.
 
-    N - 1 rounds for an even N, N for an odd one, by the circle method: the first one stays, the others move on by one
-    place a round, and who meets the empty place of an odd number rests.
+    There are N - 1 rounds for an even N, N for an odd one, by the circle method: the first one stays, the others move
+    by one place per round, and whoever is paired with the empty place of an odd number pauses.
     """
     places: List[Optional[str]] = list(machines)
     if len(places) % 2:
@@ -35,7 +38,7 @@ def rounds(machines: Sequence[str]) -> List[List[Tuple[str, str]]]:
 
 
 def timetable(machines: Sequence[str], machine: str) -> List[Slot]:
-    """When ``machine`` sends to whom: in each match first the one sends, then the other."""
+    """When ``machine`` sends to which peer. In each pair, first one side sends, then the other."""
     slots = []
     for number, matches in enumerate(rounds(machines)):
         for one, other in matches:

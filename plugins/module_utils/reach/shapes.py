@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The values that pass between the rooms of reachability, to the controller and into the module's results."""
+"""The values that are passed between the phases of reachability, to the controller and into the results of modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Port(TypedDict):
     """One port that a member could or could not open.
 
     ``role`` is ``named`` or ``ephemeral``, ``protocol`` is ``tcp`` or ``udp``. ``state`` is ``listening`` (ours),
-    ``service`` (something else listens there already, so it can only be connected to), ``forbidden`` (only root may
+    ``service`` (another program already listens there, so it can only be connected to), ``forbidden`` (only root may
     open it) or ``unknown`` (the member has no listener).
     """
 
@@ -25,9 +25,9 @@ class Port(TypedDict):
 
 
 class RdmaEnd(TypedDict):
-    """The port of an RDMA device by which a host takes part; ``device`` empty where ``reason`` says why it does not.
+    """The port of an RDMA device that a host uses. ``device`` is empty if ``reason`` says why there is none.
 
-    ``gid_index`` is None for InfiniBand, ``rate_gbps`` None where it is not that of hardware.
+    ``gid_index`` is None for InfiniBand. ``rate_gbps`` is None for software devices.
     """
 
     device: str
@@ -40,7 +40,7 @@ class RdmaEnd(TypedDict):
 class Peer(TypedDict):
     """A member to probe. ``ports`` are those of its listener, or the named ones with the state ``unknown``.
 
-    ``rdma``: whether it has an end to measure RDMA with.
+    ``rdma``: whether it has a port to measure RDMA with.
     """
 
     machine: str
@@ -50,11 +50,12 @@ class Peer(TypedDict):
 
 
 class PortResult(TypedDict):
-    """The outcome of one port.
+    """The result of one port.
 
-    ``outcome``: ``ok`` (our listener proved itself and echoed), ``connected`` (somebody accepts), ``refused``,
-    ``filtered`` (no answer in time), ``no_route`` (the network says that there is no way), ``closed`` (accepted and
-    hung up), ``mute`` (accepted, then silent), ``stranger`` (who answers does not know the token), ``not_checked``. ``detail`` in words or empty.
+    ``outcome``: ``ok`` (our listener authenticated and echoed), ``connected`` (another program accepts), ``refused``,
+    ``filtered`` (no answer in time), ``no_route`` (the network reports that there is no route), ``closed`` (accepted
+    and closed), ``mute`` (accepted, then silent), ``stranger`` (the other side does not know the token),
+    ``not_checked``. ``detail`` is a message or empty.
     """
 
     port: int
@@ -65,7 +66,7 @@ class PortResult(TypedDict):
 
 
 class Route(TypedDict):
-    """The kernel's route to a peer. All None except ``error`` if there is none."""
+    """The kernel's route to a peer. Without one, all fields except ``error`` are None."""
 
     dev: Optional[str]
     prefsrc: Optional[str]
@@ -83,10 +84,10 @@ class Transfer(TypedDict):
 
 
 class PathMtu(TypedDict):
-    """Bytes of the largest packets, headers included, that pass unfragmented; None where it is not known.
+    """The largest packets in bytes, including headers, that pass unfragmented; None if unknown.
 
-    ``interface`` and ``peer_interface`` are the MTUs of both ends' interfaces, ``signalled`` what this host's kernel
-    holds for the path: less than ``interface`` when a router has said so.
+    ``interface`` and ``peer_interface`` are the MTUs of both ends' interfaces. ``signalled`` is what this host's kernel
+    has cached for the path: less than ``interface`` if a router has reported it.
     """
 
     interface: Optional[int]
@@ -97,17 +98,20 @@ class PathMtu(TypedDict):
 
 
 class Clock(TypedDict):
-    """``offset_s``: the peer's clock less ours. ``rtt_ms``: the shortest round trip, of the kernel where it tells."""
+    """``offset_s``: the peer's clock minus ours.
+
+    ``rtt_ms``: the shortest round trip, measured by the kernel if available.
+    """
 
     offset_s: float
     rtt_ms: float
 
 
 class PeerResult(TypedDict):
-    """All that was found on the way to one peer. What could not be measured is None.
+    """All results for one peer. What could not be measured is None.
 
-    ``source`` is the address that we sent from, ``seen`` the one that the peer saw; they differ behind NAT.
-    ``macs`` are the hardware addresses that answer for the peer's address, None where that was not asked.
+    ``source`` is our source address, ``seen`` the one that the peer saw; they differ behind NAT. ``macs`` are the
+    hardware addresses that answer for the peer's address, None if they were not queried.
     """
 
     machine: str
@@ -125,7 +129,7 @@ class PeerResult(TypedDict):
 
 
 class Duplicate(TypedDict):
-    """Which other hosts answer for this host's own address. ``reason``: why this was not checked, else empty."""
+    """Which other hosts answer for this host's own address. ``reason``: why this was not checked, or empty."""
 
     checked: bool
     reason: str
@@ -133,7 +137,7 @@ class Duplicate(TypedDict):
 
 
 class Nic(TypedDict):
-    """This host's end. ``mac`` None where ARP does not apply, ``mtu`` None where there is no such interface."""
+    """This host's interface. ``mac`` is None if ARP does not apply, ``mtu`` None if the interface does not exist."""
 
     name: str
     mtu: Optional[int]
@@ -154,7 +158,7 @@ class Probe(TypedDict):
 
 
 class RdmaRate(TypedDict):
-    """RDMA to a peer: 10^9 bits a second, and microseconds one way. None where ``error`` says why, or one end has none."""
+    """RDMA to a peer: 10^9 bit/s, and microseconds one way. None if ``error`` says why, or one end has none."""
 
     gbps: Optional[float]
     latency_us: Optional[float]
@@ -162,7 +166,7 @@ class RdmaRate(TypedDict):
 
 
 class Bandwidth(TypedDict):
-    """One measurement of throughput. ``gbps`` (10^9 bits a second, at the receiver) None where ``error`` says why."""
+    """One measurement of throughput. ``gbps`` (10^9 bit/s, at the receiver) is None if ``error`` says why."""
 
     machine: str
     gbps: Optional[float]

@@ -16,15 +16,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import ports as port_ranges
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Port
 
-# <linux/in.h> and <linux/in6.h>: Python has no names for them before 3.12, or none at all. PROBE sets DF and sends
-# whatever fits the interface, whatever the kernel remembers of the path.
+# <linux/in.h> and <linux/in6.h>: Python has names for them only since 3.12, or not at all. PROBE sets DF, and sends
+# whatever fits the interface, regardless of the path MTU that the kernel has cached.
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
 _IP_MTU, _IPV6_MTU = 14, 24
 
-#: Where in struct tcp_info of <linux/tcp.h> tcpi_retransmits, a byte, and tcpi_min_rtt, microseconds, are.
+#: The offsets in struct tcp_info of <linux/tcp.h> of tcpi_retransmits, a byte, and tcpi_min_rtt, in microseconds.
 _RETRANSMITS_OFFSET, _MIN_RTT_OFFSET = 2, 148
 
-#: Connections that wait to be accepted: every other member may come at the same moment.
+#: Connections that wait to be accepted: all other members may connect at the same moment.
 _BACKLOG = 1024
 
 
@@ -34,14 +34,14 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def raise_file_limit() -> None:
-    """As many open files as this process may have: the usual 1,024 are too few for a thousand peers."""
+    """Raise the limit of open files to its maximum: the usual 1,024 are too few for a thousand peers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def dont_fragment(udp: socket.socket) -> None:
-    """Make each packet of ``udp`` pass whole or not at all."""
+    """Disable fragmentation for ``udp``."""
     if udp.family == socket.AF_INET6:
         udp.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
     else:
@@ -49,10 +49,10 @@ def dont_fragment(udp: socket.socket) -> None:
 
 
 def known_path_mtu(address: str) -> Optional[int]:
-    """What the kernel holds for the path, in bytes: the interface's MTU unless a router has said less."""
+    """The path MTU that the kernel has cached, in bytes: the interface's MTU unless a router has reported less."""
     try:
         with socket.socket(family_of(address), socket.SOCK_DGRAM) as udp:
-            # Connecting a UDP socket sends nothing; it looks the route up.
+            # Connecting a UDP socket sends nothing, but looks up the route.
             udp.connect((address, 9))
             if udp.family == socket.AF_INET6:
                 return udp.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU)
@@ -62,7 +62,7 @@ def known_path_mtu(address: str) -> Optional[int]:
 
 
 def kernel_rtt_ms(tcp: socket.socket) -> Optional[float]:
-    """The shortest round trip of a connection as the kernel saw it, free of what this program waited for."""
+    """The shortest round trip of a connection as measured by the kernel, without the delays of this program."""
     try:
         info = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except OSError:
@@ -70,12 +70,12 @@ def kernel_rtt_ms(tcp: socket.socket) -> Optional[float]:
     if len(info) < _MIN_RTT_OFFSET + 4:
         return None
     (microseconds,) = struct.unpack_from("=I", info, _MIN_RTT_OFFSET)
-    # All ones: nothing was measured yet.
+    # All ones: nothing has been measured yet.
     return None if microseconds in (0, 0xFFFFFFFF) else microseconds / 1000
 
 
 def is_retransmitting(tcp: socket.socket) -> bool:
-    """Whether the kernel has sent something again and still has no answer: the network loses it, not the peer."""
+    """Whether the kernel has retransmitted data without an answer: then the network loses it, not the peer."""
     try:
         info = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except OSError:
@@ -86,10 +86,10 @@ def is_retransmitting(tcp: socket.socket) -> bool:
 def open_ports(
     address: str, named: Sequence[int], ephemeral: port_ranges.Range, count: int, seed: str
 ) -> Tuple[List[Port], List[socket.socket]]:
-    """Open what is free on ``address`` alone.
+    """Open the free ports, on ``address`` only.
 
-    Returns what became of each port, and the listening sockets (non-blocking), one for each that is ``listening``, in
-    the same order. Raises HostStateError when the address is not this host's.
+    Returns the state of each port, and the listening sockets (non-blocking), one for each that is ``listening``, in the
+    same order. Raises HostStateError if the address is not this host's.
     """
     opened: List[Port] = []
     sockets: List[socket.socket] = []
@@ -119,7 +119,7 @@ def _open(address: str, number: int, kind: socket.SocketKind) -> Tuple[str, Opti
     try:
         one.setblocking(False)
         if kind == socket.SOCK_STREAM:
-            # Else the connections of an earlier run that still linger would keep the port.
+            # Otherwise, lingering connections of an earlier run would occupy the port.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         else:
             dont_fragment(one)

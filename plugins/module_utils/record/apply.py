@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One request carried out on one host's file: read, plan and write in a single hold of the lock."""
+"""Carry out one request on one host's file: read, plan and write while holding the lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store impor
 
 
 class Applied(NamedTuple):
-    """The record before and after, None where there was or is none, and what changed."""
+    """The record before and after, None if there was or is none, and the changes."""
 
     before: Optional[Record]
     after: Optional[Record]
@@ -25,7 +25,7 @@ class Applied(NamedTuple):
 
 
 class ClusterRequest(NamedTuple):
-    """The requested cluster. None keeps the current value or, at the creation, uses the default."""
+    """The requested cluster. None keeps the current value, or uses the default for a new cluster."""
 
     subnet: Optional[str] = None
     manager: Optional[str] = None
@@ -43,11 +43,11 @@ class MissingRecordError(RecordError):
 
 
 class ReplicaRefusedError(RecordError):
-    """A copy must not replace what this host has."""
+    """A copy must not replace the record of this host."""
 
 
 def cluster_present(store: Store, request: ClusterRequest, by: str, check_mode: bool) -> Applied:
-    """Create the cluster, or bring the one that is there to the request: as one generation."""
+    """Create the cluster, or change the existing one as requested, in one generation."""
     stamp = Stamp(values.now(), by)
 
     def draft(before: Optional[Record]) -> Draft:
@@ -74,9 +74,9 @@ def members_present(
     check_mode: bool,
     joining: Optional[Sequence[str]] = None,
 ) -> Applied:
-    """Add or update members, and hand the cluster over when there is a new manager: as one generation.
+    """Add or update members, and hand the cluster over if there is a new manager, in one generation.
 
-    ``joining``: who of them may be new; None: anybody.
+    ``joining``: the members that may be new; None: all.
     """
     stamp = Stamp(values.now(), by)
 
@@ -101,7 +101,7 @@ def members_absent(
     by: str,
     check_mode: bool,
 ) -> Applied:
-    """Take members out, the cluster handed over first when the manager is among them: as one generation."""
+    """Remove members, and hand the cluster over first if the manager is among them, in one generation."""
     stamp = Stamp(values.now(), by)
 
     def draft(before: Optional[Record]) -> Draft:
@@ -117,9 +117,9 @@ def members_absent(
 def replica(
     store: Store, document: object, force: bool, by: str, check_mode: bool, machine: Optional[str] = None
 ) -> Applied:
-    """Make this host's copy the given record, which another host sent. A newer or foreign one is not overwritten.
+    """Replace this host's copy by the given record, which another host sent. A newer or foreign one is not overwritten.
 
-    ``machine``: this host in the record, which is refused where it takes what is another cluster's here.
+    ``machine``: this host in the record, which is refused if it uses what belongs to another cluster here.
     """
     record = model.parse(document)
 
@@ -148,7 +148,7 @@ def replica(
 
 
 def cluster_absent(store: Store, only: object, force: bool, by: str, check_mode: bool) -> Applied:
-    """Delete the file. ``only``: None, or the record that it must be of; another cluster's is left alone."""
+    """Delete the file. ``only``: None, or the record to which it must belong; another cluster's file is left alone."""
     if check_mode:
         return _absent(store, only, force, None)
     if not store.exists():
@@ -170,14 +170,14 @@ def _absent(store: Store, only: object, force: bool, remove: Optional[Callable[[
 
 
 def _refuse_conflicts(store: Store, machine: str, before: Optional[Record], after: Record) -> None:
-    """Refuse what ``machine``, this host, cannot have beside the other records in its folder."""
+    """Refuse what would conflict with the other records on ``machine``, this host."""
     derive.refuse_conflicts([stored.record for stored in scan(store.folder).records], machine, before, after)
 
 
 def _refuse_left(
     name: str, before: Optional[Record], members: Sequence[Mapping[str, Any]], joining: Optional[Sequence[str]]
 ) -> None:
-    """Refuse to take back who has left since this run has read the record: it would have its keys and mounts again."""
+    """Refuse to add machines that have left since this run read the record: they would get their keys and mounts again."""
     if joining is None:
         return
     present = {member["machine"] for member in before["members"]} if before else set()
@@ -209,7 +209,7 @@ def _create(name: str, request: ClusterRequest, stamp: Stamp) -> Draft:
 
 
 def _revise(record: Record, request: ClusterRequest, stamp: Stamp) -> Draft:
-    # The mesh first: its backend decides whether those who join get a mesh address.
+    # The mesh first: its backend decides whether new members get a mesh address.
     return plan.chain(
         record,
         lambda draft: plan.set_mesh(draft, request.mesh or {}),
@@ -239,7 +239,7 @@ def _change(
 
 
 def _hold(store: Store, by: str, check_mode: bool) -> ContextManager[None]:
-    """The lock; in check mode nothing, since a lock is a file and would be a change."""
+    """The lock; in check mode nothing, since a lock is a file, and would be a change."""
     return contextlib.nullcontext() if check_mode else store.locked(by)
 
 
@@ -254,7 +254,7 @@ def _existing(store: Store, record: Optional[Record]) -> Record:
 
 
 def _read_or_replace(store: Store, force: bool) -> Optional[Record]:
-    """The record; with force a damaged one counts as none, since the user said that it may go."""
+    """The record. With force, a damaged one counts as none, since the user allowed to replace it."""
     try:
         return store.read()
     except RecordError:

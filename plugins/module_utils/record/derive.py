@@ -29,18 +29,18 @@ class MemberView(TypedDict):
 
 
 class Tenure(NamedTuple):
-    """A time in which one machine has managed the cluster: from this generation of the record on."""
+    """The period in which one machine has managed the cluster, from this generation of the record on."""
 
     generation: int
     machine: str
 
 
-#: The entry of plan.hand_over in the history; other changes of the same generation may follow.
+#: The entry of plan.hand_over in the history; other changes in the same generation may follow it.
 _HANDED_OVER = re.compile(r"the manager is ([^\s;]+), it was ([^\s;]+)(?:;|$)")
 
 
 def cluster_address(record: Record, member: Member) -> str:
-    """The address to which other members connect: the mesh address if there is a mesh, else the member's own."""
+    """The address to which other members connect: the mesh address if there is a mesh, or else the member's own."""
     if record["mesh"]["backend"] != "none" and member["mesh"] is not None:
         return member["mesh"]["address"]
     return member["address"]
@@ -76,12 +76,12 @@ def is_pod(record: Record, machine: str) -> bool:
 
 
 def pods(record: Record) -> List[str]:
-    """The members that are nodes without an interface of their tailnet: its programs see the mesh through a library."""
+    """The members that are nodes without an interface of their tailnet: their programs use the mesh through a library."""
     return [one["machine"] for one in record["members"] if one["mesh"] is not None and one["mesh"].get("userspace")]
 
 
 def volumes_of(record: Record, machine: str) -> List[Dict[str, Any]]:
-    """The volumes that a member has: none on a pod, which cannot mount."""
+    """The volumes that a member mounts: none on a pod, which cannot mount."""
     return [] if is_pod(record, machine) else record["storage"]["volumes"]
 
 
@@ -98,13 +98,16 @@ def member_of(record: Record, machine: str) -> Member:
 
 
 def digest(record: Record) -> str:
-    """A digest to send instead of the record: equal records have equal digests, and different ones do not."""
+    """A digest to send instead of the record. Only equal records have equal digests."""
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def tenures(record: Record) -> List[Tenure]:
-    """The managers by the history, each with its first generation, oldest first: the last one is the current one."""
+    """The managers according to the history, each with its first generation, oldest first.
+
+    The last one is the current one.
+    """
     found: List[Tenure] = []
     for entry in record["history"]:
         match = _HANDED_OVER.match(entry["detail"]) if entry["change"] == "hand_over" else None
@@ -117,17 +120,20 @@ def tenures(record: Record) -> List[Tenure]:
 
 
 class Relation(NamedTuple):
-    """How a copy stands to another. ``kind``: same, behind, ahead, diverged or other_cluster; ``reason`` in words."""
+    """The relation of a copy to another.
+
+    ``kind``: same, behind, ahead, diverged or other_cluster; ``reason`` is a message.
+    """
 
     kind: str
     reason: str
 
 
 def relation(copy: Record, reference: Record) -> Relation:
-    """How ``copy`` stands to ``reference``: by identity, then by history, since equal numbers prove nothing.
+    """Compare ``copy`` with ``reference``: by identity, then by history, since equal generations prove nothing.
 
     Two managers that changed the record without knowing of each other both reach generation N + 1; only the history
-    tells them apart.
+    distinguishes them.
     """
     if copy["id"] != reference["id"]:
         return Relation(
@@ -152,7 +158,7 @@ def relation(copy: Record, reference: Record) -> Relation:
 
 
 def refuse_newer(held: Sequence[Record], generation: int) -> None:
-    """Refuse ``generation`` if this host has been given a newer one meanwhile. Raises RecordError."""
+    """Refuse ``generation`` if this host has received a newer one meanwhile. Raises RecordError."""
     for record in held:
         if record["generation"] > generation:
             raise RecordError(
@@ -164,10 +170,11 @@ def refuse_newer(held: Sequence[Record], generation: int) -> None:
 
 
 def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]:
-    """Why ``machine``, which holds the records ``held``, cannot be in ``wanted``, each in a sentence.
+    """Why ``machine``, which has the records ``held``, cannot be in ``wanted``, one sentence for each reason.
 
-    A host may be in several clusters, but in one a subnet, each mesh needs an interface, a port and a range of its own,
-    and each volume a mount point. There is one daemon of Tailscale, and one group of an inventory for names that differ by ``-`` and ``_``.
+    A host may be in several clusters, but in only one per subnet. Each mesh needs an interface, a port and a range of
+    its own, and each volume a mount point. There is only one Tailscale daemon, and only one inventory group for names
+    that differ by ``-`` and ``_``.
     """
     reasons = []
     for record in held:
@@ -192,7 +199,7 @@ def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]
 
 
 def _contested(one: Record, other: Record, machine: str) -> List[str]:
-    """Mount points that two clusters have on ``machine``. What others look after may be a volume of both."""
+    """Mount points that two clusters have on ``machine``. External file systems may be volumes of both."""
     points = []
     for record in (one, other):
         mounted = [volume for volume in record["storage"]["volumes"] if volume.get("server") != machine]
@@ -201,12 +208,12 @@ def _contested(one: Record, other: Record, machine: str) -> List[str]:
 
 
 def group(name: str) -> str:
-    """The group of an inventory that stands for a cluster."""
+    """The inventory group that represents a cluster."""
     return name.replace("-", "_")
 
 
 def refuse_conflicts(held: Sequence[Record], machine: str, before: Optional[Record], wanted: Record) -> None:
-    """Refuse what ``wanted``, after ``before``, would newly share with the other records that ``machine`` holds.
+    """Refuse conflicts of ``wanted`` with the other records on ``machine`` that ``before`` did not have.
 
     Raises InputError.
     """

@@ -62,12 +62,12 @@ MEMBERS_OPTION: Dict[str, Any] = {
 
 
 def store_of(params: Mapping[str, Any], name: str) -> Store:
-    """The store that a module's options lead to."""
+    """The store for a module's options."""
     return Store(params["path"], name, params["lock_timeout"])
 
 
 def actor(params: Mapping[str, Any]) -> str:
-    """The name to record in the history: the option, else the account and host that the module runs on."""
+    """The name to record in the history: the option, or else the account and host on which the module runs."""
     given: Optional[str] = params["actor"]
     if given:
         return given
@@ -76,9 +76,9 @@ def actor(params: Mapping[str, Any]) -> str:
 
 
 def outcome(applied: Applied, store: Store, known: Sequence[str]) -> Outcome:
-    """The result of a change, with the whole record before and after as the diff; nothing in it is secret.
+    """The result of a change, with the whole record before and after as the diff, since it contains no secrets.
 
-    ``known``: digests of records that the caller has, and so need not be sent.
+    ``known``: digests of records that the caller already has, and which need not be sent.
     """
     before, after = applied.before, applied.after
     digest = derive.digest(after) if after else None

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster record: its shape, and the way from an untrusted JSON document to a value of that shape.
+"""The cluster record: its structure, and the validation of untrusted JSON documents.
 
-The record is the one source of truth, so nothing that has not passed ``parse`` is ever called a record, neither what
-was read from a disk nor what another host sent.
+The record is the single source of truth, so nothing that has not passed ``parse`` is called a record, whether it was
+read from a disk or sent by another host.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import valu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
 
-#: The version that this code writes. It reads this one and, through MIGRATIONS, every older one.
+#: The version that this code writes. It reads this version, and through MIGRATIONS, all older ones.
 SCHEMA_VERSION = 4
 
 BACKENDS = ("none", "wireguard", "tailscale")
 
-#: What became of the keys that a machine which was removed had: they are in use as before, they have to change since the
-#: machine is not trusted, or they were changed after it left.
+#: The state of the keys of removed machines: still in use, to be changed since the machine is not trusted, or changed
+#: after it left.
 KEYS = ("kept", "untrusted", "changed")
-#: By default all members share one site, so that nothing is tunnelled unnecessarily.
+#: By default, all members share one site, so that nothing is tunnelled unnecessarily.
 DEFAULT_SITE = "default"
 
 Document = Dict[str, Any]
@@ -38,10 +38,10 @@ class _MemberMesh(TypedDict):
 
 
 class MemberMesh(_MemberMesh, total=False):
-    """A member's end of the mesh. ``public_key`` is null until the member has made its key.
+    """A member's end of the mesh. ``public_key`` is null until the member has generated its key.
 
     ``userspace`` is true for a node without an interface of the mesh, whose programs reach it through a library. Other
-    records do not have the key, so that earlier versions can read them; they refuse those with it.
+    records do not have this field, so that earlier versions can read them; they refuse records with it.
     """
 
     userspace: bool
@@ -65,7 +65,7 @@ class Member(TypedDict):
 
 
 class Removed(TypedDict):
-    """A machine that was taken out. It does not come back by being in the inventory. ``keys``: one of KEYS."""
+    """A machine that was removed. It does not rejoin just by being in the inventory. ``keys``: one of KEYS."""
 
     machine: str
     at: str
@@ -73,7 +73,7 @@ class Removed(TypedDict):
 
 
 class Mesh(TypedDict):
-    """The network between the members. ``mtu`` null: the mesh layer finds it."""
+    """The network between the members. ``mtu`` null: determined by the mesh layer."""
 
     backend: str
     subnet: str
@@ -83,16 +83,16 @@ class Mesh(TypedDict):
 
 
 class Storage(TypedDict):
-    """Volumes: name, mount_point, and the options of ``record.volume``.
+    """Volumes: name, mount_point, and the options in ``record.volume``.
 
-    With server and path, the member that has the data and where. Without both, a file system that others look after.
+    ``server`` and ``path`` name the member that has the data, and where. Without both, it is an external file system.
     """
 
     volumes: List[Dict[str, Any]]
 
 
 class Tracking(TypedDict):
-    """MLflow: the member that runs its server, the TCP port, the volume of the artifacts, and whether it has TLS."""
+    """MLflow: the member that runs its server, the TCP port, the volume of the artifacts, and whether TLS is used."""
 
     server: str
     port: int
@@ -101,7 +101,7 @@ class Tracking(TypedDict):
 
 
 class HistoryEntry(TypedDict):
-    """One change: the generation that it made."""
+    """One change, with the generation that it created."""
 
     generation: int
     at: str
@@ -123,13 +123,13 @@ class Record(TypedDict):
     removed: List[Removed]
     mesh: Mesh
     storage: Storage
-    #: Null where no experiments are tracked.
+    #: Null if no experiments are tracked.
     tracking: Optional[Tracking]
     history: List[HistoryEntry]
 
 
 class InvalidRecordError(RecordError):
-    """A document is not a valid record: says where and why."""
+    """A document is not a valid record. The message contains the place and the reason."""
 
     def __init__(self, where: str, reason: str) -> None:
         super().__init__(f"{where or 'the document'}: {reason}", where=where, reason=reason)
@@ -158,7 +158,7 @@ def _with_lan_addresses(document: Document) -> Document:
 
 
 def _with_removed(document: Document) -> Document:
-    """Schema 3: the machines that were taken out are remembered. Of earlier ones only the history tells, in words."""
+    """Schema 3: removed machines are recorded. Earlier ones are only mentioned in the history."""
     return {"removed": [], **document}
 
 
@@ -167,8 +167,8 @@ def _with_tracking(document: Document) -> Document:
     return {"tracking": None, **document}
 
 
-#: What turns a document of schema N into one of schema N + 1. A version never changes its meaning once released:
-#: to change the record, raise SCHEMA_VERSION and add the step here.
+#: The steps from schema N to schema N + 1. A released version never changes its meaning: to change the record, increase
+#: SCHEMA_VERSION, and add the step here.
 MIGRATIONS: Dict[int, Callable[[Document], Document]] = {
     1: _with_lan_addresses,
     2: _with_removed,
@@ -180,7 +180,7 @@ _VOLUME_KEYS = {"name", "server", "path", "mount_point"}
 
 
 def migrate(document: Document) -> Document:
-    """The document in the present schema; the given one is left as it is."""
+    """Convert a document to the current schema, without modifying the given one."""
     version = document.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InvalidRecordError("schema_version", f"{version!r} is not a schema version")
@@ -193,7 +193,7 @@ def migrate(document: Document) -> Document:
 
 
 def parse(document: object) -> Record:
-    """The record that an untrusted document holds, in the present schema.
+    """Validate an untrusted document, and return the record in the current schema.
 
     Raises InvalidRecordError naming the place, or FutureSchemaError.
     """
@@ -343,7 +343,7 @@ def _check_whole(record: Record) -> None:
     _distinct("storage.volumes.name", [volume["name"] for volume in volumes])
     _distinct("storage.volumes.mount_point", [volume["mount_point"] for volume in volumes])
     generations = [entry["generation"] for entry in record["history"]]
-    # Counted first: a damaged record may claim billions of generations.
+    # Compared by count first, since a damaged record may claim billions of generations.
     if len(generations) != record["generation"] or generations != list(range(1, len(generations) + 1)):
         raise InvalidRecordError(
             "history", f"it does not contain each generation from 1 to {record['generation']} once"
@@ -351,7 +351,7 @@ def _check_whole(record: Record) -> None:
 
 
 def _check_ends(record: Record) -> None:
-    """The members' ends of the mesh."""
+    """Check the members' ends of the mesh."""
     mesh = record["mesh"]
     tunnels = ipaddress.ip_network(mesh["subnet"])
     for index, member in enumerate(record["members"]):
@@ -361,7 +361,7 @@ def _check_ends(record: Record) -> None:
         where = f"members[{index}].mesh"
         if end.get("userspace") and mesh["backend"] != "tailscale":
             raise InvalidRecordError(f"{where}.userspace", f"the mesh is '{mesh['backend']}', not a tailnet")
-        # A tailnet gives the addresses, from a range that its control server chooses.
+        # A tailnet assigns the addresses, from a range that its control server chooses.
         if mesh["backend"] == "wireguard":
             if not values.host_in(end["address"], tunnels):
                 raise InvalidRecordError(f"{where}.address", f"{end['address']} is not a host address of {tunnels}")
@@ -427,7 +427,7 @@ def _type_name(value: object) -> str:
 
 
 class _Fields:
-    """The fields of one object of an untrusted document, each taken once, with its type proven."""
+    """The fields of one object of an untrusted document. Each is taken once, and its type is checked."""
 
     def __init__(self, document: Document, where: str) -> None:
         self._document = document
@@ -486,7 +486,7 @@ class _Fields:
         return value
 
     def flag(self, key: str) -> bool:
-        """Whether there is a key that is true where it is there."""
+        """Whether the key exists; if so, it must be true."""
         there = key in self._document
         if there and not self.boolean(key):
             raise InvalidRecordError(self._path(key), "expected true, or no such key")
@@ -517,7 +517,7 @@ class _Fields:
         return [_Fields(item, f"{self._path(key)}[{index}]") for index, item in enumerate(value)]
 
     def nothing_else(self, besides: Optional[set[str]] = None) -> None:
-        """An unknown key is a typing error or comes from a newer version, so it is not dropped silently."""
+        """An unknown key is a typing error, or comes from a newer version, so it is not dropped silently."""
         unknown = sorted(set(self._document) - set(self._taken) - (besides or set()))
         if unknown:
             raise InvalidRecordError(self._path(unknown[0]), "unknown key")

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Changes of a record: pure functions, which raise InputError before anything is changed.
 
-Each step takes a record and returns ``Draft(record, changes)``: a new record of the same generation, and what differs
-in words. Steps that belong to one request are chained, and ``commit`` makes one generation of all of them, or hands
-back the old record where nothing differs. Nothing here reads a clock, a disk or an environment.
+Each step takes a record and returns ``Draft(record, changes)``: a new record of the same generation, and the
+differences as messages. Steps of one request are chained, and ``commit`` makes one generation of them, or returns the
+old record if nothing differs. This module reads no clock, disk or environment.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Change(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A record that is not committed yet, and how it came about. No changes: the record is the old one."""
+    """A record that is not committed yet, and its changes. Without changes, the record is the old one."""
 
     record: Record
     changes: Sequence[Change]
 
 
 class Stamp(NamedTuple):
-    """When and by whom, for the history. ``at`` as in values.now()."""
+    """When and by whom, for the history. ``at`` is in the form of values.now()."""
 
     at: str
     by: str
 
 
-#: The mesh of a cluster that was not told anything about it.
+#: The default settings of a mesh.
 DEFAULT_MESH: model.Mesh = {
     "backend": "wireguard",
     "subnet": "10.99.0.0/16",
@@ -52,7 +52,7 @@ DEFAULT_MESH: model.Mesh = {
     "mtu": None,
 }
 
-#: The same for a tailnet: the range from which its control server gives addresses, unless it was told otherwise.
+#: The same for a tailnet: the range from which its control server assigns addresses by default.
 DEFAULT_TAILNET: model.Mesh = {
     "backend": "tailscale",
     "subnet": "100.64.0.0/10",
@@ -85,7 +85,7 @@ def create(
 ) -> Draft:
     """A new cluster with its first members, the manager among them, as generation 0; ``commit`` makes it 1.
 
-    ``identity``: 32 hexadecimal digits that no other cluster has. ``mesh``: what differs from DEFAULT_MESH.
+    ``identity``: 32 hexadecimal digits that no other cluster has. ``mesh``: the differences from DEFAULT_MESH.
     ``members``: as for ``join``.
     """
     record: Record = {
@@ -119,11 +119,11 @@ def create(
 
 
 def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> Draft:
-    """Add the members that are new; update those that are there by the keys that are given and not None.
+    """Add new members; update the given keys that are not None of existing ones.
 
-    A member: machine, address, interface, and by choice site, lan_address and endpoint (texts; empty takes it away),
-    gpus, mesh {address, public_key, userspace}, ssh_host_keys, ssh_public_key. Where the members share only the mesh (the cluster's
-    subnet is the mesh's), address and interface are those of the mesh, whatever is given.
+    A member consists of machine, address, interface, and optionally site, lan_address and endpoint (texts; empty
+    removes it), gpus, mesh {address, public_key, userspace}, ssh_host_keys, ssh_public_key. If the members share only
+    the mesh (the cluster's subnet is the mesh's), address and interface are those of the mesh, whatever is given.
     """
     new = copy.deepcopy(record)
     by_machine = {member["machine"]: member for member in new["members"]}
@@ -165,10 +165,10 @@ def remove(
     new_manager: Optional[str] = None,
     force: bool = False,
 ) -> Draft:
-    """Take machines out and remember them; those that are not in are not missed. ``new_manager`` is needed when the
-    manager leaves.
+    """Remove machines and record them; those that are not members are ignored.
 
-    ``force`` also lets the server of a volume or of the experiments go, and takes them out of the record with it.
+    ``new_manager`` is required if the manager leaves. With ``force``, the server of a volume or of the experiments may
+    leave too, and is removed from the record with it.
     """
     leaving = [member["machine"] for member in record["members"] if member["machine"] in set(machines)]
     staying = [member["machine"] for member in record["members"] if member["machine"] not in set(machines)]
@@ -224,7 +224,7 @@ def remove(
 def _without_server(
     record: Record, leaving: Sequence[str], staying: Sequence[str], lost: Sequence[str], force: bool
 ) -> Draft:
-    """Track no experiments where the server or the volume of the artifacts leaves, which takes ``force``."""
+    """Stop tracking experiments if the server or the volume of the artifacts is removed, which requires ``force``."""
     tracking = record["tracking"]
     if tracking is None or not (tracking["server"] in leaving or tracking["volume"] in lost):
         return Draft(record, [])
@@ -240,7 +240,7 @@ def _without_server(
 
 
 def distrust(record: Record, machines: Sequence[str]) -> Draft:
-    """Note that the keys which these machines had when they left have to change, unless that has been done."""
+    """Record that the keys of these removed machines have to be changed, unless they already were."""
     new = copy.deepcopy(record)
     known = [one for one in new["removed"] if one["machine"] in set(machines) and one["keys"] == "kept"]
     for removed in known:
@@ -250,7 +250,7 @@ def distrust(record: Record, machines: Sequence[str]) -> Draft:
 
 
 def keys_changed(record: Record) -> Draft:
-    """Note that no key which a machine had that has left is in use any more."""
+    """Record that no key of a removed machine is in use any more."""
     left = [removed["machine"] for removed in record["removed"] if removed["keys"] != "changed"]
     if not left:
         return Draft(record, [])
@@ -278,9 +278,9 @@ def hand_over(record: Record, new_manager: str) -> Draft:
 
 
 def set_mesh(record: Record, mesh: Mapping[str, Any]) -> Draft:
-    """Change the mesh by the keys that are given and not None.
+    """Change the keys of the mesh that are given and not None.
 
-    A new backend or subnet means new mesh addresses for everyone; with a new subnet the keys stay.
+    A new backend or subnet means new mesh addresses for all members; with a new subnet, the keys stay.
     """
     wanted = _mesh(record, mesh)
     was = record["mesh"]
@@ -318,9 +318,9 @@ def set_mesh(record: Record, mesh: Mapping[str, Any]) -> Draft:
 
 
 def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
-    """Make these the volumes of the cluster. Each server is a member; names and mount points are distinct.
+    """Set the volumes of the cluster. Each server must be a member; names and mount points must be distinct.
 
-    A volume without server and path is a file system that is there already, and that others look after.
+    A volume without server and path is an external file system.
     """
     machines = {member["machine"] for member in record["members"]}
     wanted: List[Dict[str, Any]] = []
@@ -376,15 +376,15 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
     return Draft(new, [Change("storage", f"volumes: {', '.join(words) or 'new order'}")])
 
 
-#: Of a tracking server that was not told anything. MLflow's own port.
+#: The defaults of a tracking server. The port is MLflow's own.
 TRACKING_PORT = 5000
 
 
 def set_tracking(record: Record, wanted: Mapping[str, Any]) -> Draft:
-    """Run the tracking server by the keys that are given and not None: server, port, volume and tls; or, with
-    ``enabled`` false, nowhere.
+    """Change the keys of the tracking server that are given and not None: server, port, volume and tls.
 
-    At first it is the manager, with the artifacts on the first volume that can be written to.
+    With ``enabled`` false, it is removed. By default, it runs on the manager, with the artifacts on the first writable
+    volume.
     """
     was = record["tracking"]
     now = _tracking(record, wanted) if wanted.get("enabled", True) else None
@@ -463,7 +463,7 @@ def _check_together(wanted: Sequence[Mapping[str, Any]]) -> None:
 
 
 def commit(draft: Draft, stamp: Stamp) -> Record:
-    """The drafted record as the next generation, with the history saying why; unchanged where nothing changed."""
+    """The drafted record as the next generation, with its changes in the history; the old record if nothing changed."""
     if not draft.changes:
         return draft.record
     new = copy.deepcopy(draft.record)
@@ -481,7 +481,7 @@ def commit(draft: Draft, stamp: Stamp) -> Record:
 
 
 def chain(record: Record, *steps: Callable[[Record], Draft]) -> Draft:
-    """The draft that all steps, one after the other, make of a record."""
+    """Apply all steps to a record, one after the other."""
     changes: List[Change] = []
     for step in steps:
         draft = step(record)
@@ -491,12 +491,12 @@ def chain(record: Record, *steps: Callable[[Record], Draft]) -> Draft:
 
 
 def shares_only_the_mesh(record: Record) -> bool:
-    """True for machines without a common network: the cluster's subnet is the mesh's."""
+    """Whether the machines have no common network: then the cluster's subnet is the mesh's."""
     return record["mesh"]["backend"] != "none" and record["subnet"] == record["mesh"]["subnet"]
 
 
 def check_subnet(record: Record, subnet: Optional[str]) -> None:
-    """Refuse a subnet that is not the one the cluster has: moving one is a new cluster."""
+    """Refuse a subnet that is not the cluster's: a cluster cannot be moved, only created again."""
     if subnet is not None and _value(values.subnet, subnet) != record["subnet"]:
         raise InputError(
             f"Cluster '{record['name']}' is on {record['subnet']}, not on {_value(values.subnet, subnet)}.",
@@ -547,7 +547,7 @@ def _new_member(record: Record, machine: str, keys: Mapping[str, Any], stamp: St
 
 
 def _check_shape(wanted: object) -> None:
-    """Refuse a value that is not an entry at all."""
+    """Refuse a value that has the wrong type."""
     if not isinstance(wanted, Mapping):
         raise InputError(f"{wanted!r} is not a member.", "Give each a machine, an address and an interface.")
     mesh, keys = wanted.get("mesh"), wanted.get("ssh_host_keys")
@@ -558,7 +558,7 @@ def _check_shape(wanted: object) -> None:
 
 
 def _update_member(record: Record, member: Member, keys: Mapping[str, Any]) -> List[str]:
-    """Merge the given keys into the member; what differs, in words."""
+    """Merge the given keys into the member. Returns the differences as messages."""
     machine = member["machine"]
     before = copy.deepcopy(member)
     if shares_only_the_mesh(record):
@@ -580,7 +580,7 @@ def _update_member(record: Record, member: Member, keys: Mapping[str, Any]) -> L
         if shares_only_the_mesh(record):
             member["address"] = end["address"]
     was, now = dict(before), dict(member)
-    # Keys are long and say nothing to a reader of the history; that they changed does.
+    # Keys are long and mean nothing to a reader of the history; that they have changed does.
     silent = ("ssh_host_keys", "ssh_public_key", "mesh")
     return [
         f"new {key}" if key in silent else f"{key} {_shown(now[key])} (was {_shown(was[key])})"
@@ -626,7 +626,10 @@ def _mesh_key(record: Record, key: Optional[str]) -> Optional[str]:
 
 
 def _allocated(record: Record, free: Iterator[str], public_key: Optional[str]) -> Optional[MemberMesh]:
-    """The next free address. A tailnet's own control server gives them there, so a member has none until it is on."""
+    """The next free address.
+
+    In a tailnet, its control server assigns them, so a member has none until it has joined.
+    """
     if record["mesh"]["backend"] != "wireguard":
         return None
     address = next(free, None)
@@ -641,7 +644,7 @@ def _allocated(record: Record, free: Iterator[str], public_key: Optional[str]) -
 
 
 def _free_addresses(record: Record) -> Iterator[str]:
-    """The free hosts of the mesh's subnet, lowest first, each once."""
+    """The free host addresses of the mesh's subnet, lowest first, each once."""
     used: Set[str] = {member["mesh"]["address"] for member in record["members"] if member["mesh"]}
     for host in ipaddress.ip_network(record["mesh"]["subnet"]).hosts():
         if str(host) not in used:
@@ -649,7 +652,7 @@ def _free_addresses(record: Record) -> Iterator[str]:
 
 
 def mesh_base(present: model.Mesh, backend: Optional[str]) -> model.Mesh:
-    """The base of the settings of a mesh: ``present``, or the backend's defaults when a tailnet comes or goes."""
+    """The base of a mesh's settings: ``present``, or the backend's defaults if the cluster moves to or from a tailnet."""
     if backend in (None, present["backend"]) or "tailscale" not in (backend, present["backend"]):
         return present
     return DEFAULT_TAILNET if backend == "tailscale" else DEFAULT_MESH
@@ -677,7 +680,7 @@ def _mesh(record: Record, mesh: Mapping[str, Any]) -> model.Mesh:
 
 
 def _refuse_unusable_mesh(record: Record) -> None:
-    """A mesh that overlaps the members' own network would take the traffic of the tunnels into the tunnels."""
+    """Refuse a mesh that overlaps the members' own network: it would route the tunnels' packets into the tunnels."""
     if record["mesh"]["backend"] == "none" or shares_only_the_mesh(record):
         return
     named_alike = [one["machine"] for one in record["members"] if one["interface"] == record["mesh"]["interface"]]

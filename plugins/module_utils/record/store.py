@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The record on a disk: one file a cluster, changed under a lock, never half written, never silently replaced.
+"""The record on disk: one file per cluster, changed under a lock, never half written, never silently replaced.
 
-``<name>.json`` is the record, ``<name>.json.good`` a second copy of what was last written whole, and ``.<name>.lock``
-the lock. The lock is a file of its own, because the record is replaced by renaming: who waits for a lock on the old
-file would get one that nobody looks at any more.
+``<name>.json`` is the record, ``<name>.json.good`` a second copy of what was last written completely, and
+``.<name>.lock`` the lock. The lock is a separate file, since the record is replaced by renaming: a process that waits
+for a lock on the old file would get one that is no longer used.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
 DEFAULT_FOLDER = "/var/lib/gpumesh/clusters"
-#: Seconds. A change takes milliseconds; whoever holds the lock for longer is stopped or stuck.
+#: Seconds. A change takes milliseconds; a process that holds the lock longer is stopped or stuck.
 DEFAULT_WAIT = 30.0
 
-#: Far larger than a record of thousands of members; a larger file cannot be a record and is not read.
+#: Far larger than a record of thousands of members; a larger file cannot be a record, and is not read.
 _LARGEST = 64 * 1024 * 1024
 _SUFFIX = ".json"
 #: As many characters contain the values at the top level of a record that precede its first list or object.
@@ -45,11 +45,11 @@ class DamagedRecordError(RecordError):
 
 
 class LockedRecordError(RecordError):
-    """Somebody else holds the lock for longer than we wait."""
+    """Another process holds the lock for longer than we wait."""
 
 
 class StoredRecord(NamedTuple):
-    """A record that was found, and the file that it is in."""
+    """A record that was found, and its file."""
 
     path: str
     record: Record
@@ -64,7 +64,7 @@ class Damage(NamedTuple):
 
 
 def to_text(record: Record) -> str:
-    """The one spelling of a record on disk and in diffs: equal records are equal texts."""
+    """The text of a record on disk and in diffs: equal records have equal texts."""
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -79,7 +79,7 @@ class Store:
 
     def __init__(self, folder: str, name: str, wait: float = DEFAULT_WAIT) -> None:
         self.folder = folder
-        # The name becomes a file name here, so here is where it has to be one.
+        # The name becomes part of a file name here, so it is checked here.
         try:
             self.name = values.cluster_name(name)
         except ValueError as failure:
@@ -90,7 +90,7 @@ class Store:
         self.lock_path = os.path.join(folder, f".{name}.lock")
 
     def read(self) -> Optional[Record]:
-        """The record, or None where there is none. Needs no lock: a file is replaced in one step.
+        """The record, or None if there is none. Needs no lock, since a file is replaced in one step.
 
         Raises DamagedRecordError with the path, the reason and the last good copy; changes nothing.
         """
@@ -103,17 +103,21 @@ class Store:
             reason = model.InvalidRecordError("name", f"it is the record of '{record['name']}'")
             raise self._damaged(reason)
         if record is None and os.path.exists(self.good_path) and not os.path.exists(self.path):
-            # Creating writes the record first, deleting takes the good copy away first: one alone was robbed.
+            # Creation writes the record first, and deletion removes the good copy first: a good copy alone means a lost
+            # record.
             raise self._damaged(RecordError("it is missing, although its last good copy exists"))
         return record
 
     def exists(self) -> bool:
-        """True when there is any file of this cluster, sound or not."""
+        """Whether there is any file of this cluster, valid or not."""
         return any(os.path.lexists(path) for path in (self.path, self.good_path))
 
     @contextlib.contextmanager
     def locked(self, by: str) -> Iterator[None]:
-        """Hold the lock; ``by`` is shown to those who wait. The kernel frees it when this process ends, however."""
+        """Hold the lock; ``by`` is shown to those who wait.
+
+        The kernel releases it when this process ends in any way.
+        """
         _make_folder(self.folder)
         handle = self._acquire(by)
         try:
@@ -122,7 +126,7 @@ class Store:
             os.close(handle)
 
     def write(self, record: Record) -> None:
-        """Replace the record. Only inside ``locked``. What could not be read back is never written."""
+        """Replace the record. Only inside ``locked``. A record that could not be read back is never written."""
         checked = model.parse(json.loads(json.dumps(record)))
         if checked["name"] != self.name:
             raise RecordError(f"The record of '{checked['name']}' cannot be written to {self.path}.")
@@ -140,15 +144,15 @@ class Store:
                 ) from failure
 
     def remove(self) -> bool:
-        """Delete the record, its copy and the lock; True when there was one. Only inside ``locked``.
+        """Delete the record, its copy and the lock. Returns whether there was one. Only inside ``locked``.
 
-        The lock goes last: who waits for it finds that the file it holds is gone and starts over.
+        The lock is removed last: a process that waits for it notices that the locked file is gone, and starts over.
         """
         _sweep(self.folder, os.path.basename(self.path))
         had_copy = files.remove_file(self.good_path)
         had_record = files.remove_file(self.path)
         files.remove_file(self.lock_path)
-        # Only what is ours and empty: the folders of the collection, never the one that holds them.
+        # Only our own empty folders, never the one that contains them.
         for folder in (self.folder, os.path.dirname(self.folder)):
             if os.path.basename(folder) in ("clusters", "gpumesh"):
                 with contextlib.suppress(OSError):
@@ -189,7 +193,7 @@ class Store:
                         holder=holder,
                     ) from failure
             os.close(handle)
-            # Uneven pauses: many who were started together must not all look again together.
+            # Random pauses, so that many processes that were started together do not retry together.
             time.sleep(random.uniform(0.005, 0.03))
 
     def _damaged(self, failure: GpumeshError) -> DamagedRecordError:
@@ -224,11 +228,14 @@ class Found(NamedTuple):
 
 
 def scan(folder: str, only: Optional[str] = None) -> Found:
-    """Every cluster's record in a folder, or the one named ``only``, sound and damaged. No folder is an empty one."""
+    """All clusters' records in a folder, or the one named ``only``, valid and damaged.
+
+    A missing folder counts as empty.
+    """
     found = Found([], [])
     try:
         _check_folder(folder)
-        # A record that is gone while its good copy is there is damage too, so both names count.
+        # A good copy without its record counts as damage too, so both names are considered.
         entries = {entry[: -len(_GOOD)] if entry.endswith(_SUFFIX + _GOOD) else entry for entry in os.listdir(folder)}
     except FileNotFoundError:
         return found
@@ -251,7 +258,7 @@ def scan(folder: str, only: Optional[str] = None) -> Found:
 
 
 def _load(path: str) -> Optional[Record]:
-    """The record in a file, or None where there is none. Raises RecordError with the bare reason."""
+    """The record in a file, or None if there is none. Raises RecordError with only the reason."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -283,7 +290,7 @@ def _load(path: str) -> Optional[Record]:
 
 
 def _check_trust(about: os.stat_result, what: str) -> None:
-    """Root acts on the record on every member, so whoever may write it is root."""
+    """Root acts on the record on every member, so only root may be able to write it."""
     if about.st_uid != os.geteuid():
         raise RecordError(f"{what} belongs to user {about.st_uid}, not to {os.geteuid()}")
     if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -291,7 +298,7 @@ def _check_trust(about: os.stat_result, what: str) -> None:
 
 
 def _check_folder(folder: str) -> None:
-    """Refuse a folder in which somebody else could swap the files. A missing one is fine."""
+    """Refuse a folder in which another user could replace the files. It need not exist."""
     try:
         about = os.stat(folder)
     except FileNotFoundError:
@@ -320,14 +327,14 @@ def _make_folder(folder: str) -> None:
 
 
 def _sweep(folder: str, name: str) -> None:
-    """Take away the temporary files that a killed writer left. Under the lock there is no other writer."""
+    """Remove the temporary files of a killed writer. Under the lock, there is no other writer."""
     for entry in os.listdir(folder):
         if entry.startswith(f".{name}."):
             files.remove_file(os.path.join(folder, entry))
 
 
 def _is_still(handle: int, path: str) -> bool:
-    """True when the path still leads to the opened file."""
+    """Whether the path still refers to the opened file."""
     try:
         there = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The valid values of a record: each check returns the value in its normal form.
 
-The values end up in file names, slurm.conf, /etc/hosts, shell environments and firewall rules of every member, so
-what is allowed here is what is harmless in all of them. A check raises ValueError with the reason alone; the caller
-knows where the value came from and says so.
+The values end up in file names, slurm.conf, /etc/hosts, shell environments and firewall rules of every member, so only
+values that are harmless in all of them are allowed. A check raises ValueError with only the reason; the caller adds
+where the value came from.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ _CLUSTER = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 #: An inventory hostname; 64 is HOST_NAME_MAX. Underscores are not allowed in DNS names but common in inventories.
 _MACHINE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-#: IFNAMSIZ leaves 15 characters. The kernel allows nearly all of them, wg-quick(8) these; a first '-' is an option, a first
-#: '.' a hidden file.
+#: IFNAMSIZ leaves 15 characters. The kernel allows nearly all of them, wg-quick(8) only these; a leading '-' would be
+#: an option, a leading '.' a hidden file.
 _INTERFACE = re.compile(r"[A-Za-z0-9_=+][A-Za-z0-9_=+.-]{0,14}")
-#: Interfaces that every machine has, and folders of sysctl(8) that stand for all of them.
+#: Interfaces that every machine has, and folders of sysctl(8) that apply to all of them.
 _TAKEN_INTERFACES = ("lo", "all", "default")
 _VOLUME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-#: A label of a name in the DNS; underscores are not allowed in host names but common.
+#: A label of a DNS name; underscores are not allowed in host names, but common.
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _DECIMAL = re.compile(r"[0-9]{1,5}")
-#: What no two machines share, or what no single machine has: this host, loopback, multicast, and addresses that mean
-#: nothing without an interface.
+#: Addresses that machines share, or that no single machine has: this host, loopback, multicast, and addresses that are
+#: meaningless without an interface.
 _NOT_SHARED = tuple(
     ipaddress.ip_network(text)
     for text in ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "::/127", "fe80::/10", "ff00::/8")
 )
-#: Of those in IPv4, the first numbers. None of them is shorter than a whole range of these.
+#: The first octets of those in IPv4, all of which span whole first octets.
 _NOT_SHARED_OCTETS = frozenset(
     octet
     for network in _NOT_SHARED
     if network.version == 4
     for octet in range(network.network_address.packed[0], network.broadcast_address.packed[0] + 1)
 )
-#: The system's own folders, which a volume would hide: some alone, and some with all that is below them.
+#: The system's own folders, which a volume would hide: some only themselves, and some with everything below them.
 _SYSTEM_FOLDER = re.compile(
     r"/(?:(?:bin|boot|dev|etc|lib(?:32|64|x32)?|proc|sbin|sys|root/\.ssh|usr/(?:bin|lib(?:64|exec)?|sbin)|var/lib/gpumesh"
     r"|var/spool/cron)(?:/.*)?|root|run|tmp|usr|var)?"
 )
 _SSH_KEY = re.compile(r"[a-z][a-z0-9@.-]{2,63} [A-Za-z0-9+/]{16,}={0,3}")
-#: Names by which every machine means itself, and groups that Ansible makes in every inventory.
+#: Names that every machine resolves to itself, and groups that Ansible creates in every inventory.
 _SELF = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback", "loopback")
 _IMPLICIT_GROUPS = ("all", "ungrouped")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
@@ -82,7 +82,7 @@ def machine_name(value: str) -> str:
 
 
 def means_self(value: str) -> bool:
-    """Whether every machine takes this host name or address for its own, in any spelling that a resolver takes."""
+    """Whether every machine resolves this host name or address to itself, in any form that a resolver accepts."""
     name = value.strip().strip("[]").rstrip(".").lower()
     if name in _SELF or name.partition(".")[0] in _SELF[:3] or name.endswith(".localhost"):
         return True
@@ -94,7 +94,7 @@ def means_self(value: str) -> bool:
         mapped = getattr(parsed, "ipv4_mapped", None) or parsed
         return mapped.is_loopback or mapped.is_unspecified
     try:
-        # 127.1, 0x7f000001 and 2130706433 are spellings too.
+        # 127.1, 0x7f000001 and 2130706433 are accepted forms, too.
         packed = socket.inet_aton(name)
     except (OSError, ValueError):
         return False
@@ -102,7 +102,7 @@ def means_self(value: str) -> bool:
 
 
 def _unambiguous(value: str, what: str) -> str:
-    """Refuse what Ansible would not take for a host of the inventory: with it, a record could redefine the controller."""
+    """Refuse names with a special meaning in Ansible, with which a record could redefine the controller."""
     if means_self(value) or value.lower() in _IMPLICIT_GROUPS:
         raise ValueError(f"'{value}' cannot be the name of {what}: it has a special meaning in Ansible")
     return value
@@ -123,7 +123,7 @@ def interface_name(value: str) -> str:
 
 
 def mesh_interface_name(value: str) -> str:
-    """The name of the mesh's own interface, which wg-quick and tailscaled make."""
+    """The name of the mesh's own interface, which wg-quick and tailscaled create."""
     if interface_name(value) in _TAKEN_INTERFACES:
         raise ValueError(
             f"'{value}' cannot be the interface of the mesh: every machine already has an interface of that name"
@@ -139,7 +139,10 @@ def volume_name(value: str) -> str:
 
 
 def network(value: str) -> Network:
-    """ADDRESS/MASK as `ip addr` prints it, host bits allowed, to its network. A single address is not a network."""
+    """Convert ADDRESS/MASK as printed by `ip addr`, host bits allowed, to its network.
+
+    A single address is not a network.
+    """
     address, slash, length = value.strip().partition("/")
     if not slash or not _DECIMAL.fullmatch(length) or "%" in address:
         raise ValueError(f"'{value}' is an invalid subnet: write it as ADDRESS/MASK, such as 10.0.0.7/24")
@@ -162,13 +165,13 @@ def subnet(value: str) -> str:
 
 
 def address(value: str) -> str:
-    """An IP address of one machine, without mask or zone, in its shortest spelling."""
+    """An IP address of one machine, without mask or zone, in its shortest form."""
     text = value.strip()
-    # A record has one or two for each member: ipaddress, which takes ten times as long, is for the rest.
+    # A record has one or two for each member; ipaddress, which takes ten times as long, checks the rest.
     if _is_shared_ipv4(text):
         return text
     try:
-        # A zone, as in fe80::1%eth0, may be any text at all.
+        # The zone of an address, as in fe80::1%eth0, may be any text.
         parsed = ipaddress.ip_address(text if "%" not in text else "")
     except ValueError as failure:
         raise ValueError(f"'{value}' is not an IP address") from failure
@@ -180,7 +183,7 @@ def address(value: str) -> str:
 
 
 def _is_shared_ipv4(text: str) -> bool:
-    """Whether this is an IPv4 address that one of two machines can have."""
+    """Whether this is an IPv4 address that a machine can have of its own."""
     try:
         return socket.inet_pton(socket.AF_INET, text)[0] not in _NOT_SHARED_OCTETS
     except (OSError, ValueError):
@@ -188,7 +191,7 @@ def _is_shared_ipv4(text: str) -> bool:
 
 
 def host_name(value: str) -> str:
-    """A name that a resolver takes, or an IPv4 address, as others reach a machine."""
+    """A name that a resolver accepts, or an IPv4 address, with which other machines reach a machine."""
     if _is_shared_ipv4(value):
         return value
     labels = value.split(".")
@@ -206,7 +209,7 @@ def host_name(value: str) -> str:
 
 
 def host_in(value: str, within: Network) -> bool:
-    """True when the address is one that a host of the network can have."""
+    """Whether the address is one that a host of the network can have."""
     parsed = ipaddress.ip_address(value)
     if parsed.version != within.version or parsed not in within:
         return False
@@ -219,7 +222,7 @@ def host_in(value: str, within: Network) -> bool:
 
 
 def endpoint(value: str, default_port: Optional[int] = None) -> str:
-    """HOST:PORT or [IPV6]:PORT; with a ``default_port`` also HOST alone, to which the port is added."""
+    """HOST:PORT or [IPV6]:PORT; with a ``default_port``, also HOST, to which the port is added."""
     text = value.strip()
     if text.startswith("["):
         host, _bracket, rest = text[1:].partition("]")
@@ -246,14 +249,14 @@ def wireguard_key(value: str) -> str:
         raw = base64.b64decode(value.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as failure:
         raise ValueError("a WireGuard public key is 32 bytes in base64") from failure
-    # Two spellings of the same bytes would be two peers to us, and one to wg(8).
+    # Two encodings of the same bytes would be two peers to us, but one to wg(8).
     if len(raw) != 32 or base64.b64encode(raw).decode("ascii") != value:
         raise ValueError("a WireGuard public key is 32 bytes in base64")
     return value
 
 
 def ssh_key(value: str) -> str:
-    """A public SSH key, ``TYPE BASE64``; a comment is dropped, since it differs from tool to tool."""
+    """A public SSH key, ``TYPE BASE64``. A comment is dropped, since tools write different ones."""
     words = value.split()
     if "\n" in value.strip() or len(words) < 2 or not _SSH_KEY.fullmatch(" ".join(words[:2])):
         raise ValueError(f"'{value[:60]}' is not a public SSH key: write it as TYPE BASE64 on one line")
@@ -261,7 +264,7 @@ def ssh_key(value: str) -> str:
 
 
 def absolute_path(value: str) -> str:
-    """An absolute path without '..' and without characters that /etc/exports or a unit would read as syntax."""
+    """An absolute path without '..' and without characters that have a meaning in /etc/exports or in units."""
     if not value.startswith("/") or not re.fullmatch(r"[A-Za-z0-9_./@+-]+", value) or ".." in value.split("/"):
         raise ValueError(f"'{value}' is not an absolute path of letters, digits, '_', '.', '/', '@', '+' and '-'")
     return "/" + "/".join(part for part in value.split("/") if part not in ("", "."))
@@ -276,7 +279,7 @@ def mount_point(value: str) -> str:
 
 
 def line(value: str) -> str:
-    """A text for people, on one line: without characters that steer a terminal."""
+    """A text for people, on one line, without terminal control characters."""
     if not value.isprintable():
         raise ValueError(f"{value[:60]!r} contains characters that cannot be printed")
     return value
@@ -285,7 +288,7 @@ def line(value: str) -> str:
 def timestamp(value: str) -> str:
     """A time in UTC, to the second: 2026-11-20T20:31:00Z."""
     try:
-        # Python takes the digits of any script, and fewer of them.
+        # Python accepts the digits of any script, and fewer of them.
         datetime.datetime.strptime(value + "+0000" if _TIME.fullmatch(value) else "", "%Y-%m-%dT%H:%M:%SZ%z")
     except ValueError as failure:
         raise ValueError(f"'{value}' is not a time in UTC such as 2026-11-20T20:31:00Z") from failure
@@ -293,5 +296,5 @@ def timestamp(value: str) -> str:
 
 
 def now() -> str:
-    """The present time in the record's form."""
+    """The current time in the record's form."""
     return datetime.datetime.now(datetime.timezone.utc).strftime(_TIME_FORMAT)

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options of a storage volume: which there are, what they are by default, and what their values may be.
+"""The options of a storage volume: their names, defaults and valid values.
 
-They end up in units of systemd, in /etc/fstab and in a server's exports, where a comma, a space or a new line begins another
-setting. Each check raises ValueError with the reason alone.
+They end up in systemd units, in /etc/fstab and in a server's exports, where a comma, a blank or a line break starts
+another setting. Each check raises ValueError with only the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.units import size_
 RECOVERIES = ("soft", "hard")
 LINKS = ("fast", "lan", "tunnel", "userspace")
 
-#: Of every volume, by whether it has a server.
+#: The options of all volumes, by whether they have a server.
 _KEYS = {True: ("name", "server", "path", "mount_point"), False: ("name", "mount_point")}
 
 #: Options of a volume with a server, with their defaults.
@@ -33,7 +33,7 @@ SERVED: Dict[str, Any] = {
     "mode": None,
     "quota": None,
 }
-#: The same of one that others look after.
+#: The same for an external file system.
 EXTERNAL: Dict[str, Any] = {"read_only": False, "filesystem": None}
 
 _MOUNT_OPTION = re.compile(r"[A-Za-z0-9_]+(=[A-Za-z0-9_.:/@+-]+)?")
@@ -62,10 +62,10 @@ def check(volume: Mapping[str, Any]) -> None:
 
 
 def check_together(volumes: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a served volume that would be mounted within another one. Raises ValueError.
+    """Refuse a served volume that would be mounted inside another one. Raises ValueError.
 
-    systemd would mount the outer one for the automount of the inner one, which is before the network at a boot: a circle,
-    which it breaks by leaving out a part of the boot.
+    systemd would mount the outer one for the automount of the inner one, which is before the network at boot: a cycle,
+    which systemd breaks by leaving out a part of the boot.
     """
     for volume in volumes:
         for other in volumes:

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Resource limits: QOS, accounts and their users in slurmdbd, by sacctmgr(1).
+"""Resource limits: QOS, accounts and their users in slurmdbd, through sacctmgr(1).
 
-Nothing is ever taken away here: an account that is gone would take the history of its jobs along.
+Nothing is ever deleted here: deleting an account would also delete the history of its jobs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 #: 30, 30:00, 1:30:00, 2-12, 2-12:30 and 2-12:30:00, as everywhere in Slurm.
 _TIME = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
 
-#: By name; the settings of each by their lower-case names.
+#: The settings of each, by name; names of settings are in lower case.
 Settings = Mapping[str, Mapping[str, str]]
 
 
@@ -40,7 +40,7 @@ class Present(NamedTuple):
 
 
 def wanted(qos: Mapping[str, Any], accounts: Mapping[str, Any]) -> Wanted:
-    """From the user's mappings, where ``users`` of an account is a list of names. Raises InputError."""
+    """Convert the user's mappings, in which ``users`` of an account is a list of names. Raises InputError."""
     users: List[Tuple[str, str]] = []
     settings: Dict[str, Dict[str, str]] = {}
     for name, given in accounts.items():
@@ -63,11 +63,11 @@ def _texts(given: Mapping[str, Any]) -> Dict[str, str]:
     return {conf.check_key(key).lower(): conf.value_text(key, value) for key, value in given.items()}
 
 
-# --- What is there
+# --- The current state
 
 
 def read(run: Runner, cluster: str, asked: Wanted) -> Present:
-    """Ask slurmdbd, for no more settings than are given."""
+    """Query slurmdbd, only for the settings that are given."""
     qos = _table(run, "qos", [], ["name"], asked.qos)
     where = ["where", f"cluster={cluster}"]
     about = ("description", "organization")
@@ -87,7 +87,7 @@ def read(run: Runner, cluster: str, asked: Wanted) -> Present:
 
 
 def _renamed(settings: Settings) -> Dict[str, Dict[str, str]]:
-    """sacctmgr shows the parent under another name than it takes."""
+    """sacctmgr shows the parent under another name than the one that it accepts."""
     return {
         name: {"parentname" if key == "parent" else key: value for key, value in given.items()}
         for name, given in settings.items()
@@ -113,11 +113,11 @@ def parse_table(text: str, fields: Sequence[str]) -> List[Dict[str, str]]:
     return rows
 
 
-# --- What has to be done
+# --- The changes
 
 
 def plan(cluster: str, present: Present, asked: Wanted) -> List[List[str]]:
-    """The commands, in the order in which one needs the other: a QOS, the account that has it, its users."""
+    """The commands, in the order of their dependencies: a QOS, the account that has it, its users."""
     commands = []
     for name, settings in asked.qos.items():
         differing = _differing(present.qos.get(name), settings)
@@ -154,7 +154,11 @@ def _differing(present: Optional[Mapping[str, str]], settings: Mapping[str, str]
 
 
 def meaning(key: str, value: str) -> object:
-    """Equal for what Slurm takes for equal: the order of a list, the case, how a time is written, -1 for no limit."""
+    """Values are equal if Slurm considers them equal: the order of a list, the case and the form of a time do not
+    matter.
+
+    None stands for no limit, which is also written as -1.
+    """
     text = value.strip().lower()
     if text in ("", "-1"):
         return None
@@ -177,6 +181,6 @@ def _seconds(days: Optional[str], first: str, second: Optional[str], third: Opti
 
 
 def carry_out(run: Runner, commands: Sequence[Sequence[str]]) -> None:
-    """Tell slurmdbd. Raises CommandError with its words."""
+    """Run the commands. Raises CommandError with sacctmgr's message."""
     for command in commands:
         run(command, timeout=60)

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm's configuration language: ``Key=Value`` lines, and lines of several pairs for nodes, partitions and devices.
+"""Slurm's configuration language: ``Key=Value`` lines, and lines with several pairs for nodes, partitions and devices.
 
-Source: slurm.conf(5). Keys are case insensitive, a line ends at 1024 characters, ``#`` begins a comment.
+Source: slurm.conf(5). Keys are case insensitive, a line ends at 1024 characters, ``#`` starts a comment.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Setting = Union[Scalar, Sequence[Scalar]]
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _INCLUDE = re.compile(r"^\s*include\s+(\S.*?)\s*$", re.IGNORECASE)
-#: Slurm cuts longer lines off.
+#: Slurm truncates longer lines.
 _LONGEST_LINE = 1024
 #: These start separate lines and may be repeated; they are not settings.
 _LINES = ("nodename", "partitionname", "nodeset", "frontendname", "downnodes", "include")
 
 
 def value_text(key: str, value: Any) -> str:
-    """A value as Slurm reads it. Raises InputError for what cannot be written on one line."""
+    """A value as Slurm reads it. Raises InputError for a value that cannot be written on one line."""
     if isinstance(value, bool):
         return "YES" if value else "NO"
     if isinstance(value, (list, tuple)):
@@ -51,7 +51,7 @@ def check_key(key: str) -> str:
 
 
 def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Dict[str, Any]:
-    """Both, where ``theirs`` wins whatever the case of its keys, and a value of None takes a setting out."""
+    """Merge both. ``theirs`` takes precedence, whatever the case of its keys; a value of None removes a setting."""
     spelled = {key.lower(): key for key in ours}
     merged = dict(ours)
     for key, value in theirs.items():
@@ -66,7 +66,7 @@ def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def check_settings(source: str, given: Mapping[str, Any]) -> None:
-    """Refuse what is a line of its own and no setting. ``source`` is the name of the variable."""
+    """Refuse keys that start a line of their own instead of a setting. ``source`` is the name of the variable."""
     for key in given:
         if check_key(key).lower() in _LINES:
             remedy = {
@@ -78,7 +78,7 @@ def check_settings(source: str, given: Mapping[str, Any]) -> None:
 
 
 def pairs(settings: Mapping[str, Any]) -> str:
-    """One line of pairs, quoted where a value has white space."""
+    """One line of pairs, with values quoted if they contain white space."""
     found = []
     for key, value in settings.items():
         text = value_text(check_key(key), value)
@@ -87,7 +87,7 @@ def pairs(settings: Mapping[str, Any]) -> str:
 
 
 def render(settings: Mapping[str, Any]) -> List[str]:
-    """One line for each setting, where white space needs no quotes."""
+    """One line for each setting, where white space does not have to be quoted."""
     return [_line(f"{check_key(key)}={value_text(key, value)}") for key, value in settings.items()]
 
 
@@ -101,14 +101,14 @@ def _line(text: str) -> str:
 
 
 def text_of(lines: Sequence[str]) -> str:
-    """A managed file: its header and the lines."""
+    """The text of a managed file: its header and the lines."""
     return "\n".join(["# Written by the Ansible collection gpumesh.cluster; changes here are lost.", *lines]) + "\n"
 
 
 def parse(text: str) -> Dict[str, str]:
-    """The settings of a file by lower-case key, and each other line (nodes, partitions, includes) by itself.
+    """The settings of a file by lower-case key, and each other line (nodes, partitions, includes) as its own key.
 
-    Two files whose results are equal mean the same to Slurm, but for the order of their lines.
+    Two files with equal results are equivalent to Slurm, except for the order of their lines.
     """
     found: Dict[str, str] = {}
     for raw in text.splitlines():
@@ -125,13 +125,13 @@ def parse(text: str) -> Dict[str, str]:
 
 
 def changed_keys(old: str, new: str) -> List[str]:
-    """Which keys, in lower case, have another value, are new, or are gone."""
+    """The keys, in lower case, whose value has changed, or that were added or removed."""
     before, after = parse(old), parse(new)
     return sorted(key for key in set(before) | set(after) if before.get(key) != after.get(key))
 
 
 def redirect_includes(text: str, moved: Mapping[str, str]) -> str:
-    """The text with ``Include PATH`` lines pointing to where ``moved`` says that the path is now."""
+    """Change ``Include PATH`` lines of paths in ``moved`` to their new paths."""
     lines = []
     for line in text.splitlines():
         match = _INCLUDE.match(line)
@@ -140,9 +140,9 @@ def redirect_includes(text: str, moved: Mapping[str, str]) -> str:
 
 
 def parse_pairs(line: str) -> List[Tuple[str, str]]:
-    """``NodeName=n1 CPUs=2 OS=Linux 6.1 #1 SMP`` as pairs: a value goes on until the next ``Key=``.
+    """Parse ``NodeName=n1 CPUs=2 OS=Linux 6.1 #1 SMP`` into pairs: a value extends to the next ``Key=``.
 
-    Source: the one-line output of scontrol(1), where values such as OS and Reason have blanks in them.
+    Source: the one-line output of scontrol(1), where values such as OS and Reason contain blanks.
     """
     marks = list(re.finditer(r"(?:^|\s)([A-Za-z][A-Za-z0-9:/_]*)=", line))
     ends = [mark.start() for mark in marks[1:]] + [len(line)]

@@ -1,14 +1,15 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The configuration of a configless Slurm cluster whose nodes register themselves: what each file says.
+"""The configuration of a configless Slurm cluster whose nodes register themselves: the content of each file.
 
-The controller serves slurm.conf, cgroup.conf and gres.conf to all nodes. They name no node: a node joins by starting
-slurmd with ``-Z``, so that a join or a leave changes no file and restarts nobody. What is particular to a host (its
-devices, its control groups) is in files of its own, which the served ones include by path and each host reads locally.
+The controller serves slurm.conf, cgroup.conf and gres.conf to all nodes. They do not contain node names: a node joins
+by starting slurmd with ``-Z``, so that joining or leaving changes no file and restarts no daemon. The settings of a
+host (its devices, its control groups) are in files of their own, which the served ones include by path, and which each
+host reads locally.
 
 Source: slurm.conf(5), gres.conf(5), cgroup.conf(5), slurmd(8), and Slurm's pages on dynamic nodes and configless
-operation; tried with 22.05 and 24.11.
+operation; tested with 22.05 and 24.11.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist import expand
 
 SERVED = ("slurm.conf", "cgroup.conf", "gres.conf", "plugstack.conf")
-#: Below the folder of the configuration: what holds for this host alone.
+#: Below the configuration folder: the settings of this host only.
 NODE = ("node/slurm.conf", "node/cgroup.conf", "node/gres.conf", "plugstack.conf.d/gpumesh.conf")
 OPTIONS = "node/slurmd.env"
 
-#: Settings that a running slurmctld 22.05 does not apply by `scontrol reconfigure`, in lower case.
+#: Settings that a running slurmctld 22.05 does not apply on `scontrol reconfigure`, in lower case.
 RESTART_KEYS = frozenset(
     (
         "accountingstoragetype",
@@ -58,10 +59,10 @@ RESTART_KEYS = frozenset(
         "treewidth",
     )
 )
-#: From this version on a host without control groups can say so; before, the plugin for version 1 does no harm there.
-#: EnableControllers, too, is refused by 22.05.
+#: From this version on, a host without control groups can declare that; in earlier ones, the plugin for version 1 does
+#: no harm there. EnableControllers is also rejected by 22.05.
 _CGROUP_KEYS_SINCE = (23, 11, 0)
-#: Slurm takes one of these.
+#: Slurm accepts one of these.
 _DEFAULT_MEMORY = frozenset(("defmempercpu", "defmempergpu", "defmempernode"))
 _MEMORY_STEP = 64
 _UNSAFE = re.compile(r"[\"'`$\\\n;&|<>]")
@@ -70,8 +71,8 @@ _UNSAFE = re.compile(r"[\"'`$\\\n;&|<>]")
 class Request(NamedTuple):
     """The desired cluster and host. ``serve``: this host runs the controller. Mappings come from the user.
 
-    ``plugins``: paths of those that each slurmd and srun load, the same on all hosts.
-    ``gpus``: how many this host is known to have. With fewer it is broken, and no smaller machine.
+    ``plugins``: paths of those that each slurmd and srun load, the same on all hosts. ``gpus``: the number of GPUs that
+    this host is known to have. With fewer, it is defective, rather than a smaller machine.
     """
 
     cluster: str
@@ -100,7 +101,7 @@ class Request(NamedTuple):
 
 
 class Gres(NamedTuple):
-    """Lines of gres.conf, and what the node declares: ``gpu:fake:2``."""
+    """The lines of gres.conf, and the declaration of the node: ``gpu:fake:2``."""
 
     lines: List[str]
     declared: str
@@ -116,13 +117,13 @@ class Documents(NamedTuple):
 
 
 def documents(request: Request, host: SlurmHost, folder: str, former: str = "") -> Documents:
-    """Every file. ``former``: the node's present definition. Raises InputError, naming the variable."""
+    """Create all files. ``former``: the node's current definition. Raises InputError, naming the variable."""
     conf.check_settings("slurm_conf", request.settings)
     conf.check_settings("slurm_cgroup", request.cgroup)
     gres = gres_lines(request, host)
     definition = node_definition(request, host, gres, former)
     plugins = [f"optional {path}" for path in request.plugins]
-    # As Debian has it. A host that does not have our file yet goes on without it.
+    # Debian's default. A host that does not have our file yet continues without it.
     included = [f"include {os.path.join(folder, 'plugstack.conf.d')}/*.conf"]
     return Documents(
         {
@@ -162,7 +163,7 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
     """The settings of the whole cluster, before the user's own."""
     settings: Dict[str, Any] = {
         "ClusterName": request.cluster,
-        # slurmctld refuses to start on a host of another name, and the inventory's name may be another.
+        # slurmctld refuses to start on a host with another name, and the inventory's name may differ.
         "SlurmctldHost": f"{host.hostname}({request.controller})",
         "SlurmUser": "slurm",
         "AuthType": "auth/munge",
@@ -171,24 +172,24 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         "SlurmdSpoolDir": request.spool_folder,
         "SlurmctldLogFile": os.path.join(request.log_folder, "slurmctld.log"),
         "SlurmdLogFile": os.path.join(request.log_folder, "slurmd.log"),
-        # Nodes register themselves, up to this many.
+        # Nodes register themselves, up to this number.
         "MaxNodeCount": request.max_nodes,
         # slurmd does not know the other nodes' addresses, so it must not forward messages to them.
         "TreeWidth": 65533,
         "SelectType": "select/cons_tres",
-        # Without memory as a resource, --mem would set no limit.
+        # Unless memory is a resource, --mem does not set a limit.
         "SelectTypeParameters": "CR_Core_Memory",
         "GresTypes": sorted({"gpu", *request.gres}),
-        # A node that was rebooted or lost comes back by itself; one that was drained does not.
+        # A node that was rebooted or lost returns to service by itself; a drained one does not.
         "ReturnToService": 2,
-        # Where the network was away, the end of a step is told to the controller a minute later. A node that has waited no
-        # longer than Slurm's own minute by then is drained for "Kill task failed".
+        # After a network outage, the end of a step is reported to the controller a minute later. By then, a node with
+        # Slurm's default limit of a minute would be drained for "Kill task failed".
         "UnkillableStepTimeout": 180,
         "PrologFlags": "Contain",
         "TaskProlog": request.task_prolog,
-        # RDMA needs locked memory, and the limit of the shell that submits is low.
+        # RDMA needs locked memory, and the limit of the submitting shell is low.
         "PropagateResourceLimitsExcept": "MEMLOCK",
-        # The included files differ between hosts on purpose.
+        # The included files intentionally differ between hosts.
         "DebugFlags": "NO_CONF_HASH",
     }
     if host.memory and not _DEFAULT_MEMORY.intersection(key.lower() for key in request.settings):
@@ -198,11 +199,11 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
     if request.health_check:
         settings["HealthCheckProgram"] = request.health_check
         settings["HealthCheckInterval"] = request.health_check_interval
-        # Also busy and drained nodes: a fault comes while a job runs, and what is drained has to come back.
+        # Busy and drained nodes as well: faults occur while jobs run, and drained nodes have to be resumed.
         settings["HealthCheckNodeState"] = "ANY"
     if request.prolog:
         settings["Prolog"] = request.prolog
-        # A job that meets an unfit node waits for another one, and not for an admin.
+        # A job that encounters an unfit node waits for another one, not for an administrator.
         settings["SchedulerParameters"] = ["nohold_on_prolog_fail"]
     if request.epilog:
         settings["Epilog"] = request.epilog
@@ -215,17 +216,17 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
 
 
 def default_memory(host: SlurmHost) -> int:
-    """MB a CPU for jobs that do not say --mem: the share of this host, the controller's.
+    """The memory in MB per CPU for jobs without --mem: the ratio of this host, the controller's.
 
-    With none they would each get a whole node's memory, and a second job on the same node would wait. With the share,
-    CPUs and memory run out together, and a job of all CPUs has nearly all of the memory. It is rounded down, so that
-    another kernel's few MB less change nothing.
+    With no default, each would get a whole node's memory, and a second job on the same node would wait. With the ratio,
+    CPUs and memory are used up together, and a job with all CPUs has nearly all memory. It is rounded down, so that a
+    few MB less with another kernel make no difference.
     """
     return max(real_memory(host) // host.cpus // _MEMORY_STEP * _MEMORY_STEP, 1)
 
 
 def real_memory(host: SlurmHost) -> int:
-    """A little less than there is, in steps: another kernel may have a few MB less, which would drain the node."""
+    """Slightly less than the actual memory, in steps: a few MB less with another kernel would otherwise drain the node."""
     return host.memory * 98 // 100 // _MEMORY_STEP * _MEMORY_STEP or host.memory
 
 
@@ -236,7 +237,7 @@ def node_settings(host: SlurmHost) -> Dict[str, Any]:
             "ProctrackType": "proctrack/linuxproc",
             "TaskPlugin": "task/affinity" if host.binds else "task/none",
             "JobAcctGatherType": "jobacct_gather/linux",
-            # No control group holds a job to its --mem here, so slurmd ends one that is seen over it.
+            # Without control groups to enforce --mem, slurmd ends jobs that it finds above it.
             "JobAcctGatherParams": "OverMemoryKill",
         }
     return {
@@ -249,26 +250,26 @@ def node_settings(host: SlurmHost) -> Dict[str, Any]:
 
 
 def cgroup_settings(host: SlurmHost) -> Dict[str, Any]:
-    """Limits by control groups, as far as this host has them."""
+    """Limits through control groups, as far as this host has them."""
     version, controllers = host.cgroups.version, host.cgroups.controllers
     recent = host.version is None or host.version >= _CGROUP_KEYS_SINCE
     if version == "none":
         return {"CgroupPlugin": "disabled" if recent else "cgroup/v1"}
     settings: Dict[str, Any] = {"CgroupPlugin": f"cgroup/{version}"}
     if version == "v2" and recent:
-        # systemd hands cpuset only to those who ask.
+        # systemd delegates cpuset only on request.
         settings["EnableControllers"] = True
     return {
         **settings,
         "ConstrainCores": "cpuset" in controllers,
         "ConstrainRAMSpace": "memory" in controllers,
-        # Version 2 has no controller for devices: the kernel takes a program instead.
+        # Version 2 has no controller for devices: the kernel uses a BPF program instead.
         "ConstrainDevices": version == "v2" or "devices" in controllers,
     }
 
 
 def gres_lines(request: Request, host: SlurmHost) -> Gres:
-    """The devices to schedule on: given by the user, else found on this host."""
+    """The devices to schedule: given by the user, or found on this host."""
     lines: List[str] = []
     declared: List[str] = []
     given = {name.lower(): value for name, value in request.gres.items()}
@@ -325,9 +326,9 @@ def node_definition(request: Request, host: SlurmHost, gres: Gres, former: str =
 
 
 def _kept_memory(host: SlurmHost, former: str) -> int:
-    """What is declared already, as long as the host has it and it is about right.
+    """The declared memory, as long as the host has it and it is about right.
 
-    A change has the controller forget the node first, and another kernel has a few MB more or less.
+    For a change, the controller has to delete the node first, and another kernel has a few MB more or less.
     """
     wanted = real_memory(host)
     declared = int(former) if former.isdigit() else 0
@@ -335,7 +336,7 @@ def _kept_memory(host: SlurmHost, former: str) -> int:
 
 
 def _kept_gres(request: Request, host: SlurmHost, declared: str, former: str) -> str:
-    """With GPUs lost, what was declared before: the controller then takes the node out of service and says why."""
+    """If GPUs are lost, keep the declaration: the controller then takes the node out of service, with a reason."""
     given = {name.lower() for name in request.gres}
     found = len(host.gpu.files) if host.gpu else 0
     if "gpu" in given or found >= request.gpus:
@@ -346,14 +347,17 @@ def _kept_gres(request: Request, host: SlurmHost, declared: str, former: str) ->
 
 
 def slurmd_arguments(request: Request, definition: str) -> Tuple[str, ...]:
-    """The arguments of slurmd after ``-D`` or what the packaged unit has."""
+    """The arguments of slurmd, in addition to ``-D`` or those of the packaged unit."""
     port = first_port("slurm_conf", request.settings, "SlurmctldPort", "")
     server = f"{request.controller}:{port}" if port else request.controller
     return ("-Z", "-N", request.machine, "--conf-server", server, "--conf", definition)
 
 
 def first_port(variable: str, settings: Mapping[str, Any], name: str, standard: str) -> str:
-    """A port of the user's settings, whose keys Slurm reads in any case. Of a range the first one answers too."""
+    """A port in the user's settings, whose keys are case insensitive.
+
+    For a range, the first port, which is used as well.
+    """
     given = {key.lower(): value for key, value in settings.items()}.get(name.lower())
     if given is None:
         return standard
@@ -364,7 +368,7 @@ def first_port(variable: str, settings: Mapping[str, Any], name: str, standard: 
 
 
 def options_text(arguments: Sequence[str]) -> str:
-    """A file that both systemd and a shell read: one variable, its words quoted a second time."""
+    """A file that both systemd and a shell can read: one variable, whose words are quoted a second time."""
     words = " ".join(f"'{word}'" if re.search(r"\s", word) else word for word in arguments)
     return conf.text_of([f'SLURMD_OPTIONS="{words}"'])
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring the configuration folder of this host to the wanted files, after Slurm's own parser has accepted them."""
+"""Bring this host's configuration folder to the wanted files, after Slurm's own parser has accepted them."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def plan(
     runs: Optional[Mapping[str, str]] = None,
     leave: Sequence[str] = (),
 ) -> Plan:
-    """The files to write and to remove; without ``wanted`` all of them. ``leave``: files that are not changed.
+    """The files to write and to remove; without ``wanted``, all are removed. ``leave``: files that are not changed.
 
-    ``runs``: the options with which slurmd runs, which may be older than the file's after an interrupted run.
-    A configuration that somebody else has written is refused: it may be another cluster's.
+    ``runs``: the options with which slurmd runs, which may be older than those in the file after an interrupted run. A
+    configuration that is not ours is refused, since it may belong to another cluster.
     """
     texts: Dict[str, Optional[str]] = dict.fromkeys(present)
     if wanted is not None:
@@ -68,7 +68,7 @@ def plan(
         if text is None or text.startswith(_OURS):
             continue
         if wanted is None or name not in wanted.served or _has(text, wanted.served[name]):
-            # Not ours to remove, or to change.
+            # Not ours to remove or change.
             texts[name] = text
             continue
         raise HostStateError(
@@ -89,13 +89,13 @@ def plan(
 
 
 def _has(text: str, wanted: str) -> bool:
-    """Whether a file of somebody else's says what is wanted, as the one that a package has brought may."""
+    """Whether a file that is not ours, such as one from a package, contains the wanted settings."""
     lines = [{line.strip() for line in one.splitlines() if not line.startswith("#")} for one in (wanted, text)]
     return lines[0] - {""} <= lines[1]
 
 
 def _outdated(runs: Optional[Mapping[str, str]], wanted: Optional[Documents]) -> bool:
-    """Whether slurmd was started with other words."""
+    """Whether slurmd was started with other options."""
     if not runs or wanted is None:
         return False
     now = dict(zip(wanted.arguments, wanted.arguments[1:]))
@@ -103,10 +103,10 @@ def _outdated(runs: Optional[Mapping[str, str]], wanted: Optional[Documents]) ->
 
 
 def validate(run: Runner, wanted: Documents, folder: str) -> bool:
-    """Let slurmd read all files, in a folder aside. False where it cannot yet: Slurm is not installed, or munge does not
-    run, as in check mode on a host that has no more than the packages.
+    """Let slurmd read all files, in a temporary folder. Raises InputError with Slurm's own message.
 
-    Raises InputError with Slurm's own words.
+    Returns False if it cannot be run yet: Slurm is not installed, or munge is not running, such as in check mode on a
+    host that only has the packages.
     """
     if find("slurmd") is None:
         return False
@@ -131,7 +131,7 @@ def validate(run: Runner, wanted: Documents, folder: str) -> bool:
 
 
 def complaints(output: str) -> List[str]:
-    """Slurm's errors, without the program's name, the time and the last line, which only says that it gives up."""
+    """Slurm's errors, without the program's name, the time, and the last line, which only says that it gives up."""
     found = [
         match.group(1).strip()
         for match in re.finditer(r"^\S*?:?\s*(?:\[[^\]]*\]\s*)?(?:error|fatal): (.*)$", output, re.MULTILINE)
@@ -141,24 +141,24 @@ def complaints(output: str) -> List[str]:
 
 
 def missing_programs(paths: Sequence[str]) -> List[str]:
-    """Those of the jobs' prologs and epilogs for want of which jobs or nodes would fail."""
+    """The missing prologs and epilogs, without which jobs or nodes would fail."""
     return [path for path in paths if path and not os.path.exists(path)]
 
 
 def make_programs(paths: Sequence[str]) -> None:
-    """Programs that do nothing, until somebody puts better ones in their place."""
+    """Create programs that do nothing, until the administrator replaces them."""
     for path in paths:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         write_atomic(path, "#!/bin/sh\nexit 0\n", mode=0o755)
 
 
 def missing_folders(wanted: Mapping[str, str]) -> List[Tuple[str, str]]:
-    """Those that are not there, each with the account that is to own it."""
+    """The missing folders, each with the account that has to own it."""
     return [(path, owner) for path, owner in wanted.items() if not os.path.isdir(path)]
 
 
 def make_folders(missing: Sequence[Tuple[str, str]]) -> None:
-    """Make folders that only their owners, and the readers of logs, may look into."""
+    """Create folders that only their owners, and readers of logs, can access."""
     for path, owner in missing:
         try:
             entry = pwd.getpwnam(owner)
@@ -169,7 +169,7 @@ def make_folders(missing: Sequence[Tuple[str, str]]) -> None:
 
 
 def apply(folder: str, planned: Plan) -> None:
-    """Write and remove. The served slurm.conf comes last: a controller that starts now finds what it includes."""
+    """Write and remove files. The served slurm.conf is last: a controller that starts now finds what it includes."""
     if not planned.write:
         return
     for name in sorted(planned.write, key=lambda path: path == "slurm.conf"):

@@ -1,11 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The accounting of slurmdbd as a file of SQL: saved on one manager, loaded on the next.
+r"""The accounting of slurmdbd as an SQL file: saved on one manager, loaded on the next.
 
-What comes from another machine is text that its root has chosen, and a client of MariaDB does more than send SQL: ``\\!``
-runs a shell, ``source`` reads files. So the client takes no commands (``--binary-mode``, and ``--sandbox`` where it has
-it), reads no files for the server, and runs as the account of slurmdbd, which MariaDB lets into this one database only.
+A file from another machine has content that its root chose, and a MariaDB client does more than send SQL: ``\!`` runs a
+shell, and ``source`` reads files. So the client accepts no commands (``--binary-mode``, and ``--sandbox`` if it
+supports that), reads no files for the server, and runs as slurmdbd's account, which MariaDB allows to use only this
+database.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_file
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import acting_as, command_as
 
-#: Seconds. Years of jobs are millions of rows.
+#: Seconds. Years of jobs amount to millions of rows.
 _PATIENCE = 3600.0
 
 
 class Database(NamedTuple):
-    """The database. ``user`` is the account of the system and of MariaDB, which logs in through the socket."""
+    """The database. ``user`` is the account in the system and in MariaDB, which logs in through the socket."""
 
     name: str
     socket: str
@@ -33,15 +34,15 @@ class Database(NamedTuple):
 
 
 def is_there(path: str) -> bool:
-    """Whether there is something to load."""
+    """Whether there is a file to load."""
     return os.path.lexists(path)
 
 
 def save(database: Database, path: str) -> None:
-    """Write the accounting to the file, for its account alone to read. Raises CommandError with the tool's words."""
+    """Write the accounting to a file that only its account can read. Raises CommandError with the tool's message."""
     argv = [
         *_tool("mariadb-dump", "mysqldump", database),
-        # The account may ask for no more than its own tables.
+        # The account has access only to its own tables.
         "--no-tablespaces",
         "--single-transaction",
         database.name,
@@ -54,12 +55,15 @@ def save(database: Database, path: str) -> None:
 
 
 def load(database: Database, path: str) -> None:
-    """Read the file into the database and delete it. Raises CommandError with the server's words, and keeps the file."""
+    """Load the file into the database and delete it.
+
+    Raises CommandError with the server's message, and keeps the file.
+    """
     argv = [
         *_tool("mariadb", "mysql", database),
         "--batch",
         "--binary-mode",
-        # Older clients do not know it, and go on.
+        # Older clients do not know this option, and continue without it.
         "--loose-sandbox",
         "--local-infile=0",
         database.name,
@@ -79,7 +83,7 @@ def load(database: Database, path: str) -> None:
 
 def _tool(name: str, former_name: str, database: Database) -> List[str]:
     tool = name if find(name) else former_name
-    # Without the options of files, which may name other commands and other servers.
+    # Without option files, which may name other commands and other servers.
     return [tool, "--no-defaults", "--protocol=socket", f"--socket={database.socket}", f"--user={database.user}"]
 
 
@@ -108,6 +112,6 @@ def _run(user: str, argv: List[str], stdin: int, stdout: int) -> None:
 
 
 def complaint(said: str) -> str:
-    """The tool's own words, without the statement that it repeats, and in characters that are safe to show."""
+    """The tool's own message, without the statement that it repeats, and with only printable characters."""
     lines = [line for line in said.splitlines() if "ERROR" in line or "error:" in line] or said.splitlines()
     return "".join(letter if letter.isprintable() else "?" for letter in "; ".join(lines)[-400:])

@@ -27,12 +27,12 @@ _PLUGIN_FOLDERS = (
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})")
 #: The number of CAP_SYS_NICE in <linux/capability.h>.
 _SYS_NICE = 23
-#: What Slurm's plugin for version 1 tracks, binds and limits by.
+#: What Slurm's plugin for version 1 uses for tracking, binding and limits.
 _V1_NEEDED = ("freezer", "cpuset")
 
 
 class Cgroups(NamedTuple):
-    """The control groups that slurmd can use. ``version`` is v1, v2 or none; ``why`` says why it is none."""
+    """The control groups that slurmd can use. ``version`` is v1, v2 or none; ``why`` is the reason for none."""
 
     version: str
     controllers: Tuple[str, ...]
@@ -40,7 +40,7 @@ class Cgroups(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """Devices of one type. ``autodetect`` is the plugin that finds them by itself, or empty."""
+    """Devices of one type. ``autodetect`` is the plugin that finds them, or empty."""
 
     type: str
     files: Tuple[str, ...]
@@ -69,10 +69,10 @@ def parse_version(text: str) -> Tuple[int, int, int]:
 
 
 def parse_cgroups(mounts: str, controllers: str, systemd: bool) -> Cgroups:
-    """From the texts of /proc/self/mounts and, for version 2, /sys/fs/cgroup/cgroup.controllers.
+    """Parse /proc/self/mounts, and for version 2, /sys/fs/cgroup/cgroup.controllers.
 
-    slurmd needs a part of the tree that is its own to write to. systemd hands it one; without systemd, in a rented
-    container, the tree is the provider's.
+    slurmd needs a writable subtree of its own. systemd delegates one; in a rented container without systemd, the tree
+    belongs to the provider.
     """
     if not systemd:
         return Cgroups("none", (), "systemd does not run as PID 1")
@@ -97,16 +97,16 @@ def parse_cgroups(mounts: str, controllers: str, systemd: bool) -> Cgroups:
 
 
 def may_bind(status: str) -> bool:
-    """From the text of /proc/self/status: whether root has CAP_SYS_NICE here, which container engines take away.
+    """Whether root has CAP_SYS_NICE here, from the text of /proc/self/status. Container engines drop it.
 
-    Without it, Slurm cannot bind the processes of other users to CPUs, and such a job fails to start.
+    Without it, Slurm cannot bind other users' processes to CPUs, and such a job fails to start.
     """
     match = re.search(r"^CapEff:\s+([0-9a-f]{1,16})$", status, re.MULTILINE)
     return match is None or bool(int(match.group(1), 16) >> _SYS_NICE & 1)
 
 
 def gres_type(model: Optional[str]) -> str:
-    """A GPU's model as Slurm's own detection writes it: ``NVIDIA H100 80GB HBM3`` is nvidia_h100_80gb_hbm3."""
+    """A GPU's model in the form of Slurm's own detection: ``NVIDIA H100 80GB HBM3`` is nvidia_h100_80gb_hbm3."""
     return re.sub(r"[^a-z0-9_.-]+", "_", (model or "").strip().lower()).strip("_")
 
 
@@ -142,10 +142,10 @@ def _memory(tree: Tree) -> int:
 
 
 def running_options(tree: Tree, machine: str) -> Dict[str, str]:
-    """The options, each with the word after it, of this node's slurmd that root runs; none where none runs.
+    """The options, each with the word that follows it, of this node's slurmd that root runs; empty if it does not run.
 
-    Slurm has slurmd begin anew when the controller is reconfigured, with the words that it had: that it is younger than
-    its settings does not say that it was started with them.
+    When the controller is reconfigured, slurmd restarts itself with its previous options: that it is newer than its
+    settings does not prove that it uses them.
     """
     for words in commands_of(tree, "slurmd"):
         told = dict(zip(words, words[1:]))
@@ -155,7 +155,7 @@ def running_options(tree: Tree, machine: str) -> Dict[str, str]:
 
 
 def read_host(run: Runner, tree: Tree) -> SlurmHost:
-    """Look at this host. One process, and none where Slurm is missing."""
+    """Read this host's facts, with one process, or none if Slurm is not installed."""
     version = parse_version(run(["slurmd", "-V"]).stdout) if find("slurmd") else None
     cgroups = parse_cgroups(
         tree.read("proc/self/mounts") or "",

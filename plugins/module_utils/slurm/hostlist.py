@@ -10,16 +10,16 @@ from typing import Dict, Iterable, List, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 
-#: Numbers of up to 18 digits: more is a name.
+#: Numbers have up to 18 digits; longer ones are part of a name.
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-#: Slurm itself stops at 64 Ki hosts in one expression.
+#: Slurm itself accepts at most 64 Ki hosts in one expression.
 _MOST = 65536
 _MOST_BRACKETS = 16
 
 
 def expand(expression: str) -> List[str]:
-    """The hosts in their order. Raises InputError, and for more than 65,536 of them."""
+    """The hosts in their order. Raises InputError, also for more than 65,536 hosts."""
     hosts: List[str] = []
     for term in _split(expression):
         hosts += _expand_term(expression, term)
@@ -29,7 +29,7 @@ def expand(expression: str) -> List[str]:
 
 
 def compress(hosts: Iterable[str]) -> str:
-    """The short form, each host once: names sorted by what is before their last number, then by that number."""
+    """The short form, each host once: sorted by what precedes the last number, and then by that number."""
     groups: Dict[Tuple[str, int], List[int]] = {}
     plain: Dict[str, None] = {}
     for host in hosts:
@@ -43,7 +43,7 @@ def compress(hosts: Iterable[str]) -> str:
         # 7 and 07 are different hosts: only numbers with leading zeros have a width.
         width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
         groups.setdefault((match.group(1), width), []).append(int(digits))
-    # n08 and n12 belong together: a number that fills a width that others have is of that width.
+    # n08 and n12 belong together: a number with as many digits as the width of others has that width.
     for prefix, width in [key for key in groups if key[1]]:
         rest = groups.get((prefix, 0), [])
         fitting = [number for number in rest if len(str(number)) == width]
@@ -70,7 +70,7 @@ def _term(prefix: str, width: int, numbers: List[int]) -> str:
 
 
 def _split(expression: str) -> List[str]:
-    """At the commas that are outside of brackets."""
+    """Split at the commas outside of brackets."""
     terms, depth, current = [], 0, ""
     for character in expression:
         depth += {"[": 1, "]": -1}.get(character, 0)

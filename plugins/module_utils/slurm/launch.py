@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A job of one task on each of some nodes, as a proof that Slurm launches there.
+"""A job with one task on each of some nodes, as a proof that Slurm can start jobs there.
 
-It waits for nobody's job: what is held is left out, with who holds it, and so is a node that takes no jobs.
+It does not wait for other jobs: nodes that are in use are skipped, with the jobs that hold them, and so are nodes that
+do not accept jobs.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.account import com
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
 
-#: What Slurm calls a job that has nodes.
+#: Slurm's states of a job that has nodes.
 _HOLDING = ("running", "completing", "suspended", "configuring", "stopped", "resizing", "signaling", "stage_out")
 #: srun --test-only: "srun: Job 7 to start at 2026-11-22T14:08:31 using 3 processors on nodes n[1-3] in partition main".
 _STARTS_AT = re.compile(r"\bto start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\b")
-#: Later than this is after somebody's job.
+#: A later start means after another job.
 _SOON = 5
-#: A scheduler that is busy itself takes its time to answer; the task is over in a moment.
+#: A busy scheduler may take long to answer; the task itself ends immediately.
 _GRACE = 10
 
 
 class Request(NamedTuple):
-    """The nodes to launch on, the account to do it as, and the seconds that the scheduler may take."""
+    """The nodes to launch on, the account to use, and the seconds that the scheduler may take."""
 
     nodes: Sequence[str]
     user: str
@@ -35,8 +36,10 @@ class Request(NamedTuple):
 
 
 class Found(NamedTuple):
-    """``nodes``: where to launch. ``held``: the jobs on those that have no room, in words, and ``barred``: the state of
-    those that take no jobs; both by node."""
+    """``nodes``: where to launch. ``held``: the jobs on nodes without room, as messages.
+
+    ``barred``: the state of nodes that do not accept jobs. Both are by node.
+    """
 
     nodes: List[str]
     held: Dict[str, List[str]]
@@ -44,12 +47,12 @@ class Found(NamedTuple):
 
 
 def job_words(job: Mapping[str, Any]) -> str:
-    """A job as people name it."""
+    """A job in a form for messages."""
     return f"{job['id']} of {job['user']} ({job['name']})"
 
 
 def holders(jobs: Sequence[Mapping[str, Any]], nodes: Sequence[str]) -> Dict[str, List[str]]:
-    """The jobs on each of the nodes, in words; no entry for a node without one."""
+    """The jobs on each of the nodes, as messages; nodes without jobs are omitted."""
     found: Dict[str, List[str]] = {}
     for job in jobs:
         if job["state"] in _HOLDING:
@@ -59,12 +62,12 @@ def holders(jobs: Sequence[Mapping[str, Any]], nodes: Sequence[str]) -> Dict[str
 
 
 def read_holders(run: Runner, nodes: Sequence[str]) -> Dict[str, List[str]]:
-    """``holders`` of what the controller says now."""
+    """``holders`` of the controller's current jobs."""
     return holders(show.jobs(run, show.version(run)), nodes)
 
 
 def look(run: Runner, request: Request) -> Found:
-    """Which of the nodes have room now. Raises CommandError where there is no controller."""
+    """Which of the nodes have room now. Raises CommandError if there is no controller."""
     release = show.version(run)
     known = {node["name"]: node for node in show.nodes(run, release)}
     barred = {
@@ -79,27 +82,27 @@ def look(run: Runner, request: Request) -> Found:
     full = [name for name in nodes if name in on and known[name]["cpus_allocated"] >= known[name]["cpus"]]
     nodes = [name for name in nodes if name not in full]
     if nodes and set(nodes) & set(on) and not _starts_now(run, request._replace(nodes=nodes)):
-        # Memory, or a job that wants its nodes for itself.
+        # Memory, or a job that uses its nodes exclusively.
         full += [name for name in nodes if name in on]
         nodes = [name for name in nodes if name not in on]
     return Found(nodes, {name: on[name] for name in request.nodes if name in full}, barred)
 
 
 def _starts_now(run: Runner, request: Request) -> bool:
-    """Whether the scheduler would start the job at once; also where it does not say."""
+    """Whether the scheduler would start the job immediately; true as well if it does not say."""
     said = run(_srun(request, "--test-only"), timeout=request.timeout_s + _GRACE, check=False)
     at = start_time(said.stdout + said.stderr)
     return at is None or at <= time.time() + _SOON
 
 
 def start_time(text: str) -> Optional[float]:
-    """When srun --test-only says that the job would start. Slurm has local time, and runs on this host."""
+    """The start time of the job according to srun --test-only. Slurm prints local time, and runs on this host."""
     found = _STARTS_AT.search(text)
     return time.mktime(time.strptime(found.group(1), "%Y-%m-%dT%H:%M:%S")) if found else None
 
 
 def words(request: Request, *more: str) -> List[str]:
-    """The job as somebody would run it by hand."""
+    """The command line of the job, as a user would type it."""
     return [
         "srun",
         "--job-name=gpumesh-check",
@@ -121,5 +124,5 @@ def _srun(request: Request, *more: str) -> List[str]:
 
 
 def launch(run: Runner, request: Request) -> Completed:
-    """Run the job on all nodes of the request; each prints its name."""
+    """Run the job on all nodes of the request. Each node prints its name."""
     return run(_srun(request), timeout=request.timeout_s + 2 * _GRACE, check=False)

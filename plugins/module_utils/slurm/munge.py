@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The munge key of a cluster: one file, the same on every member, readable by munged alone."""
+"""The munge key of a cluster: one file, the same on every member, readable only by munged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
 
-#: Bytes; munge(7) takes 32 to 1024, and its own tool makes 128.
+#: Bytes; munge(7) accepts 32 to 1024, and its own tool generates 128.
 _SHORTEST, _LONGEST, _MADE = 32, 1024, 128
 
 #: How unmunge(1) exits, without a word, for a credential that was signed with munged's own key.
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 def decode(content: str) -> bytes:
-    """The key in base64. Raises InputError without ever repeating it."""
+    """Decode the key from base64. Raises InputError, which never quotes it."""
     try:
         key = base64.b64decode(content.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as failure:
@@ -56,17 +56,17 @@ def decode(content: str) -> bytes:
 
 
 def encode(key: bytes) -> str:
-    """The key in base64, as decode() takes it."""
+    """The key in base64, as accepted by decode()."""
     return base64.b64encode(key).decode("ascii")
 
 
 def fingerprint(key: bytes) -> str:
-    """Tells two keys apart and gives neither away."""
+    """Distinguishes keys without revealing them."""
     return hashlib.sha256(key).hexdigest()[:16]
 
 
 def account(user: str) -> Optional[Account]:
-    """The user that munged runs as, or None where the package has not made it yet."""
+    """The user that runs munged, or None if the package has not created it yet."""
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
@@ -77,7 +77,8 @@ def account(user: str) -> Optional[Account]:
 def read_state(path: str) -> State:
     """The key file of this host."""
     try:
-        # The folder is munged's: what it puts there is followed nowhere, waited for never, and read no further than a key.
+        # The folder belongs to munged: links in it are not followed, pipes do not block, and at most the size of a key
+        # is read.
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
             about = os.fstat(stream.fileno())
             if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
@@ -92,7 +93,7 @@ def read_state(path: str) -> State:
 
 
 def desired_key(state: State, given: Optional[bytes], generate: bool, rotate: bool) -> Optional[bytes]:
-    """The key that the file is to have: the given one, a new one, or the one that is there."""
+    """The key that the file should have: the given one, a new one, or the current one."""
     if given is not None:
         return given
     if rotate or (generate and state.key is None):
@@ -106,7 +107,7 @@ def differs(state: State, key: bytes, owner: Account) -> bool:
 
 
 def write(path: str, key: bytes, owner: Account) -> None:
-    """Put the key in place. The folder belongs to munged as well: it refuses a key that others could replace."""
+    """Write the key. The folder must belong to munged as well: munged refuses a key that others could replace."""
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chown(folder, owner.uid, owner.gid)
@@ -114,7 +115,7 @@ def write(path: str, key: bytes, owner: Account) -> None:
 
 
 def is_stale(path: str, socket: str) -> bool:
-    """Whether munged does not run, or has read an older key: its socket is as old as it is."""
+    """Whether munged does not run, or has read an older key: the age of its socket is its own."""
     try:
         return os.stat(socket).st_mtime < os.stat(path).st_mtime
     except FileNotFoundError:
@@ -122,7 +123,7 @@ def is_stale(path: str, socket: str) -> bool:
 
 
 def sign(run: Runner) -> Tuple[str, str]:
-    """A credential, and why there is none."""
+    """A credential, or the reason why there is none."""
     done = run(["munge", "--no-input"], check=False)
     return (done.stdout.strip(), "") if done.rc == 0 else ("", done.stderr.strip())
 
@@ -134,7 +135,7 @@ def verify(run: Runner, credential: str) -> Tuple[bool, str]:
     """
     if not credential:
         return False, "the manager has signed nothing"
-    # It has a payload of no bytes, which goes nowhere, as does who has signed it.
+    # Its payload is empty, and the identity of the signer is irrelevant.
     done = run(["unmunge", "--metadata=/dev/null", "--output=/dev/null"], stdin=credential, check=False)
     if done.rc in (0, _REPLAYED):
         return True, ""

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Bring nodes into a state: what to tell the controller, what to leave alone, and when it is done."""
+"""Bring nodes into a state: the commands for the controller, the nodes to leave alone, and when the state is reached."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import Node
 
-#: Begins every reason that we give, and only what begins so is ours to lift.
+#: The prefix of all our reasons. Only nodes with such a reason are resumed.
 MARK = "gpumesh: "
 _OUT_OF_SERVICE = ("drain", "fail", "invalid_reg", "maintenance")
 _PAUSE = 2.0
 
 
 class Plan(NamedTuple):
-    """Commands to run, and nodes that stay as somebody else has put them, with that reason."""
+    """The commands to run, and the nodes that others have taken out of service, with their reason."""
 
     commands: List[List[str]]
     left_alone: Dict[str, str]
@@ -54,12 +54,12 @@ _WORDS = {"drained": "drain", "down": "down"}
 
 
 def is_out(node: Node) -> bool:
-    """Whether somebody, or Slurm itself, has taken the node out of service."""
+    """Whether an administrator, or Slurm itself, has taken the node out of service."""
     return node["state"] == "down" or any(flag in node["flags"] for flag in _OUT_OF_SERVICE)
 
 
 def _foreign(node: Node, state: str) -> bool:
-    """Whether somebody else has put the node where it is, and we must not lift that or put our reason over theirs."""
+    """Whether others have set the node's state, so that we may neither resume it nor replace their reason."""
     concerned = is_out(node) if state == "idle" else _is(node, state)
     return concerned and bool(node["reason"]) and not node["reason"].startswith(MARK)
 
@@ -69,7 +69,7 @@ def _is(node: Node, state: str) -> bool:
 
 
 def waiting_for(present: Mapping[str, Node], names: Sequence[str], state: str) -> List[str]:
-    """What is still missing, in words. A drained node has no more jobs; an idle one accepts new ones."""
+    """What is still missing, as messages. A drained node has no more jobs; an idle one accepts new ones."""
     found = []
     for name in names:
         node: Optional[Node] = present.get(name)
@@ -84,7 +84,7 @@ def waiting_for(present: Mapping[str, Node], names: Sequence[str], state: str) -
 
 
 def carry_out(run: Runner, planned: Plan) -> None:
-    """Tell the controller. Raises HostStateError for a node that cannot be deleted since it has jobs."""
+    """Run the commands. Raises HostStateError for a node that cannot be deleted because it has jobs."""
     for command in planned.commands:
         try:
             run(command, timeout=60)
@@ -107,7 +107,7 @@ def wait(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Mapping[str, Node]:
-    """Read until nothing is missing any more, at most ``seconds``. Raises HostStateError, naming what is."""
+    """Read until nothing is missing, for at most ``seconds``. Raises HostStateError, naming what is missing."""
     end = clock() + seconds
     while True:
         present = read()

@@ -22,10 +22,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.hostlist imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 
 _JSON_SINCE = (23, 2, 0)
-#: Text that stands for nothing.
+#: Texts that stand for an empty value.
 _NOTHING = ("", "(null)", "N/A", "None", "Unknown", "NONE")
 _RUNNING = ("idle", "mixed", "allocated")
-#: Flags with which a node takes no new jobs.
+#: Flags of a node that does not accept new jobs.
 _BARRED = {
     "drain",
     "fail",
@@ -41,7 +41,7 @@ _BARRED = {
     "reboot_requested",
     "maintenance",
 }
-#: Flags that stay until somebody takes them away.
+#: Flags that remain until they are cleared.
 _HELD = {"drain", "fail", "maintenance"}
 #: The one-word state of sinfo, by state and flag. "drained" has no more jobs, "draining" does.
 _WORDS = {
@@ -60,7 +60,7 @@ _WORDS = {
         )
     },
 }
-#: The meaning of a mark behind the state.
+#: The meaning of a suffix of the state.
 _MARKS = {
     "*": "not_responding",
     "~": "powered_down",
@@ -75,14 +75,14 @@ _MARKS = {
 }
 _MARK_LETTERS = "".join(_MARKS)
 _REASON = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\](?:\s+Comment=.*)?$", re.DOTALL)
-#: The same flag by other names, in other outputs and versions.
+#: The same flag under other names, in other outputs and versions.
 _FLAG_NAMES = {"inval": "invalid_reg", "maint": "maintenance", "no_respond": "not_responding", "res": "reserved"}
 
 
 class Node(TypedDict):
-    """``state`` is idle, mixed, allocated, down, unknown, …; ``flags`` what is said beside it, such as drain.
+    """``state`` is idle, mixed, allocated, down, unknown, …; ``flags`` are additional ones, such as drain.
 
-    ``memory`` in MB. ``ready``: it takes jobs. ``held``: it takes none until somebody resumes it.
+    ``memory`` is in MB. ``ready``: it accepts jobs. ``held``: it accepts none until it is resumed.
     """
 
     name: str
@@ -138,7 +138,7 @@ def version(run: Runner) -> Tuple[int, int, int]:
 
 
 def nodes(run: Runner, release: Tuple[int, int, int]) -> List[Node]:
-    """All nodes that the controller knows, by name. Raises CommandError where there is no controller."""
+    """All nodes that the controller knows, by name. Raises CommandError if there is no controller."""
     found = _show(run, release, "node", parse_nodes_json, parse_nodes_text)
     return sorted(found, key=lambda node: _natural(node["name"]))
 
@@ -149,7 +149,7 @@ def jobs(run: Runner, release: Tuple[int, int, int]) -> List[Job]:
 
 
 def partitions(run: Runner) -> List[Partition]:
-    """All partitions, by the text of every version: 24.11's JSON does not say which one is the default."""
+    """All partitions, from the text output of all versions: 24.11's JSON does not show which one is the default."""
     return parse_partitions_text(run(["scontrol", "show", "-o", "partition"], timeout=60).stdout)
 
 
@@ -166,7 +166,7 @@ def _show(
 
 
 def ready(state: str, flags: Sequence[str]) -> bool:
-    """Whether the node takes jobs."""
+    """Whether the node accepts jobs."""
     return state in _RUNNING and not _BARRED.intersection(flags)
 
 
@@ -174,7 +174,7 @@ _Found = TypeVar("_Found")
 
 
 def _reader(command: str) -> Callable[[Callable[[str], List[_Found]]], Callable[[str], List[_Found]]]:
-    """Makes a ParseError of every surprise in an output: its fields are those of many versions, and users' texts."""
+    """Convert any unexpected output into ParseError: its fields are those of many versions, and contain users' texts."""
 
     def wrap(read: Callable[[str], List[_Found]]) -> Callable[[str], List[_Found]]:
         @functools.wraps(read)
@@ -190,14 +190,14 @@ def _reader(command: str) -> Callable[[Callable[[str], List[_Found]]], Callable[
 
 
 def held(flags: Sequence[str]) -> bool:
-    """Whether an administrator, a program or Slurm itself has taken the node out, so that waiting does not help."""
+    """Whether an administrator, a program or Slurm has taken the node out of service, so that waiting does not help."""
     return bool(_HELD.intersection(flags))
 
 
 def node_state(words: Sequence[str]) -> Tuple[str, List[str]]:
-    """The state and its flags: ``IDLE+DRAIN`` in parts, the list of the JSON output, or one word of sinfo's, as ``mixed-``.
+    """The state and its flags, from ``IDLE+DRAIN``, the list of the JSON output, or a word of sinfo such as ``mixed-``.
 
-    For every state and flag of Slurm 22.05 to 25.05, by slurm.h and the manual page of sinfo.
+    For all states and flags of Slurm 22.05 to 25.05, according to slurm.h and the manual page of sinfo.
     """
     flags: List[str] = []
     states: List[str] = []
@@ -248,7 +248,8 @@ def parse_nodes_text(text: str) -> List[Node]:
     """The nodes in the output of `scontrol show -o node`."""
     found: List[Node] = []
     for line in _lines(text, "NodeName="):
-        # A reason may hold anything, also what looks like another field. It is the last one, but for a comment.
+        # A reason may contain anything, including what looks like another field. It is the last one, except for a
+        # comment.
         head, _mark, rest = line.partition(" Reason=")
         fields = dict(parse_pairs(head))
         reason = _REASON.match(rest.strip())
@@ -308,7 +309,7 @@ def parse_jobs_text(text: str) -> List[Job]:
     found: List[Job] = []
     for line in _lines(text, "JobId="):
         fields: Dict[str, str] = {}
-        # The user's own texts (Command, Comment, …) come later and cannot replace the first of a name.
+        # The user's own texts (Command, Comment, …) come later, and cannot replace the first field of a name.
         for key, value in parse_pairs(line):
             fields.setdefault(key, value)
         found.append(
@@ -351,7 +352,7 @@ def parse_partitions_text(text: str) -> List[Partition]:
 
 
 def minutes(text: str) -> Optional[int]:
-    """``1-02:30:00``, ``02:30:00`` or ``30:00`` in whole minutes; None for no limit."""
+    """Convert ``1-02:30:00``, ``02:30:00`` or ``30:00`` to whole minutes; None for no limit."""
     days, dash, clock = text.rpartition("-")
     parts = [whole_number(part) for part in (days if dash else "0", *clock.split(":"))]
     numbers = [part for part in parts if part is not None]
@@ -377,7 +378,7 @@ def _listed(text: str, key: str, command: str) -> List[Mapping[str, Any]]:
 
 
 def _number(value: Any) -> Optional[int]:
-    """Slurm's numbers: plain, or with ``set`` and ``infinite`` beside them."""
+    """A number of Slurm's: plain, or with ``set`` and ``infinite`` beside it."""
     if isinstance(value, Mapping):
         return int(value["number"]) if value.get("set") and not value.get("infinite") else None
     return int(value) if isinstance(value, (int, float)) else None

@@ -1,13 +1,14 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's state as one archive, carried part by part from one manager to the next.
+"""The controller's state as one archive, transferred in parts from one manager to the next.
 
-With the accounting it may be large, and what a module returns is held in memory several times: so it goes in parts.
+With the accounting, it may be large, and what a module returns is held in memory several times, so it is transferred in
+parts.
 
-The new manager does not trust the former one. The archive is a format of our own: for each file a line of JSON with its
-name and its size, then its bytes, all compressed by gzip. It has no links, devices, owners or modes that anybody could
-ask for, and everything in it is bounded before it is read. Both ends work with the rights of the controller's account.
+The new manager does not trust the former one. The archive has a format of its own: for each file, a line of JSON with
+its name and size, and then its content, all compressed by gzip. It cannot contain links, devices, owners or modes, and
+everything in it is bounded before it is read. Both ends work with the rights of the controller's account.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remov
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import acting_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: Made by every slurmctld, so a folder with it has or had a controller.
+#: Created by every slurmctld, so a folder with it has or had a controller.
 SIGN = "clustername"
-#: Says whose state it is. Each machine writes its own.
+#: Identifies the state. Each machine writes its own.
 MARKER = "gpumesh.json"
-#: Lies in the folder itself, and is cleared away with it.
+#: In the folder itself, and deleted with it.
 ARCHIVE = "hand_over.gz"
-#: Bytes of the archive.
+#: The size of a part in bytes.
 PART = 8 << 20
-#: 32 GiB. The role refuses more before it asks for the first one.
+#: 32 GiB. The role refuses more before it requests the first part.
 MOST_PARTS = 4096
 _MOST_FILES = 2_000_000
 _LONGEST_HEAD = 8192
@@ -45,19 +46,19 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class Packed(NamedTuple):
-    """An archive: in how many parts it is read, and its SHA-256."""
+    """An archive: its number of parts, and its SHA-256."""
 
     parts: int
     checksum: str
 
 
 def in_use(folder: str) -> bool:
-    """Whether a controller has written there."""
+    """Whether a controller has used the folder."""
     return os.path.lexists(os.path.join(folder, SIGN))
 
 
 def pack(folder: str, user: str) -> Packed:
-    """Put all plain files below the folder into the archive. Raises HostStateError where there is no state."""
+    """Put all plain files below the folder into the archive. Raises HostStateError if there is no state."""
     if not in_use(folder):
         raise HostStateError(
             f"{folder} has no state of a controller.", "Set slurm_former_manager to the machine that was the manager."
@@ -101,7 +102,7 @@ def _append(archive: gzip.GzipFile, folder: str, name: str) -> None:
 
 
 def read_part(folder: str, number: int, user: str) -> str:
-    """A part of the archive in base64. Raises HostStateError where there is none."""
+    """A part of the archive in base64. Raises HostStateError if it does not exist."""
     path = os.path.join(folder, ARCHIVE)
     with acting_as(user), _opened(path, "Pack the state first, with state=packed.") as stream:
         stream.seek(number * PART)
@@ -109,7 +110,7 @@ def read_part(folder: str, number: int, user: str) -> str:
 
 
 def write_part(folder: str, number: int, content: str, user: str) -> None:
-    """Put a part of the archive in its place. Raises InputError for what is not base64 of a part."""
+    """Write a part of the archive. Raises InputError for what is not a part in base64."""
     try:
         data = base64.b64decode(content.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as failure:
@@ -133,7 +134,10 @@ def write_part(folder: str, number: int, content: str, user: str) -> None:
 
 
 def unpack(folder: str, checksum: str, user: str) -> List[str]:
-    """Write the archive's files, for ``user`` alone to read; their names. Raises InputError for a damaged archive."""
+    """Extract the archive's files, readable only by ``user``.
+
+    Returns their names. Raises InputError for a damaged archive.
+    """
     path = os.path.join(folder, ARCHIVE)
     with acting_as(user):
         if _checksum(path) != checksum:
@@ -172,7 +176,7 @@ def _extract_all(archive: BinaryIO, folder: str) -> List[str]:
 
 
 def _heads(archive: BinaryIO) -> Iterator[Tuple[str, int]]:
-    """The name and the size of each file; who asks for the next has read the bytes of this one."""
+    """Yield the name and size of each file; the content must be read before the next one is requested."""
     while True:
         line = archive.readline(_LONGEST_HEAD)
         if not line:
@@ -182,7 +186,7 @@ def _heads(archive: BinaryIO) -> Iterator[Tuple[str, int]]:
             name, size = head["name"], head["size"]
         except (ValueError, TypeError, KeyError) as failure:
             raise InputError(f"The state has {line[:60]!r} where a file starts.", _AGAIN) from failure
-        # A boolean is an integer to Python.
+        # To Python, a boolean is an integer.
         if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise InputError(f"The state has {line[:60]!r} where a file starts.", _AGAIN)
         parts = name.split("/")
@@ -212,7 +216,7 @@ def _created(folder: str, name: str) -> BinaryIO:
 
 
 def room(folder: str) -> int:
-    """Bytes that may be written there, with a tenth of what is free left to the host."""
+    """The bytes that may be written there, which leaves a tenth of the free space to the host."""
     about = os.statvfs(folder)
     return about.f_bavail * about.f_frsize * 9 // 10
 

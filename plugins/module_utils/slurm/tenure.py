@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose state a controller's folder holds: a marker in it, and what becomes of a state whose time is over.
+"""Whose state a controller's folder contains: a marker in it, and the handling of an obsolete state.
 
-That there is a state says nothing: a machine that was the manager before may have an old one. So the folder says of which
-cluster it is, and in which tenures of which managers, as generations of the record, the queue in it has come about.
+The existence of a state proves nothing: a machine that was the manager before may have an old one. So the marker
+records the cluster, and in which tenures of which managers, as generations of the record, the queue was built.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import ac
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: Beside the controller's state until the new manager has loaded it.
+#: Beside the controller's state, until the new manager has loaded it.
 ACCOUNTING = "accounting.sql"
 
 
 class Marker(NamedTuple):
-    """The id of the cluster, the machine that had the queue last, and the generations with which the tenures began."""
+    """The ID of the cluster, the machine that had the queue last, and the generations with which the tenures began."""
 
     cluster: str
     machine: str
@@ -34,12 +34,15 @@ class Marker(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """The generation from which on the machine had it."""
+        """The generation from which on the machine had the queue."""
         return self.tenures[-1]
 
 
 class Kept(NamedTuple):
-    """The state of a controller on a host. ``used``: one has written there. ``accounting``: one has to be loaded."""
+    """A controller's state on a host.
+
+    ``used``: a controller has written it. ``accounting``: accounting has to be loaded.
+    """
 
     used: bool
     marker: Optional[Marker]
@@ -47,7 +50,7 @@ class Kept(NamedTuple):
 
 
 def parse(document: object) -> Marker:
-    """The marker that an untrusted document holds. Raises ValueError."""
+    """Validate an untrusted document. Raises ValueError."""
     values = document if isinstance(document, dict) else {}
     cluster, machine, tenures = (values.get(name) for name in Marker._fields)
     named = isinstance(cluster, str) and isinstance(machine, str)
@@ -64,7 +67,7 @@ def render(marker: Marker) -> str:
 
 
 def read(folder: str) -> Kept:
-    """The state that is there. Raises HostStateError if the marker cannot be read."""
+    """The current state. Raises HostStateError if the marker cannot be read."""
     path = os.path.join(folder, state.MARKER)
     raw = read_bytes(path, follow=False)
     marker = None
@@ -80,18 +83,18 @@ def read(folder: str) -> Kept:
 
 
 def is_there(folder: str) -> bool:
-    """Whether there is a state, or a marker of its owner."""
+    """Whether there is a state, or a marker."""
     return state.in_use(folder) or os.path.lexists(os.path.join(folder, state.MARKER))
 
 
 def mark(folder: str, marker: Marker, user: str) -> None:
-    """Write whose queue it is, for the controller's account alone."""
+    """Write the marker, readable only by the controller's account."""
     with acting_as(user):
         write_atomic(os.path.join(folder, state.MARKER), render(marker))
 
 
 def retire(folder: str, keep: bool, user: str) -> str:
-    """Empty the folder: delete what is there, or with ``keep`` move it into one beside it, whose path is returned.
+    """Empty the folder: delete its content, or with ``keep``, move it into a folder beside it, whose path is returned.
 
     The marker of the state is removed last, so that an interrupted run can be continued.
     """
@@ -115,7 +118,7 @@ def retire(folder: str, keep: bool, user: str) -> str:
 
 
 def _began(folder: str) -> str:
-    """When the controller began there: the same name after each interruption."""
+    """When the controller started there: the same name after each interruption."""
     marks = (os.path.join(folder, name) for name in (state.SIGN, state.MARKER))
     path = next((mark for mark in marks if os.path.lexists(mark)), folder)
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(os.lstat(path).st_mtime))

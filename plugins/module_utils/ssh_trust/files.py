@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host as ssh_host
 
-#: The files of a user in the directory of the trust.
+#: A user's files in the trust's directory.
 KEY_SUFFIXES = ("", ".pub", "-cert.pub")
 
 
@@ -23,7 +23,7 @@ def folders(cluster: str) -> List[Dict[str, Any]]:
 
 
 def entries(params: Mapping[str, Any], found: ssh_host.Host) -> List[Dict[str, Any]]:
-    """What is wanted, for host_files. ``params``: the module's. Without users the trust ends, whoever had it."""
+    """The wanted files, for host_files. ``params``: the module's. Without users, the trust is removed for all."""
     cluster, users = params["cluster"], params["users"]
     folder, config = ssh_host.folder_of(cluster), f"/etc/ssh/ssh_config.d/gpumesh-{cluster}.conf"
     block = {"state": "block", "marker": host_files.marker(cluster)}
@@ -52,13 +52,13 @@ def entries(params: Mapping[str, Any], found: ssh_host.Host) -> List[Dict[str, A
         if user not in users and account is not None:
             wanted.append({"path": f"{account.home}/.ssh/authorized_keys", **block, "state": "absent"})
     if not users:
-        # Last, since the keys say whose lines have to go.
+        # Last, since the keys show whose lines have to be removed.
         wanted += [{"path": path, "state": "absent"} for path in (config, folder)]
     return wanted
 
 
 def stale_keys(params: Mapping[str, Any], found: ssh_host.Host) -> List[str]:
-    """The key files of users who are no longer trusted. No entries of the above, whose contents a diff may show."""
+    """The key files of users who are no longer trusted. Not among the entries, whose contents a diff may show."""
     folder = ssh_host.folder_of(params["cluster"])
     paths = [
         f"{folder}/{user}{suffix}" for user in found.trusted for suffix in KEY_SUFFIXES if user not in params["users"]
@@ -67,7 +67,7 @@ def stale_keys(params: Mapping[str, Any], found: ssh_host.Host) -> List[str]:
 
 
 def differences(run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
-    """How this host differs from the parameters of the module."""
+    """How this host differs from the module's parameters."""
     folder, users = ssh_host.folder_of(params["cluster"]), params["users"]
     found = ssh_host.look(run, folder, users, identifier(params))
     reasons = ssh_host.refusals(users, found)
@@ -81,5 +81,5 @@ def differences(run: Runner, params: Mapping[str, Any]) -> host_files.Difference
 
 
 def identifier(params: Mapping[str, Any]) -> str:
-    """What the certificates of this host's users carry; ``{user}`` stands for the name of one."""
+    """The identity in the certificates of this host's users; ``{user}`` stands for a user's name."""
     return f"{{user}}@{params['machine']} gpumesh {params['cluster']}"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has of a cluster's SSH trust: its accounts, the SSH server's settings, and the keys in the trust's folder."""
+"""A cluster's SSH trust on a host: its accounts, the SSH server's settings, and the keys in the trust's folder."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 
-#: The signing key lies among the users' keys; no user can have this name.
+#: The signing key is in the same folder as the users' keys; no user can have this name.
 SIGNING = "SIGNING"
 _CERTIFICATE = "-cert.pub"
 _PUBLIC = ".pub"
-#: In the order in which clients prefer them. DSA keys are long refused by every client.
+#: In the order in which clients prefer them. Clients have refused DSA keys for long.
 _HOST_KEY_KINDS = ("ed25519", "ecdsa", "rsa")
 
 
 class Certificate(NamedTuple):
-    """What ``ssh-keygen -L`` says of a user certificate. Fingerprints as ``SHA256:...``."""
+    """A user certificate as shown by ``ssh-keygen -L``. Fingerprints as ``SHA256:...``."""
 
     public_key: str
     signing_key: str
@@ -51,7 +51,7 @@ class Server(NamedTuple):
 
 
 def parse_server(text: str) -> Server:
-    """The output of ``sshd -T``: one setting a line, in lower case."""
+    """Parse the output of ``sshd -T``: one setting per line, in lower case."""
     settings: Dict[str, List[str]] = {}
     for line in text.splitlines():
         name, _space, value = line.strip().partition(" ")
@@ -67,7 +67,7 @@ def parse_server(text: str) -> Server:
 
 
 def parse_certificate(text: str) -> Optional[Certificate]:
-    """The output of ``ssh-keygen -L``; None where it shows no user certificate."""
+    """Parse the output of ``ssh-keygen -L``; None if it is not a user certificate."""
     fields = dict(re.findall(r"(?m)^ {8}([A-Z][A-Za-z ]*): ?(.*)$", text))
     block = re.search(r"(?m)^ {8}Principals: *\n((?: {16}.*\n)*)", text)
     fingerprints = [re.search(r"SHA256:\S+", fields.get(name, "")) for name in ("Public key", "Signing CA")]
@@ -81,7 +81,7 @@ def parse_certificate(text: str) -> Optional[Certificate]:
 
 
 def fingerprint(public_key: Optional[str]) -> Optional[str]:
-    """``SHA256:...`` of a public key in OpenSSH's form, None for what is none."""
+    """``SHA256:...`` of a public key in OpenSSH's form, None if it is not a key."""
     words = (public_key or "").split()
     try:
         blob = base64.b64decode(words[1], validate=True)
@@ -93,16 +93,16 @@ def fingerprint(public_key: Optional[str]) -> Optional[str]:
 class Host(NamedTuple):
     """The current state."""
 
-    #: Those whom the trust is for; None where there is no such account.
+    #: The users of the trust; None for a missing account.
     accounts: Mapping[str, Optional[Account]]
     server: Server
     #: The public keys of the SSH server.
     host_keys: Sequence[str]
     #: The public half of the key with which this host certifies its users.
     signing_key: Optional[str]
-    #: Those without a key, or with one that is not certified as it should be.
+    #: Users without a key, or without a valid certificate.
     uncertified: Sequence[str]
-    #: Everybody who has a key in the folder.
+    #: All users who have a key in the folder.
     trusted: Mapping[str, Optional[Account]]
 
 
@@ -112,7 +112,10 @@ def folder_of(cluster: str) -> str:
 
 
 def look(run: Runner, folder: str, users: Sequence[str], identifier: str) -> Host:
-    """Read it. ``identifier`` is what certificates have to carry, with ``{user}`` where the user's name goes."""
+    """Read the state of the host.
+
+    ``identifier``: the identity in certificates, with ``{user}`` in place of the user's name.
+    """
     server = parse_server(run(["sshd", "-T", "-C", "user=root,host=localhost,addr=127.0.0.1"]).stdout)
     signing_key = _public_key(os.path.join(folder, SIGNING))
     return Host(
@@ -126,7 +129,7 @@ def look(run: Runner, folder: str, users: Sequence[str], identifier: str) -> Hos
 
 
 def refusals(users: Sequence[str], host: Host) -> List[str]:
-    """Why the users could not log in to this host; empty when they can."""
+    """Why the users could not log in to this host; empty if they can."""
     reasons = []
     unknown = [user for user in users if host.accounts[user] is None]
     if unknown:
@@ -147,14 +150,14 @@ def refusals(users: Sequence[str], host: Host) -> List[str]:
 
 
 def host_keys(files: Sequence[str]) -> List[str]:
-    """The public halves of the server's keys, without their comments, in the order of preference."""
+    """The public halves of the server's keys, without their comments, in order of preference."""
     texts = [(read_text(path + _PUBLIC) or "").split() for path in files]
     keys = [" ".join(words[:2]) for words in texts if len(words) > 1]
     return [key for kind in _HOST_KEY_KINDS for key in keys if kind in key.split("@")[0].split()[0]]
 
 
 def trusted_users(folder: str) -> List[str]:
-    """Whose keys are there says who was trusted: the list of users may have become shorter since."""
+    """Users whose keys exist were trusted; the list of users may have become shorter since."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -172,7 +175,7 @@ def _account(user: str) -> Optional[Account]:
 
 
 def _public_key(path: str) -> Optional[str]:
-    """The public half of a key pair of which the private half is there too."""
+    """The public half of a key pair whose private half exists too."""
     text = read_text(path + _PUBLIC)
     return text.strip() if text is not None and os.path.exists(path) else None
 

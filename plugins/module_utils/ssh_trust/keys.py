@@ -22,7 +22,7 @@ _WORK = ".new-"
 
 
 def certify(run: Runner, folder: str, users: Sequence[str], identifier: str) -> None:
-    """Have a certified key for each of the users, and the signing key. Keys that are there stay.
+    """Make sure that all users have a certified key, and that the signing key exists. Existing keys are kept.
 
     ``identifier`` as for look(). Raises GpumeshError.
     """
@@ -42,7 +42,7 @@ def certify(run: Runner, folder: str, users: Sequence[str], identifier: str) -> 
 def _work_in(folder: str) -> Iterator[str]:
     """A private directory for unfinished files, on the same file system."""
     for left in glob.glob(os.path.join(folder, f"{_WORK}*")):
-        # From an interrupted run.
+        # Left by an interrupted run.
         shutil.rmtree(left)
     work = tempfile.mkdtemp(prefix=_WORK, dir=folder)
     try:
@@ -52,7 +52,7 @@ def _work_in(folder: str) -> Iterator[str]:
 
 
 def _have_pair(run: Runner, work: str, path: str, owner: str) -> None:
-    """A pair of keys whose private half belongs to its owner alone."""
+    """Create a pair of keys whose private half only its owner can read."""
     if not os.path.exists(path):
         made = os.path.join(work, "key")
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", made])

@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Work on a file system whose server may be dead: in a process of its own, for a limited time.
+"""Work on a file system whose server may be dead: in a process of its own, with a time limit.
 
-What waits for such a server in the kernel cannot always be killed. It is left behind, with nothing of the caller's open.
+A process that waits for such a server in the kernel cannot always be killed. It is abandoned, with none of the caller's
+files open.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 
 
 class VolumeError(HostStateError):
-    """A volume does not do what it is asked. The message says what, without the volume's name."""
+    """A volume does not work as required. The message has the reason, without the volume's name."""
 
 
 def bounded(work: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any]:
@@ -34,7 +35,7 @@ def bounded(work: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any
     finally:
         os.close(reader)
         os.kill(child, signal.SIGKILL)
-        # Not waited for: in the kernel it may be out of a signal's reach.
+        # Not waited for: in the kernel, signals may not reach it.
         os.waitpid(child, os.WNOHANG)
     if answer is None:
         raise VolumeError(f"no answer within {seconds:g} s")
@@ -46,10 +47,10 @@ def bounded(work: Callable[[], Dict[str, Any]], seconds: float) -> Dict[str, Any
 
 
 def _work(work: Callable[[], Dict[str, Any]], writer: int) -> None:
-    """In the child. From here on nothing may return into the caller's code or run its exit handlers."""
+    """In the child process. From here on, nothing may return into the caller's code or run its exit handlers."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
-        # Whoever waits for the end of the module's output does not wait for a process that hangs.
+        # A process that reads the module's output to its end must not wait for a hanging process.
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
         told: Dict[str, Any] = {}
@@ -65,7 +66,7 @@ def _work(work: Callable[[], Dict[str, Any]], writer: int) -> None:
 
 
 def _read_all(reader: int, deadline: float) -> Optional[bytes]:
-    """Everything until the other end is closed; None when that does not happen in time."""
+    """Everything until the other end is closed; None if that does not happen in time."""
     parts: List[bytes] = []
     while True:
         ready, _writable, _broken = select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))

@@ -1,8 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options of a mount that can be changed while it is in use: whether programs on it get the rights of their owners,
-and whether devices on it are devices."""
+"""Mount options that can be changed while a mount is in use: whether setuid programs and devices on it are effective."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _SECONDS = 100
 
 
 class Remount(NamedTuple):
-    """A mount point, and the options that it is to have, with its present ones."""
+    """A mount point, its wanted options, and its current ones."""
 
     point: str
     before: Tuple[str, ...]
@@ -31,18 +30,18 @@ def of_unit(text: str) -> List[str]:
 
 
 def of_line(line: str) -> List[str]:
-    """Those in a line of fstab."""
+    """The options in a line of fstab."""
     fields = line.split()
     return fields[3].split(",") if len(fields) > 3 else []
 
 
 def unit_without(text: str) -> str:
-    """The text of a mount unit with none of these options, to compare it with another."""
+    """The text of a mount unit without these options, for comparison."""
     return re.sub(r"(?m)^Options=(.*)$", lambda found: "Options=" + _without(found.group(1)), text)
 
 
 def line_without(line: str) -> List[str]:
-    """The fields of a line of fstab with none of these options."""
+    """The fields of a line of fstab without these options."""
     return [_without(field) if place == 3 else field for place, field in enumerate(line.split())]
 
 
@@ -52,7 +51,7 @@ def _without(options: str) -> str:
 
 
 def remounts(wanted: Mapping[str, Sequence[str]], present: Mapping[str, Sequence[str]]) -> Tuple[Remount, ...]:
-    """The mounts to remount. ``wanted`` are the options by mount point, ``present`` those of what is mounted."""
+    """The mounts to remount. ``wanted`` are the options by mount point, ``present`` those of the current mounts."""
     found = []
     for point, options in wanted.items():
         if point not in present:
@@ -66,7 +65,7 @@ def remounts(wanted: Mapping[str, Sequence[str]], present: Mapping[str, Sequence
 
 
 def apply(run: Runner, planned: Sequence[Remount]) -> None:
-    """Carry it out. With bind, it is the mount that changes and not the file system, of which nobody notices anything."""
+    """Remount. With bind, only the mount changes, and not the file system, so its users are not affected."""
     for remount in planned:
         run(["mount", "-o", ",".join(["remount", "bind", *remount.after]), remount.point], timeout=_SECONDS)
 

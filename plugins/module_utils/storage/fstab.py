@@ -1,13 +1,14 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Volumes in a container, where systemd cannot mount at first use or is not there at all: lines of /etc/fstab, and mounts
-that each run of the playbook sees to.
+"""Volumes in containers where systemd does not run, or cannot mount on first use.
 
-The lines say ``noauto``: what starts such a container must not wait for a server, and the mesh is not up by then.
+Their lines are in /etc/fstab, and each run of the playbook checks their mounts.
 
-Not by ansible.posix.mount, which takes one volume a call: it would be a loop of tasks over the volumes of each host. It
-unmounts what is in use without a question or fails at it, and cannot tell a stale handle.
+The lines have ``noauto``: starting such a container must not wait for a server, and the mesh is not up yet.
+
+ansible.posix.mount is not used: it handles one volume per call, which would be a loop of tasks over the volumes of each
+host. It unmounts volumes in use without checking, or fails, and does not detect stale handles.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.holders import Vol
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import flags
 
 PATH = "/etc/fstab"
-#: Of capabilities(7); without it, nothing can be mounted.
+#: A capability of capabilities(7), without which nothing can be mounted.
 _CAP_SYS_ADMIN = 21
 _MOUNT_SECONDS = 100
-#: Between the attempts to mount what a server refuses.
+#: Seconds between attempts to mount what a server refuses.
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
-#: Options for systemd in units that mount(8) does not know.
+#: Options for systemd in units, which mount(8) does not know.
 _OF_SYSTEMD = ("nofail", "noauto")
 
 
 class Host(NamedTuple):
-    """``lines`` by mount point, as they stand in our block; the others as in ``mounts.Host``."""
+    """``lines`` are those of our block by mount point; the other fields as in ``mounts.Host``."""
 
     lines: Mapping[str, str]
     mounted: Sequence[str]
@@ -44,7 +45,7 @@ class Host(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Mount points to unmount, whether the block is written, mount points to mount, and what is remounted."""
+    """Mount points to unmount, whether the block is written, mount points to mount, and mounts to remount."""
 
     unmount: List[str]
     write: bool
@@ -58,7 +59,7 @@ class Plan(NamedTuple):
 
 
 def line_of(unit: str) -> Tuple[str, str]:
-    """The mount point and the line of fstab(5) that a mount unit's text stands for."""
+    """The mount point and the line of fstab(5) that correspond to the text of a mount unit."""
     values = dict.fromkeys(("What", "Where", "Type", "Options"), "")
     values.update(re.findall(r"(?m)^(What|Where|Type|Options)=(.*)$", unit))
     options = [option for option in values["Options"].split(",") if option not in _OF_SYSTEMD]
@@ -78,7 +79,7 @@ def parse(text: str, cluster: str) -> Mapping[str, str]:
 
 
 def make_plan(wanted: Mapping[str, str], host: Host, force: bool = False) -> Plan:
-    """What to do, or a HostStateError that names who uses a volume that has to be unmounted."""
+    """Decide what to do. Raises HostStateError that names the users of a volume that has to be unmounted."""
     ending = [
         point
         for point, line in host.lines.items()
@@ -94,7 +95,7 @@ def make_plan(wanted: Mapping[str, str], host: Host, force: bool = False) -> Pla
 
 
 def refuse_without_right(status: str) -> None:
-    """``status`` is /proc/self/status. A container may have the kernel's NFS, and not the right to mount."""
+    """``status`` is /proc/self/status. A container may have the kernel's NFS, but not the permission to mount."""
     found = re.search(r"(?m)^CapEff:\s*([0-9a-f]+)$", status)
     if found and not int(found.group(1), 16) >> _CAP_SYS_ADMIN & 1:
         raise HostStateError(
@@ -105,9 +106,9 @@ def refuse_without_right(status: str) -> None:
 
 
 def apply(run: Runner, plan: Plan, wanted: Mapping[str, str], cluster: str, path: str = PATH) -> None:
-    """Carry it out."""
+    """Carry out the plan."""
     for point in plan.unmount:
-        # Lazy: one that is stale, or was given up by force, is in use.
+        # Lazy: a mount that is stale, or removed by force, is in use.
         run(["umount", "--lazy", point], timeout=_MOUNT_SECONDS)
     if plan.write:
         content = "".join(f"{line}\n" for line in wanted.values())
@@ -121,7 +122,7 @@ def apply(run: Runner, plan: Plan, wanted: Mapping[str, str], cluster: str, path
 
 
 def _mount(run: Runner, point: str, pauses: Sequence[float]) -> None:
-    """Mount it. The server of a new volume may be about to export it, in the same task."""
+    """Mount it. The server of a new volume may just be about to export it, in the same task."""
     argv = ["mount", point]
     for pause in pauses:
         if run(argv, timeout=_MOUNT_SECONDS, check=False).rc == 0:
@@ -131,7 +132,7 @@ def _mount(run: Runner, point: str, pauses: Sequence[float]) -> None:
 
 
 def as_diff(plan: Plan, wanted: Mapping[str, str], host: Host) -> Tuple[str, str]:
-    """The lines before and after, and what is mounted."""
+    """The lines and the mounts, before and after."""
     before = "".join(f"{line}\n" for line in host.lines.values()) + "".join(f"# not mounted: {p}\n" for p in plan.mount)
     remounted = flags.as_diff(plan.remount)
     return before + remounted[0], "".join(f"{line}\n" for line in wanted.values()) + remounted[1]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A process that keeps a member's lock on a volume while the others try to get it, and ends whatever happens."""
+"""A process that holds a member's lock on a volume while others try to get it, and ends in any case."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import socket
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import probe
 
-#: Seconds for the process to answer: it takes the lock first, which asks the volume's server.
+#: Seconds for the process to answer: it takes the lock first, which requires the volume's server.
 _ANSWER_SECONDS = 15.0
 
 
 def start(mount_point: str, run: str, machine: str, volume: str, lifetime: int) -> str:
-    """Take the lock and keep it; empty, or why that failed. Raises HostStateError if that is not known in time."""
+    """Take the lock and hold it.
+
+    Returns why that failed, or an empty string. Raises HostStateError after a time limit.
+    """
     control = detach.control_socket(_purpose(volume, machine), run)
     try:
         detach.detach(lambda: _keep(control, mount_point, run, machine), detach.new_lease(lifetime), [control.fileno()])
@@ -27,7 +30,7 @@ def start(mount_point: str, run: str, machine: str, volume: str, lifetime: int) 
 
 
 def release(volume: str, run: str, machine: str) -> str:
-    """Let the lock go; empty, or why it was not held."""
+    """Release the lock. Returns why it was not held, or an empty string."""
     return _ask(volume, run, machine, "release")
 
 

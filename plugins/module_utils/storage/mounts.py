@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The units by which this host mounts the volumes of a cluster: find ours, compare, write, unmount, heal.
+"""The units that mount a cluster's volumes on this host: find ours, compare, write, unmount, repair.
 
-A volume that somebody uses is not unmounted: the plan names who does. One with a stale handle is unmounted whoever uses
-it, since nobody can; its automount mounts it anew at the next use.
+A volume in use is not unmounted: the error names its users. A stale one is unmounted regardless, since nobody can use
+it; its automount mounts it again at the next access.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fla
 UNIT_FOLDER = "/etc/systemd/system"
 _SUFFIXES = (".mount", ".automount")
 
-#: An NFS server that is away answers after its time limits; nothing here waits for that.
+#: Requests to an unreachable NFS server fail only after its time limits; nothing here waits for that.
 _PROBE_SECONDS = 10
 #: A mount unit's own limit is 60 s.
 _SYSTEMCTL_SECONDS = 100
-#: Asked of another process, which can be left behind. The room is asked of the server each time, while the attributes
-#: of a folder may be a minute old.
+#: Called in another process, which can be abandoned. The free space is requested from the server each time, while
+#: attributes of a folder may be cached for a minute.
 _PROBE = "import os, sys\ntry:\n    os.statvfs(sys.argv[1])\nexcept OSError as failure:\n    print(failure.errno)\n"
 
 
-#: Whether systemd is there, and the kernel's part of automounts, which containers do not get.
+#: Whether systemd runs, and the kernel's device for automounts, which containers do not get.
 _NEEDED = ("/run/systemd/system", "/dev/autofs")
 
 
 class Units(NamedTuple):
-    """One volume: the name of its units without suffix, where it is mounted, and their text by suffix."""
+    """One volume: the name of its units without suffix, its mount point, and the units' texts by suffix."""
 
     name: str
     mount_point: str
@@ -47,8 +47,10 @@ class Units(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What there is. ``files`` is the text of our units by file name, ``mounted`` the mount points in use,
-    ``idle`` the automounts that do not run or would not at the next boot, ``options`` those of what is mounted."""
+    """The current state. ``files`` is the text of our units by file name, ``mounted`` the mount points in use.
+
+    ``idle`` are automounts that are not running or not enabled, ``options`` those of the current mounts.
+    """
 
     files: Mapping[str, str]
     mounted: Sequence[str]
@@ -59,7 +61,7 @@ class Host(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Unit names without suffix, in the order in which apply() goes through them, and what is remounted."""
+    """Unit names without suffix, in the order in which apply() handles them, and mounts to remount."""
 
     stop: List[str]
     delete: List[str]
@@ -75,12 +77,12 @@ class Plan(NamedTuple):
 
 
 def automounts() -> bool:
-    """Whether systemd can mount at first use here. Where it cannot, volumes stand in fstab."""
+    """Whether systemd can mount on first use here. Otherwise, volumes are in fstab."""
     return all(os.path.exists(path) for path in _NEEDED)
 
 
 def parse_ours(texts: Mapping[str, str], cluster: str) -> Dict[str, str]:
-    """The units of the cluster, by file name, according to their description."""
+    """The units of the cluster by file name, identified by their description."""
     title = re.compile(rf"^Description=Volume .* of gpumesh cluster {re.escape(cluster)}(,.*)?$", re.MULTILINE)
     return {name: text for name, text in texts.items() if title.search(text)}
 
@@ -92,7 +94,7 @@ def mount_point_of(text: str) -> str:
 
 
 def make_plan(wanted: Sequence[Units], host: Host, force: bool = False) -> Plan:
-    """What to do, or a HostStateError that names who uses a volume that has to be unmounted."""
+    """Decide what to do. Raises HostStateError that names the users of a volume that has to be unmounted."""
     names = {units.name for units in wanted}
     there = {name.rsplit(".", 1)[0]: mount_point_of(text) for name, text in host.files.items()}
     gone = sorted(set(there) - names)
@@ -101,7 +103,7 @@ def make_plan(wanted: Sequence[Units], host: Host, force: bool = False) -> Plan:
         for units in wanted
         if any(host.files.get(units.name + suffix) != units.texts[suffix] for suffix in _SUFFIXES)
     ]
-    # A setting that can be changed while the volume is in use is no reason to unmount it.
+    # A setting that can be changed while the volume is in use does not require unmounting.
     changed = [units for units in differing if units.name in there and _differ_by_flags(units, host.files)]
     replaced = [units.name for units in differing if units.name in there and units not in changed]
     ending = {there[name] for name in (*gone, *replaced)}
@@ -127,7 +129,7 @@ def _differ_by_flags(units: Units, files: Mapping[str, str]) -> bool:
 
 
 def apply(run: Runner, plan: Plan, folder: str = UNIT_FOLDER) -> None:
-    """Carry it out. The automount goes before the mount, or the next access would mount again."""
+    """Carry out the plan. Automounts are stopped before mounts, or the next access would mount again."""
     for name in plan.stop:
         for suffix in reversed(_SUFFIXES):
             _systemctl(run, "stop", name + suffix)
@@ -145,12 +147,12 @@ def apply(run: Runner, plan: Plan, folder: str = UNIT_FOLDER) -> None:
         _systemctl(run, "enable", "--now", name + ".automount")
     for name in plan.heal:
         _unmount_stale(run, name + ".mount")
-        # Stopping a mount leaves its automount waiting, except where it has failed meanwhile.
+        # Stopping a mount leaves its automount active, unless that has failed meanwhile.
         _systemctl(run, "start", name + ".automount")
 
 
 def as_diff(plan: Plan, host: Host) -> Tuple[str, str]:
-    """The texts that change, before and after."""
+    """The changed texts, before and after."""
     names = [units.name for units in plan.write] + plan.delete
     before = {name + suffix: host.files.get(name + suffix, "") for name in names for suffix in _SUFFIXES}
     after = {units.name + suffix: text for units in plan.write for suffix, text in units.texts.items()}
@@ -161,8 +163,10 @@ def as_diff(plan: Plan, host: Host) -> Tuple[str, str]:
 
 
 def differences(_run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
-    """How the folders, exports and units of this host differ from the parameters of the module storage. Where systemd cannot
-    mount at first use, there are no units."""
+    """How the folders, exports and units of this host differ from the parameters of the module storage.
+
+    If systemd cannot mount on first use, there are no units.
+    """
     units = [
         {"path": os.path.join(UNIT_FOLDER, mount["unit"] + suffix), "content": mount[suffix[1:]]}
         for mount in (params["mounts"] if automounts() else [])
@@ -172,7 +176,7 @@ def differences(_run: Runner, params: Mapping[str, Any]) -> host_files.Differenc
 
 
 def read_units(folder: str = UNIT_FOLDER) -> Dict[str, str]:
-    """The text of every mount and automount unit of the administrator, by file name."""
+    """The text of all mount and automount units of the administrator, by file name."""
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:
@@ -187,18 +191,21 @@ def read_units(folder: str = UNIT_FOLDER) -> Dict[str, str]:
 
 
 def idle_automounts(run: Runner, names: Iterable[str]) -> List[str]:
-    """Those of the units (without suffix) whose automount does not run, or would not after a boot."""
+    """The units (without suffix) whose automount is not running, or not enabled at boot."""
     return [name for name in names if not runs(run, name + ".automount")]
 
 
 def runs(run: Runner, unit: str) -> bool:
-    """Whether a unit runs, and would after a boot."""
+    """Whether a unit is running, and enabled at boot."""
     asked = (["systemctl", word, "--quiet", unit] for word in ("is-active", "is-enabled"))
     return all(run(argv, check=False).rc == 0 for argv in asked)
 
 
 def stale(run: Runner, mount_points: Iterable[str]) -> List[str]:
-    """Those whose handle the server no longer knows. A server that does not answer in time is another matter."""
+    """The mount points whose handle the server no longer knows.
+
+    A server that does not answer in time is another case.
+    """
     return [path for path in mount_points if _error(run, path) == errno.ESTALE]
 
 
@@ -241,7 +248,7 @@ def _systemctl(run: Runner, *words: str) -> None:
 def _unmount_stale(run: Runner, unit: str) -> None:
     argv = ["systemctl", "stop", unit]
     done = run(argv, timeout=_SYSTEMCTL_SECONDS, check=False)
-    # An access to the volume after it is unmounted mounts it again, which cancels the rest of this.
+    # An access after unmounting mounts the volume again, which cancels the remaining jobs of systemd.
     if done.rc != 0 and "canceled" not in done.stderr:
         raise CommandError(argv, f"exited {done.rc}", done.rc, done.stderr)
 

@@ -1,8 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ports below 1024, by which a server of NFS tells a member's kernel from a program of a user's, which could say that
-it is any user. In containers they are often open to everybody."""
+"""The ports below 1024, by which an NFS server distinguishes a member's kernel from a user's program.
+
+Such a program could claim to be any user. In containers, all users can often use these ports.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ _FIRST = 1024
 
 
 class Plan(NamedTuple):
-    """``value`` is the first port of users now. ``close``: set it, now and at boot. ``forget``: no longer at boot."""
+    """``value`` is the first unprivileged port.
+
+    ``close``: set it, now and at boot. ``forget``: no longer set it at boot.
+    """
 
     value: int
     close: bool
@@ -27,12 +32,12 @@ class Plan(NamedTuple):
 
 
 def file_of(cluster: str, folder: str = _FOLDER) -> str:
-    """The file that sets it for the next boot."""
+    """The file that sets it at boot."""
     return os.path.join(folder, f"60-gpumesh-{cluster}-storage.conf")
 
 
 def look(cluster: str, needed: bool, value: str = _VALUE, folder: str = _FOLDER) -> Plan:
-    """What to do. Raises HostStateError where the ports are open and cannot be closed from here."""
+    """Decide what to do. Raises HostStateError if the ports are open, and cannot be closed from here."""
     first = int((read_text(value) or str(_FIRST)).strip())
     close = needed and first < _FIRST
     if close and not os.access(value, os.W_OK):
@@ -45,7 +50,7 @@ def look(cluster: str, needed: bool, value: str = _VALUE, folder: str = _FOLDER)
 
 
 def apply(plan: Plan, cluster: str, value: str = _VALUE, folder: str = _FOLDER) -> None:
-    """Carry it out. What is set now stays until the next boot."""
+    """Carry out the plan. The current setting stays until the next boot."""
     path = file_of(cluster, folder)
     if plan.forget:
         remove_file(path)

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Prove that a volume is one file system for all members, and measure it, with a few small files of a known name.
 
-Each member has a folder of its own on the volume: a token that the others read, a file that its neighbour reads and one
-that it locks while its neighbour tries to. Nothing is written where that would leave the volume too full, and every
-measurement ends after a given time. Functions that touch the volume may wait for a dead server: see ``bounded``.
+Each member has a folder on the volume with a token that the others read, a file that its neighbour reads, and one that
+it locks while its neighbour tries to. Nothing is written if that would leave the volume too full, and every measurement
+has a time limit. Functions that access the volume may wait for a dead server: see ``bounded``.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _NAMES = {"token", "lock", "data", "files"}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _MIB = 1 << 20
-#: Synced at every so many bytes, so that a slow volume is noticed in time.
+#: Data is synced after this many bytes, so that a slow volume is noticed in time.
 _SYNC_EVERY = 8 * _MIB
-#: NFS clients remember for a while what was not there.
+#: NFS clients cache for a while that a file does not exist.
 _TOKEN_SECONDS = 10.0
-#: What an NFS client needs to notice that a lock is free.
+#: Seconds that an NFS client needs to notice that a lock is free.
 _LOCK_SECONDS = 15.0
-#: What it needs to give a file back that its server has delegated to it.
+#: Seconds that it needs to return a file that its server has delegated to it.
 _DELEGATED_SECONDS = 15.0
 _PAUSE = 0.2
 #: The directory of an interrupted run is removed after this many seconds.
 _LEFT_BEHIND = 3600
 
-#: Accounts of people begin here. From 60000 on to 65535 are those that systemd and the kernel make up.
+#: UIDs of people start here. Those from 60000 to 65535 are used by systemd and the kernel.
 _FIRST_USER = 1000
 _NO_USERS = range(60000, 65536)
 
-#: Whom NFS names where the owner has no number that both ends know.
+#: The user that NFS shows if both ends know no common number for the owner.
 _UNKNOWN = 65534
 
 GRANTED, BUSY = "granted", "busy"
@@ -62,13 +62,16 @@ class Limits(NamedTuple):
 
 
 def name_of(run: str, machine: str) -> str:
-    """The folder in which a member has its files during a run."""
+    """The name of a member's folder during a run."""
     return f"{PREFIX}{run}-{machine}"
 
 
 def _open(name: str, flags: int, folder: Optional[int] = None, mode: int = 0o600) -> int:
-    """A file or folder of the volume. The volume's users may put links, pipes and devices there, and swap folders: no link
-    is followed, nothing is waited for, and what is opened in turn is looked for in the folder that is open."""
+    """Open a file or folder of the volume. Links are not followed, and nothing blocks.
+
+    Users of the volume may create links, pipes and devices there, and replace folders. So each component is opened
+    relative to the open folder.
+    """
     descriptor = _open_delegated(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, folder, mode)
     if stat.S_IFMT(os.fstat(descriptor).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         os.close(descriptor)
@@ -77,8 +80,11 @@ def _open(name: str, flags: int, folder: Optional[int] = None, mode: int = 0o600
 
 
 def _open_delegated(name: str, flags: int, folder: Optional[int], mode: int) -> int:
-    """As os.open. On the server of a volume a file may be delegated to a client: an open that does not wait asks for it
-    back, and fails until the client has given it."""
+    """Like os.open.
+
+    On the server of a volume, a file may be delegated to a client: a non-blocking open requests it back, and fails
+    until the client has returned it.
+    """
     deadline = time.monotonic() + _DELEGATED_SECONDS
     while True:
         try:
@@ -105,7 +111,7 @@ def _folder(mount_point: str, run: str, machine: str) -> Iterator[int]:
 
 
 def users() -> Dict[str, int]:
-    """The number of each account of a person that this host lists. May wait for a directory: see ``bounded``."""
+    """The UID of each person's account that this host lists. May wait for a directory service: see ``bounded``."""
     return {
         entry.pw_name: entry.pw_uid
         for entry in pwd.getpwall()
@@ -114,7 +120,7 @@ def users() -> Dict[str, int]:
 
 
 def look(mount_point: str) -> Dict[str, Any]:
-    """What is mounted there, and how full it is."""
+    """What is mounted there, and its usage."""
     mount = volumes.locate(mount_point)
     room = os.statvfs(mount_point)
     return {
@@ -123,20 +129,20 @@ def look(mount_point: str) -> Dict[str, Any]:
         "point": mount["point"],
         "read_only": mount["read_only"],
         "total_bytes": room.f_blocks * room.f_frsize,
-        # What everybody may take; the rest of what is free is root's.
+        # The space available to all users; the remaining free space is reserved for root.
         "free_bytes": room.f_bavail * room.f_frsize,
         "used_percent": used_percent(room.f_blocks, room.f_bfree, room.f_bavail),
     }
 
 
 def used_percent(blocks: int, free: int, available: int) -> float:
-    """As df counts: what is kept for root is neither used nor free."""
+    """As df computes it: space reserved for root is neither used nor free."""
     used = blocks - free
     return round(100.0 * used / (used + available), 1) if used + available else 0.0
 
 
 def write(mount_point: str, run: str, machine: str, members: int, limits: Limits) -> Dict[str, Any]:
-    """Leave this member's files on the volume, and measure what it takes to write them."""
+    """Write this member's files to the volume, and measure the speed."""
     value: Dict[str, Any] = {"uid": None, "refusal": "", "write_mbps": None, "files_per_second": None}
     try:
         return {**value, **_as_whoever_may(mount_point, lambda: _write(mount_point, run, machine, members, limits))}
@@ -152,8 +158,8 @@ def _write(mount_point: str, run: str, machine: str, members: int, limits: Limit
         if os.listdir(folder):
             raise VolumeError(f"another directory was put in the place of {name_of(run, machine)}")
         _leave(folder, "token", _token(run, machine), 0o644)
-        # The neighbour may be another user there: with root_squash, root of a member is nobody, and root of the server is
-        # not.
+        # The neighbour may be another user there: with root_squash, root of a member is nobody, but root of the server
+        # is not.
         _leave(folder, "lock", "", 0o666)
         value: Dict[str, Any] = {"uid": os.geteuid()}
         if limits.size:
@@ -165,7 +171,7 @@ def _write(mount_point: str, run: str, machine: str, members: int, limits: Limit
 
 
 def _too_full(room: os.statvfs_result, limits: Limits, members: int) -> str:
-    """Why nothing is measured; empty where it can be. All members write at the same time."""
+    """Why nothing is measured; empty if it can be. All members write at the same time."""
     wanted = limits.size * members // room.f_frsize
     after = used_percent(room.f_blocks, room.f_bfree - wanted, max(room.f_bavail - wanted, 0))
     if room.f_bavail > wanted and after <= limits.max_used_percent:
@@ -177,7 +183,7 @@ def _too_full(room: os.statvfs_result, limits: Limits, members: int) -> str:
 
 
 def _write_rate(folder: int, limits: Limits) -> float:
-    # What a file system could compress or share would be faster than data is.
+    # Random, since a file system that compresses or deduplicates would be faster than with real data.
     block = os.urandom(_MIB)
     written, began = 0, time.monotonic()
     with _opened("data", _NEW, folder, 0o644) as descriptor:
@@ -190,7 +196,7 @@ def _write_rate(folder: int, limits: Limits) -> float:
 
 
 def _file_rate(folder: int, limits: Limits) -> float:
-    """Small files that are made, looked at and removed in one second."""
+    """The number of small files that are created, looked up and removed per second."""
     os.mkdir("files", dir_fd=folder)
     done, began = 0, time.monotonic()
     with _opened("files", _FOLDER, folder) as files:
@@ -203,7 +209,7 @@ def _file_rate(folder: int, limits: Limits) -> float:
 
 
 def compare(mount_point: str, run: str, machines: Sequence[str], neighbour: str, limits: Limits) -> Dict[str, Any]:
-    """Find the others' tokens, read the neighbour's data, and try the lock that the neighbour holds."""
+    """Read the others' tokens and the neighbour's data, and try the lock that the neighbour holds."""
     return _as_whoever_may(mount_point, lambda: _compare(mount_point, run, machines, neighbour, limits))
 
 
@@ -233,7 +239,7 @@ def _has_token(mount_point: str, run: str, machine: str, deadline: float) -> boo
 
 def _read_rate(folder: int, limits: Limits) -> float:
     with _opened("data", os.O_RDONLY, folder) as descriptor:
-        # This host has not read the neighbour's file. Where all are on one machine, it has it in memory all the same.
+        # This host has not read the neighbour's file before. If all members are on one machine, it is in memory anyway.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         done, began = 0, time.monotonic()
         while time.monotonic() - began < limits.seconds:
@@ -245,7 +251,7 @@ def _read_rate(folder: int, limits: Limits) -> float:
 
 
 def take(mount_point: str, run: str, neighbour: str) -> Dict[str, Any]:
-    """The neighbour has let its lock go: it can be had now."""
+    """Try to get the lock, which the neighbour has released."""
     return _as_whoever_may(mount_point, lambda: {"lock": _get_lock(mount_point, run, neighbour)})
 
 
@@ -259,7 +265,7 @@ def _get_lock(mount_point: str, run: str, machine: str) -> str:
 
 
 def try_lock(mount_point: str, run: str, machine: str) -> str:
-    """``granted``, ``busy``, or why the file system has no locks. A lock that was granted is let go."""
+    """``granted``, ``busy``, or why the file system has no locks. A lock that was granted is released."""
     try:
         with _folder(mount_point, run, machine) as folder, _opened("lock", os.O_RDWR, folder) as descriptor:
             try:
@@ -272,7 +278,7 @@ def try_lock(mount_point: str, run: str, machine: str) -> str:
 
 
 def hold(mount_point: str, run: str, machine: str) -> str:
-    """Take this member's own lock and keep it until the process ends; empty, or why that did not work."""
+    """Take this member's own lock and hold it until the process ends. Returns why that failed, or an empty string."""
 
     def lock() -> str:
         with _folder(mount_point, run, machine) as folder:
@@ -299,7 +305,10 @@ def clean(mount_point: str, run: str, machine: str) -> Dict[str, Any]:
 
 
 def _remove(volume: int, name: str) -> None:
-    """A folder of ours. One that holds anything else stays: whoever may rename folders there could call it so."""
+    """Remove a folder of ours.
+
+    One with other content stays: any user who may rename folders could give it this name.
+    """
     try:
         with _opened(name, _FOLDER, volume) as folder:
             names = os.listdir(folder)
@@ -319,8 +328,10 @@ def _remove(volume: int, name: str) -> None:
 
 
 def _as_whoever_may(mount_point: str, work: Callable[[], _T]) -> _T:
-    """Do it as the user whom the volume belongs to, so that it can harm nobody but that user; else as root, and where root
-    is nobody, as that user too."""
+    """Do the work as the owner of the volume, so that it can harm only that user, or else as root.
+
+    If root is mapped to nobody, it is done as the owner as well.
+    """
     owner = os.stat(mount_point)
     if os.geteuid() == 0 and owner.st_uid not in (0, _UNKNOWN):
         become(owner.st_uid, owner.st_gid)
@@ -348,7 +359,7 @@ def _leave(folder: int, name: str, text: str, mode: int) -> None:
 
 
 def _rate(size: int, seconds: float) -> float:
-    """10^6 bytes a second."""
+    """The rate in 10^6 bytes/s."""
     return round(size / 1e6 / max(seconds, 1e-6), 2)
 
 
@@ -357,19 +368,19 @@ def _remove_left_behind(volume: int, machine: str) -> None:
     with os.scandir(volume) as entries:
         old = [entry for entry in entries if entry.name.startswith(PREFIX) and entry.name.endswith(f"-{machine}")]
     for entry in old:
-        # A user may have made one that we cannot remove.
+        # A user may have created one that we cannot remove.
         with contextlib.suppress(OSError, VolumeError):
             if now - entry.stat(follow_symlinks=False).st_mtime > _LEFT_BEHIND:
                 _remove(volume, entry.name)
 
 
 def neighbour_of(machine: str, machines: Sequence[str]) -> Optional[str]:
-    """The next one in the ring of those that take part; None for one that is alone or does not."""
+    """The next one in the ring of participants; None for one that is alone, or does not take part."""
     if machine not in machines or len(machines) < 2:
         return None
     return machines[(machines.index(machine) + 1) % len(machines)]
 
 
 def others(machine: str, machines: Sequence[str]) -> List[str]:
-    """All but this one."""
+    """All machines except this one."""
     return [other for other in machines if other != machine]

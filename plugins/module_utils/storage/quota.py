@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How much of its server's disk a volume may take, by project quotas, as ext4 and XFS have them.
+"""Limits the space that a volume may use on its server's disk, with project quotas of ext4 and XFS.
 
-A project is a number that a folder gives to everything made in it. Its limit is the size that the kernel shows as that of
-the file system to whoever asks within the folder, members included.
+A project is a number that a folder passes on to everything created in it. Its limit is what the kernel reports as the
+size of the file system inside the folder, also to members.
 
-/etc/projid and /etc/projects, which repquota and xfs_quota read, hold our projects by names of our own, from before the
-first file carries the number until none does. A limit is there only while all files do. So a run that was cut off is taken
-up by the next.
+/etc/projid and /etc/projects, which repquota and xfs_quota read, contain our projects under names of our own, from
+before the first file has the number until after the last one. A limit is set only while all files have the number. So
+an interrupted run is completed by the next.
 
-``xfs_quota`` sets and reads the limits, on ext4 too. What is there already is given its number here, because neither
-xfs_quota nor chattr can be trusted with that: the former fails at the files of an ext4, and both open by name what they have
-looked at before, so that a user of the volume could put a link to somebody else's file there meanwhile.
+``xfs_quota`` sets and reads the limits, on ext4 too. Existing files get their number here, since neither xfs_quota nor
+chattr is safe for that: the former fails on the files of ext4, and both open files by name after examining them, so a
+user of the volume could meanwhile replace one by a link to another user's file.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_
 from ansible_collections.gpumesh.cluster.plugins.module_utils.units import in_words, size_of
 
 PROJID, PROJECTS = "/etc/projid", "/etc/projects"
-#: Of a host that has never had a quota, it may be missing.
+#: May be missing on a host that has never had a quota.
 PROGRAM = "xfs_quota"
 
-#: Our numbers, far from the small ones that people give and from those that container engines count up from.
+#: Our numbers, far from the small ones that people use, and from those that container engines count up from.
 _FIRST_NUMBER = 1 << 30
 _NUMBERS = 1 << 30
 
-#: Its own files of projects may name folders that are gone, of which it would complain each time.
+#: Its own project files may name missing folders, about which it would complain each time.
 _XFS_QUOTA = (PROGRAM, "-x", "-f", "-D", os.devnull, "-P", os.devnull, "-c")
-#: Used, soft and hard limit in KiB, warnings, and how long the soft limit may be exceeded.
+#: Used, soft and hard limit in KiB, warnings, and the grace time.
 _USAGE = re.compile(r"\s(\d+)\s+\d+\s+(\d+)\s+\d+\s+\[")
-#: What both file systems show among the options of a mount whose projects are counted and limited.
+#: The mount option that both file systems show if projects are accounted and limited.
 _ENFORCED = "prjquota"
-#: For a walk through all files of a volume.
+#: The time limit of a walk through all files of a volume.
 _WALK_SECONDS = 6 * 3600
 
 #: struct fsxattr and its two ioctls, of linux/fs.h: flags, two fields, the project, one field.
@@ -72,22 +72,25 @@ _ELSEWHERE = (
 
 
 class Files(NamedTuple):
-    """The current two files."""
+    """The current contents of the two files."""
 
     projid: host_files.Current
     projects: host_files.Current
 
 
 class Project(NamedTuple):
-    """A volume's, as the two files have it. ``path`` is empty where one of them has lost its line."""
+    """A volume's project in the two files. ``path`` is empty if one of them has lost its line."""
 
     number: int
     path: str
 
 
 class Volume(NamedTuple):
-    """What it is to have, in bytes, and what there is at its folder or where that will be: whether projects are limited
-    there, to which one it belongs (0 is none), and of the volume's own one the limit (0 is none) and how much would count."""
+    """The wanted quota of a volume in bytes, and the current state of its folder, or of where that will be.
+
+    The state is whether projects are limited there, to which project it belongs (0 is none), and for the volume's own
+    project the limit (0 is none) and the usage.
+    """
 
     name: str
     path: str
@@ -102,8 +105,10 @@ class Volume(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A limit to set for the project, 0 for none. ``before`` is the present one, None if it was not read.
-    ``move``: from which project to which its files go, None where they stay."""
+    """A limit to set for the project, 0 for none. ``before`` is the current one, None if it was not read.
+
+    ``move``: from which project to which the files are moved, None if they stay.
+    """
 
     project: Project
     before: Optional[int]
@@ -112,7 +117,7 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is given up, then the two files, then what is limited."""
+    """The limits to remove, the two files, and the limits to set, in this order."""
 
     release: List[Step]
     files: List[host_files.Step]
@@ -141,7 +146,7 @@ def parse(files: Files, cluster: str) -> Dict[str, Project]:
 
 
 def number_for(cluster: str, volume: str, files: Files) -> int:
-    """The one that the volume has, or a free one, which is the same wherever none of its neighbours is taken."""
+    """The number that the volume has, or a free one, which depends only on its name unless it is taken."""
     known = parse(files, cluster).get(volume)
     if known:
         return known.number
@@ -153,14 +158,14 @@ def number_for(cluster: str, volume: str, files: Files) -> int:
 
 
 def make_plan(cluster: str, volumes: Sequence[Volume], files: Files) -> Plan:
-    """What to do. Raises HostStateError for what cannot be."""
+    """Decide what to do. Raises HostStateError for what is not possible."""
     paths = {volume.name: volume.path for volume in volumes}
     ours = parse(files, cluster)
     left = {name: project for name, project in ours.items() if project.path != paths.get(name, "")}
     steps = []
     for volume in volumes:
         _refuse_unfit(volume)
-        # If the limit is missing, a run was interrupted before all files were given the number.
+        # If the limit is missing, a run was interrupted before all files had the number.
         mark = volume.owner != volume.number or not volume.limit or volume.name in left
         if mark or volume.limit != volume.quota:
             move = (0, volume.number) if mark else None
@@ -203,7 +208,7 @@ def _refuse_unfit(volume: Volume) -> None:
             f"'chattr -R -p 0 {volume.path}'. A volume with a quota cannot be inside another one.",
             volume=volume.name,
         )
-    # What already has a limit may be given a larger one, though root may have filled it beyond both.
+    # A volume that already has a limit may get a larger one, even if root has filled it beyond both.
     if volume.used > volume.quota and not 0 < volume.limit <= volume.quota:
         raise HostStateError(
             f"{what} contains {in_words(volume.used)}, more than its quota of {in_words(volume.quota)}.",
@@ -225,7 +230,7 @@ def _shown(step: Step, limit: Optional[int]) -> str:
 
 
 def _lines(current: host_files.Current) -> List[Tuple[str, str]]:
-    """The halves of each line of either file; see projid(5) and projects(5)."""
+    """The two parts of each line of either file; see projid(5) and projects(5)."""
     halves = (line.partition(":") for line in current.text.splitlines())
     return [(left.strip(), right.strip()) for left, _colon, right in halves]
 
@@ -236,7 +241,7 @@ def read_files() -> Files:
 
 
 def look(run: Runner, name: str, path: str, quota: str, number: int) -> Volume:
-    """What there is. Counts every file of a folder that is new to the project."""
+    """The current state. Counts every file of a folder that is new to the project."""
     there, mount = _existing(path)
     enforced = _ENFORCED in mount.options
     volume = Volume(name, path, size_of(name, quota), number, mount.filesystem, mount.source, enforced)
@@ -244,12 +249,12 @@ def look(run: Runner, name: str, path: str, quota: str, number: int) -> Volume:
         return volume
     with _told(path), _opened(there) as descriptor:
         fields = _attributes(descriptor)
-    # Where the program is not installed yet, nothing has been limited yet either.
+    # If the program is not installed yet, nothing has been limited yet either.
     asked = _xfs_quota(run, f"quota -p -n -N -b -v {number}", mount.point) if find(PROGRAM) else ""
     limit, used = parse_usage(asked)
     owner = fields[_PROJECT]
     if there != os.path.realpath(path):
-        # A folder that is made there is in the same project if that one is inherited.
+        # A folder created there is in the same project if that is inherited.
         owner, used = owner if fields[_FLAGS] & _INHERITS else 0, 0
     elif owner != number or not asked:
         used = _disk_usage(run, there)
@@ -257,7 +262,7 @@ def look(run: Runner, name: str, path: str, quota: str, number: int) -> Volume:
 
 
 def apply(run: Runner, plan: Plan) -> None:
-    """Carry it out."""
+    """Carry out the plan."""
     for step in plan.release:
         _apply(run, step)
     for file in plan.files:
@@ -270,11 +275,11 @@ def _apply(run: Runner, step: Step) -> None:
     number, path = step.project
     there, mount = _existing(path)
     if not path or _ENFORCED not in mount.options:
-        # One of the lines was lost, or the disk is another one now.
+        # One of the lines was lost, or the disk was replaced.
         return
     if step.move:
         _write_limit(run, mount.point, number, 0)
-        # Of a folder that is gone, there is the limit alone.
+        # Of a missing folder, only the limit is left.
         if there == os.path.realpath(path):
             _move(there, *step.move)
     if step.limit:
@@ -282,7 +287,7 @@ def _apply(run: Runner, step: Step) -> None:
 
 
 def parse_usage(text: str) -> Tuple[int, int]:
-    """Limit and usage in bytes, from what xfs_quota prints of one project. XFS knows none that has neither."""
+    """Parse limit and usage in bytes from xfs_quota's output for one project. XFS omits projects that have neither."""
     found = _USAGE.search(text)
     used, limit = (whole_number(field) for field in found.groups()) if found else (0, 0)
     if (text.strip() and not found) or used is None or limit is None:
@@ -297,14 +302,14 @@ def _write_limit(run: Runner, point: str, number: int, limit: int) -> None:
 def _xfs_quota(run: Runner, command: str, point: str) -> str:
     argv = [*_XFS_QUOTA, command, point]
     done = run(argv, check=False)
-    # Some of its failures leave it with the status of a success.
+    # It exits 0 after some of its failures.
     if done.rc or done.stderr:
         raise CommandError(argv, f"exited {done.rc}", done.rc, done.stderr, _ELSEWHERE)
     return str(done.stdout)
 
 
 def _disk_usage(run: Runner, root: str) -> int:
-    """The bytes of the files that would count. Those that end meanwhile are no reason to fail."""
+    """The bytes of the files that would count. Files that disappear meanwhile are ignored."""
     argv = ["du", "--summarize", "--one-file-system", "--block-size=1", root]
     done = run(argv, timeout=_WALK_SECONDS, check=False)
     size = whole_number(done.stdout.partition("\t")[0])
@@ -314,7 +319,7 @@ def _disk_usage(run: Runner, root: str) -> int:
 
 
 def _existing(path: str) -> Tuple[str, Mounted]:
-    """The folder, or the nearest one above that is there, and the mount that it is on."""
+    """The folder, or its nearest existing parent, and the mount that contains it."""
     there = os.path.realpath(path)
     while not os.path.isdir(there):
         there = os.path.dirname(there)
@@ -323,8 +328,10 @@ def _existing(path: str) -> Tuple[str, Mounted]:
 
 
 def _move(root: str, old: int, new: int) -> None:
-    """Give the project ``new`` to what is of ``old``, on the file system of ``root`` alone. What is of another project is
-    left. No link is followed: they are of the volume's users, who may change them at any time."""
+    """Give the project ``new`` to everything that has ``old``, only on the file system of ``root``.
+
+    Files of other projects are left alone. Links are not followed: the volume's users may change them at any time.
+    """
     device = os.stat(root).st_dev
     for path, folders, names, folder in os.fwalk(root):
         if os.fstat(folder).st_dev != device:
@@ -336,7 +343,7 @@ def _move(root: str, old: int, new: int) -> None:
             with contextlib.suppress(FileNotFoundError), _opened(name, os.O_PATH | os.O_NOFOLLOW, folder) as found:
                 entry = os.fstat(found)
                 if entry.st_dev == device and stat.S_ISREG(entry.st_mode):
-                    # The very same one is opened, whatever its user puts there meanwhile.
+                    # The file that was examined is opened, whatever its user puts there meanwhile.
                     with _told(os.path.join(path, name)), _opened(f"/proc/self/fd/{found}") as descriptor:
                         _give(descriptor, old, new, 0)
 
@@ -364,7 +371,7 @@ def _opened(path: str, flags: int = os.O_RDONLY, folder: Optional[int] = None) -
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
-    """An error of the file system as a HostStateError."""
+    """Convert an error of the file system into HostStateError."""
     try:
         yield
     except OSError as failure:

@@ -17,8 +17,10 @@ _SECONDS = 100
 
 
 class Plan(NamedTuple):
-    """``server`` is the program that serves, None where nothing is served. ``start``: it does not run, or would not at
-    boot. ``forgotten``: the programs whose file of exports changes, which another one may have read."""
+    """``server`` is the program that serves, None if nothing is served. ``start``: it is not running, or not at boot.
+
+    ``forgotten``: the programs whose exports file changes, which may not be the one that serves now.
+    """
 
     files: List[host_files.Step]
     server: Optional[str]
@@ -32,7 +34,7 @@ class Plan(NamedTuple):
 
 
 def look(run: Runner, entries: Sequence[Mapping[str, Any]], exports: Mapping[str, str], server: Optional[str]) -> Plan:
-    """What to do. ``entries`` are those of host_files, ``exports`` the file of each program."""
+    """Decide what to do. ``entries`` are those of host_files, ``exports`` the file of each program."""
     files = host_files.plan_all(entries)
     changing = {step.path for step in files}
     start = server is not None and not runs(run, _UNITS[server])
@@ -40,7 +42,7 @@ def look(run: Runner, entries: Sequence[Mapping[str, Any]], exports: Mapping[str
 
 
 def apply(run: Runner, plan: Plan) -> None:
-    """Carry it out. At once: who has left the cluster is refused from here on."""
+    """Carry out the plan. It takes effect immediately: machines that have left the cluster are refused from here on."""
     for step in plan.files:
         host_files.apply(step)
     # Even if nothing was written: an earlier run may have been interrupted before this.
@@ -49,14 +51,14 @@ def apply(run: Runner, plan: Plan) -> None:
     if plan.start and plan.server:
         run(["systemctl", "enable", "--now", _UNITS[plan.server]], timeout=_SECONDS)
     elif GANESHA in plan.forgotten:
-        # It reads its exports anew at once, and those who are still members notice nothing. Without any export of ours
-        # only a start makes it forget the last one.
+        # It reloads its exports immediately, which does not affect the remaining members. Only a restart makes it drop
+        # the last export.
         verb = "reload" if plan.server == GANESHA else "restart"
         run(["systemctl", verb, _UNITS[GANESHA]], timeout=_SECONDS)
 
 
 def as_diff(plan: Plan) -> Tuple[str, str]:
-    """The files before and after, and the service."""
+    """The files and the service, before and after."""
     before, after = host_files.as_diff(plan.files)
     if plan.start and plan.server:
         before, after = f"{before}{_UNITS[plan.server]}: stopped\n", f"{after}{_UNITS[plan.server]}: running at boot\n"

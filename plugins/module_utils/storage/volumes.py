@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The mount at a path, and whether an external file system is mounted there and is the right one."""
+"""The mount at a path, and whether the right external file system is mounted there."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, holding, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError, bounded
 
-#: A file system that is well answers in milliseconds.
+#: A working file system answers in milliseconds.
 _SECONDS = 10.0
-#: These mount something else at first use, and are not a file system yet.
+#: These mount another file system on first use, and are none themselves.
 AUTOMOUNT = "autofs"
 
 
 def mount_of(mounted: Sequence[Mounted], path: str) -> Mounted:
-    """The mount that ``path`` is on. Raises VolumeError where the list has not even a root."""
+    """The mount that contains ``path``. Raises VolumeError if the list does not even have a root."""
     mount = holding(mounted, path)
     if mount is None:
         raise VolumeError("nothing is mounted")
@@ -29,12 +29,12 @@ def mount_of(mounted: Sequence[Mounted], path: str) -> Mounted:
 
 def locate(path: str) -> Dict[str, Any]:
     """The mount at ``path``. May wait for a dead server: see ``bounded``."""
-    # To look into it mounts what an automount has still to mount.
+    # Listing the folder triggers an automount.
     with os.scandir(path) as entries:
         next(entries, None)
     real = os.path.realpath(path)
     if real != path:
-        # The checks compare paths with mount points, some of them without a look at the file system.
+        # The checks compare paths with mount points, some of them without accessing the file system.
         raise VolumeError(f"it is a symbolic link; set mount_point to {real}")
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
         mount = mount_of(parse_mountinfo(stream.read()), path)
@@ -44,7 +44,7 @@ def locate(path: str) -> Dict[str, Any]:
 
 
 def trouble_of(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> str:
-    """Why a file system is not the one that the volume has to be; empty where it is. ``mount`` is of ``locate``."""
+    """Why a file system is not the wanted one of the volume; empty if it is. ``mount`` is the result of ``locate``."""
     wanted = volume.get("filesystem")
     if wanted and mount["filesystem"] != wanted:
         return f"it is {mount['filesystem']} from {mount['source']}, but {wanted} is required"
@@ -56,7 +56,7 @@ def trouble_of(volume: Mapping[str, Any], mount: Mapping[str, Any]) -> str:
 
 
 def refuse_missing(volumes: Sequence[Mapping[str, Any]]) -> None:
-    """Raises HostStateError that names every external volume that is not there or not the right one."""
+    """Raises HostStateError that names every external volume that is missing or wrong."""
     troubles = []
     for volume in volumes:
         path = volume["mount_point"]

@@ -31,7 +31,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.spans import Busy, Span
 
-#: A rank for which the others wait this share of a step is named, if it costs this many times what the next one costs,
+#: A rank for which the others wait at least this share of a step is named, if it costs this many times what the next
+#: one costs,
 _SHARE = 0.05
 _TIMES = 2.0
 #: and if that is more than this many standard errors of its mean over the steps.
@@ -46,8 +47,9 @@ _PIECES = 4000
 
 
 class _Rank(NamedTuple):
-    """A rank's time in the steps, by the clock of rank 0, whether it computes meanwhile or not. ``waiting``: by the rank that is
-    awaited, without the time in which data moves.
+    """A rank's time in the steps, by the clock of rank 0, including times in which it computes as well.
+
+    ``waiting``: by the awaited rank, without the time in which data is transferred.
     """
 
     clock: Clock
@@ -75,7 +77,7 @@ class _Rank(NamedTuple):
 
 
 def analyse(name: str, traces: Mapping[int, RankTrace]) -> Analysis:
-    """Raises InputError if the traces have no step in common."""
+    """Analyse the traces of a run. Raises InputError if they have no step in common."""
     steps = common_steps(traces)
     if not steps:
         raise InputError(f"The traces of {name} have no step in common.", "Record a profile of all ranks together.")
@@ -177,7 +179,7 @@ def _shares(
 
 
 def slowest(shares: Sequence[RankShare]) -> Optional[Slow]:
-    """The rank that slows down the others, or the node if all of its ranks do; None if none clearly does."""
+    """The rank that delays the others, or the node if all of its ranks do; None if none clearly does."""
     by_node: Dict[str, List[RankShare]] = defaultdict(list)
     for share in shares:
         by_node[share.node].append(share)
@@ -190,9 +192,11 @@ def slowest(shares: Sequence[RankShare]) -> Optional[Slow]:
 
 
 def _slowest_of(groups: Sequence[Sequence[RankShare]]) -> Optional[Slow]:
-    """It is the one that is awaited. What it costs is how much longer it needs for what it does alone: some of the time that
-    the others lose is not waiting, but an exchange that would have been hidden if it had begun earlier. That must be more than
-    what chance makes of it from step to step.
+    """The rank that is awaited.
+
+    Its cost is how much longer it needs for its own work: some of the time that the others lose is not waiting, but an
+    exchange that would have been hidden if it had started earlier. The cost must exceed the random variation from step
+    to step.
     """
     if len(groups) < 2:
         return None
@@ -249,7 +253,7 @@ def top(traces: Mapping[int, RankTrace]) -> List[TopOperation]:
     times: Dict[str, Dict[int, float]] = defaultdict(dict)
     calls: Dict[str, int] = defaultdict(int)
     for rank, trace in traces.items():
-        # A trace may have more steps than all of them have.
+        # A trace may have steps that others do not have.
         share = 1.0 / max(1, len(trace.steps))
         for name, operation in trace.operations.items():
             times[name][rank] = operation.time * share
@@ -264,7 +268,7 @@ def top(traces: Mapping[int, RankTrace]) -> List[TopOperation]:
 
 
 def _moment(traces: Mapping[int, RankTrace], steps: Sequence[int], aligned: Mapping[int, Clock]) -> Step:
-    """A step of typical duration: from its first begin to its last end on any rank."""
+    """A step of typical duration: from its first start to its last end on any rank."""
     found = []
     for number in steps:
         own = [_step_spans(trace, [number], aligned[rank])[number] for rank, trace in traces.items()]
@@ -274,7 +278,10 @@ def _moment(traces: Mapping[int, RankTrace], steps: Sequence[int], aligned: Mapp
 
 
 def states(one: _Rank, window: Span) -> List[State]:
-    """What a rank does in a window, in order and without a gap. Of what is too short to be seen, most of it counts."""
+    """The activity of a rank in a window, in order and without gaps.
+
+    Pieces too short to be seen show their main activity.
+    """
     few = one.busy.between(one.clock.back(window[0]), one.clock.back(window[1]), _PIECES)
     if few is None:
         shortest = (window[1] - window[0]) / _PIECES

@@ -8,7 +8,7 @@ an answer is at most half of its round-trip time. For a rank that did not ask, t
 ranks leave an all-reduce at about the same time. The fastest ones are the most precise, and their variation is the
 error.
 
-Both are checked for the impossible: a collective that ends on a rank before another rank has begun it.
+Both are checked for impossible results: a collective that ends on a rank before another rank has started it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def by_probes(probes: Sequence[Probe]) -> Tuple[float, float, float]:
 
 
 def by_ends(differences: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
-    """The offset of a rank, and the error. ``differences``: for each collective the minimum duration, and by how much it
-    ended earlier here than there.
+    """The offset of a rank, and the error.
+
+    ``differences``: for each collective, the minimum duration, and by how much earlier it ended here than there.
     """
     best = sorted(differences)[: max(1, int(len(differences) * _BEST))]
     middle = median(apart for _took, apart in best)
@@ -51,7 +52,7 @@ def by_ends(differences: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
 
 
 def align(traces: Mapping[int, RankTrace], collectives: Sequence[Collective]) -> Dict[int, Clock]:
-    """The clock of each rank. Time 0 is the begin of the first step of the lowest one."""
+    """The clock of each rank. Time 0 is the start of the first step of the lowest one."""
     lowest = min(traces)
     zero = traces[lowest].steps[0].begin
     bases = {rank: (trace.origin - traces[lowest].origin) / 1e3 - zero for rank, trace in traces.items()}
@@ -98,7 +99,7 @@ def _differences(rank: int, collectives: Sequence[Collective], found: Mapping[in
 
 
 def late(collectives: Sequence[Collective], clocks: Mapping[int, Clock]) -> float:
-    """By how much a collective ends on a rank before another one begins it; 0 if none does."""
+    """By how much a collective ends on a rank before another one starts it; 0 if none does."""
     most = 0.0
     for collective in collectives:
         begun = max(clocks[rank].at(part.begin) for rank, part in collective.items())

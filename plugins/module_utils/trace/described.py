@@ -22,8 +22,9 @@ _LATEST = 1 << 62
 
 
 class Described(NamedTuple):
-    """``trace``: the name of the file; ``first``: the first step that is recorded. ``clocks``: when, in nanoseconds since 1970,
-    the clock of rank 0 was how far ahead, and how wrong that may be.
+    """``trace``: the name of the file; ``first``: the first recorded step.
+
+    ``clocks``: at which time, in nanoseconds since 1970, by how much the clock of rank 0 was ahead, and the error.
     """
 
     trace: str
@@ -47,7 +48,7 @@ def whole(value: Any, least: int, most: int) -> Optional[int]:
 def _known(values: Mapping[str, Any], name: str, least: int, most: int) -> int:
     found = whole(values.get(name), least, most)
     if found is None:
-        raise ValueError(f"'{name}' is no number from {least} to {most}")
+        raise ValueError(f"'{name}' is not a number from {least} to {most}")
     return found
 
 
@@ -55,14 +56,14 @@ def _measured(values: Mapping[str, Any], name: str) -> float:
     value = values.get(name)
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LATEST
     if not number or not math.isfinite(value or 0):
-        raise ValueError(f"'{name}' is no number that could be measured")
+        raise ValueError(f"'{name}' is not a number that could be measured")
     return float(value or 0)
 
 
 def _objects(values: Mapping[str, Any], name: str) -> List[Mapping[str, Any]]:
     found = values.get(name, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise ValueError(f"'{name}' is no list of objects")
+        raise ValueError(f"'{name}' is not a list of objects")
     return found
 
 
@@ -73,7 +74,7 @@ def parse(values: Any) -> Described:
     if not isinstance(trace, str) or not _FILE.fullmatch(trace):
         raise ValueError("'trace' is not the name of a file")
     if not isinstance(node, str) or len(node) > _LONGEST or not node.isprintable():
-        raise ValueError(f"'node' is no text of up to {_LONGEST} letters")
+        raise ValueError(f"'node' is not a text of up to {_LONGEST} characters")
     rank = _known(values, "rank", 0, MOST_RANKS - 1)
     clocks = tuple(
         (

@@ -4,7 +4,7 @@
 """Reduce the events of a trace to what is needed.
 
 On a GPU, kernels and copies are counted, those of NCCL and RCCL as communication. On a CPU, these are the operators of
-PyTorch, and the work of Gloo, which the trace has as annotations. The remaining time is the program's own: Python,
+PyTorch, and the work of Gloo, which the trace contains as annotations. The remaining time is the program's own: Python,
 reading data, starting kernels.
 """
 
@@ -48,7 +48,7 @@ _LATEST = 1 << 62
 
 
 def _kind(name: str) -> str:
-    """What an event is, where PyTorch was built without Kineto, as that of Debian 12, and does not say so."""
+    """The kind of an event, which is missing if PyTorch was built without Kineto, as in Debian 12."""
     own = _STEP.fullmatch(name) or _ANCHOR.fullmatch(name) or _HOST_COMMUNICATION.fullmatch(name)
     return _ANNOTATION if own else _OPERATOR if "::" in name or "Backward" in name else ""
 
@@ -65,7 +65,7 @@ class _Columns:
         self.threads: Dict[Tuple[Any, Any], int] = {}
 
     def add(self, event: Mapping[str, Any], name: str, begin: float, length: float) -> int:
-        """Its number."""
+        """Returns its number."""
         self.begin.append(begin)
         self.length.append(length)
         self.name.append(self.names.setdefault(name, len(self.names)))
@@ -79,7 +79,7 @@ class _Columns:
 
 
 class _Kernel(NamedTuple):
-    """A kernel that communicates. ``correlation``: with what has started it."""
+    """A communication kernel. ``correlation``: the ID that it shares with the call that started it."""
 
     name: str
     group: str
@@ -120,7 +120,7 @@ class Digest:
             return
         kind = str(event["cat"]).lower() if "cat" in event else _kind(name)
         if kind == "trace":
-            # As long as all of it.
+            # It spans the whole trace.
             return
         number = self._columns.add(event, name, begin, length)
         values = event.get("args")
@@ -167,8 +167,9 @@ class Digest:
     # What becomes of them
 
     def finish_steps(self, first: Optional[int]) -> None:
-        """Number the steps as the program does, if that is known. Without any, the trace is one. Steps end where the next one
-        begins.
+        """Number the steps as the program does, if that is known. Steps end where the next one starts.
+
+        A trace without steps counts as one step.
         """
         if not self.steps:
             columns = self._columns
@@ -182,7 +183,7 @@ class Digest:
         ]
 
     def exchanges(self, groups: Mapping[str, Tuple[int, ...]]) -> List[Exchange]:
-        """The exchanges, in the order in which they began."""
+        """The exchanges, in the order in which they started."""
         begins = [step.begin for step in self.steps]
 
         def made(name: str, group: str, started: float, begin: float, end: float) -> Exchange:
@@ -199,14 +200,17 @@ class Digest:
         return sorted(found, key=lambda exchange: exchange.begin)
 
     def busy(self) -> spans.Busy:
-        """When it computed."""
+        """The times in which it computed."""
         columns = self._columns
         numbers = self._on_gpu if self.gpu else self._operators
         made = spans.union((columns.begin[one], columns.begin[one] + columns.length[one]) for one in numbers)
         return spans.Busy(made)
 
     def operations(self) -> Dict[str, Operation]:
-        """In the steps, by name. That of an operator is without that of those which it calls."""
+        """The operations in the steps, by name.
+
+        The time of an operator excludes that of the operators that it calls.
+        """
         window = (self.steps[0].begin, self.steps[-1].end)
         found: Dict[str, List[float]] = {}
         columns = self._columns
@@ -248,7 +252,7 @@ class Digest:
         return [(one, max(0.0, time)) for one, time in own.items()]
 
     def slices(self, most: int) -> Slices:
-        """The ``most`` longest events. An enclosing event is longer, so none is without its parents."""
+        """The ``most`` longest events. An enclosing event is longer, so the parents of each are included."""
         columns = self._columns
         total = len(columns.begin)
         shortest = 0.0
@@ -286,7 +290,7 @@ def groups(about: Mapping[str, Any]) -> Dict[str, Tuple[int, ...]]:
 
 
 def _rank(about: Mapping[str, Any], described: Optional[Described], otherwise: int) -> Tuple[int, int]:
-    """Which rank it is, of how many."""
+    """The number of the rank, and the number of ranks."""
     if described:
         return described.rank, described.ranks
     told = about.get("distributedInfo")
@@ -296,9 +300,9 @@ def _rank(about: Mapping[str, Any], described: Optional[Described], otherwise: i
 
 
 def digest(path: str, described: Optional[Described], rank: int, most: int) -> RankTrace:
-    """Read a trace. ``described``: what the rank says of it, where it does. Raises HostStateError.
+    """Read a trace. ``described``: the description by its rank, if there is one. Raises HostStateError.
 
-    ``rank``: where neither says which one it is; ``most``: events that are kept for the time line.
+    ``rank``: used if neither contains the number; ``most``: the number of events to keep for the timeline.
     """
     made = Digest()
     about = read(path, made.event)

@@ -23,7 +23,7 @@ _MOST_LETTERS = 26
 
 
 def _rows(run: Analysis) -> Tuple[int, float]:
-    """The height of a rank, and the place of its name."""
+    """The height of a rank, and the position of its name."""
     row = _THIN if len(run.shares) > _MANY else _ROW
     names = max(len(_short(share)) for share in run.shares)
     return row, names * _LETTER + 14
@@ -74,7 +74,7 @@ def _frame(run: Analysis, longest: float, width: int, label: str, rows: Iterator
 
 
 def bars(run: Analysis, longest: float, width: int = WIDTH) -> str:
-    """The mean step of each rank. ``longest``: the microseconds that are as wide as the picture."""
+    """The mean step of each rank. ``longest``: the microseconds that correspond to the width of the drawing."""
     row, left = _rows(run)
     scale = (width - left - 10) / longest
 

@@ -20,14 +20,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described im
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.digest import digest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import RankTrace
 
-#: Traces that are read at the same time: each may need some hundred MB.
+#: The maximum number of traces that are read at the same time: each may need several hundred MB.
 _AT_ONCE = 8
 _NUMBER = re.compile(r"(\d+)")
 _REMEDY = "Record one with 'gpumesh-train --profile torch', or give the directory with the traces."
 
 
 class Source(NamedTuple):
-    """The trace of a rank. ``described``: what the rank says of it; None for a trace that another program has made."""
+    """The trace of a rank.
+
+    ``described``: the description by its rank; None for a trace that another program has written.
+    """
 
     path: str
     described: Optional[Described]
@@ -78,7 +81,7 @@ def _foreign(folder: Path) -> List[Path]:
 
 
 def _described(path: Path) -> Optional[Described]:
-    """None for a trace that has this name itself."""
+    """The description of a trace; None for a trace that has this name itself."""
     try:
         with os.fdopen(open_plain(str(path)), encoding="utf-8") as stream:
             values = from_json(stream.read())
@@ -92,7 +95,7 @@ def _digest(source: Source) -> RankTrace:
 
 
 def _try(source: Source) -> Any:
-    """Errors are values here: passed between processes, exceptions would lose their attributes."""
+    """Errors are returned as values: exceptions would lose their attributes when passed between processes."""
     try:
         return _digest(source)
     except GpumeshError as failure:
@@ -100,7 +103,7 @@ def _try(source: Source) -> Any:
 
 
 def load(folder: Path, processes: Optional[int] = None) -> Dict[int, RankTrace]:
-    """By rank. Raises GpumeshError."""
+    """The traces by rank. Raises GpumeshError."""
     wanted = sources(folder)
     number = min(processes or len(os.sched_getaffinity(0)), _AT_ONCE, len(wanted))
     if number == 1:

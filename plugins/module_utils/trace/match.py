@@ -14,7 +14,7 @@ _Key = Tuple[Tuple[int, ...], str, int]
 
 
 class Matched(NamedTuple):
-    """``collectives``: of each, the part of every rank that has one. ``unmatched``: the remaining parts."""
+    """``collectives``: for each, the part of every rank that has one. ``unmatched``: the number of remaining parts."""
 
     collectives: List[Dict[int, Exchange]]
     unmatched: int
@@ -27,7 +27,7 @@ def common_steps(traces: Mapping[int, RankTrace]) -> List[int]:
 
 
 def match(traces: Mapping[int, RankTrace], steps: Sequence[int]) -> Matched:
-    """The n-th of its kind in a step is the same for all of its ranks, if all have equally many there."""
+    """The n-th collective of a kind in a step is the same on all of its ranks, if all have the same number of them."""
     wanted = set(steps)
     found: Dict[_Key, Dict[int, List[Exchange]]] = defaultdict(lambda: defaultdict(list))
     for rank, trace in traces.items():

@@ -57,7 +57,7 @@ Cell = Tuple[str, str]
 
 
 def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str]) -> str:
-    """The page. ``moment``: when it was made; ``timelines``: the files for Perfetto, one a run."""
+    """The HTML page. ``moment``: when it was created; ``timelines``: the files for Perfetto, one per run."""
     title = " and ".join(run.name for run in runs)
     nav = [("findings", "What to do"), ("steps", "A step"), ("timeline", "Time line"), ("ranks", "Ranks")]
     if any(run.links for run in runs):
@@ -116,7 +116,7 @@ def _mark(kind: str) -> str:
 
 
 def _table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
-    """Cells are text with a class; the first of a row names it. Texts are escaped here."""
+    """A table. Cells are text with a class; the first cell of a row is its header. Texts are escaped here."""
     made = "".join(f'<th scope="col" class="{kind}">{escape(text)}</th>' for text, kind in head)
     lines = []
     for row in rows:

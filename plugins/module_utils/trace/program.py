@@ -34,7 +34,7 @@ _USAGE = """gpumesh-trace [options] RUN [OTHER RUN]
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """The exit status: 0, or 2 if the request is refused."""
+    """Returns the exit status: 0, or 2 if the request is refused."""
     return exit_status(_NAME, lambda: _main(values, list(arguments)))
 
 
@@ -49,10 +49,10 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     made = argparse.ArgumentParser(_NAME, _USAGE, "Show where the time of a run goes, from its profile.")
     made.add_argument("runs", nargs="+", metavar="RUN", help="name of a run, or a directory with traces")
-    made.add_argument("--run-dir", default="", help="directory in which runs have their folders")
+    made.add_argument("--run-dir", default="", help="directory that contains the runs")
     made.add_argument("--attempt", type=int, default=0, help="the attempt (default: the last one with a profile)")
     made.add_argument(
-        "--output", default="", help="directory for the page and the time lines (default: beside the traces)"
+        "--output", default="", help="directory for the page and the timelines (default: beside the traces)"
     )
     return made
 
@@ -120,7 +120,10 @@ def _unwritable(path: str, failure: OSError) -> HostStateError:
 
 
 def record(library: str, environment: Mapping[str, str], command: Sequence[str]) -> int:
-    """Become the command of a rank, with a profile if GPUMESH_PROFILE asks for one. Raises GpumeshError."""
+    """Run the command of a rank in this process, with a profile if GPUMESH_PROFILE requests one.
+
+    Raises GpumeshError.
+    """
     if not command:
         raise InputError("There is no command to run.", "Give it after 'record', for example: python3 train.py")
     argv, variables = recorded(library, environment, command)

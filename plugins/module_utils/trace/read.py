@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a trace in Chrome's format in pieces: its values may need more memory than there is."""
+"""Read a trace in Chrome's format in pieces, since its values may need more memory than there is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Source:
         self._place = 0
 
     def peek(self) -> str:
-        """The next letter that is no space, comma or colon; empty at the end. Raises DamagedError."""
+        """The next character that is not white space, a comma or a colon; empty at the end. Raises DamagedError."""
         while True:
             found = _SPACE.match(self._text, self._place)
             self._place = found.end() if found else self._place
@@ -108,7 +108,7 @@ def _each(source: _Source, event: Callable[[Dict[str, Any]], None]) -> None:
 
 
 def read(path: str, event: Callable[[Dict[str, Any]], None]) -> Dict[str, Any]:
-    """Call ``event`` for each event; what the trace says beside them. Raises HostStateError."""
+    """Call ``event`` for each event. Returns the other values of the trace. Raises HostStateError."""
     try:
         with os.fdopen(open_plain(path), "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is known of the ranks of a run, from their traces.
+"""The data of a run's ranks, derived from their traces.
 
-    trace of a rank ──read──▶ events ──digest──▶ RankTrace ─┬─clocks───▶ Clock        when its time is that of rank 0
+    trace of a rank ──read──▶ events ──digest──▶ RankTrace ─┬─clocks───▶ Clock        conversion to the time of rank 0
                                                             ├─analyse──▶ Analysis     where the time of a step goes
                                                             └─timeline─▶ one file that Perfetto opens
                                                                          analysis ──page──▶ one HTML file
@@ -28,10 +28,10 @@ class Step(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One rank's part of a collective. ``group``: the ranks that take part, where the trace says so.
+    """One rank's part of a collective. ``group``: the ranks that take part, if the trace contains them.
 
-    ``step``: the step in which it was started, -1 before the first one. ``waits``: whether no rank can leave it before all
-    have come, as in an all-reduce.
+    ``step``: the step in which it was started, -1 before the first one. ``waits``: whether no rank can leave it before
+    all have entered, as in an all-reduce.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Exchange(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """How often a rank did something in the profiled steps, and how long that took altogether."""
+    """How often a rank performed an operation in the profiled steps, and the total time."""
 
     calls: int
     time: float
 
 
 class Probe(NamedTuple):
-    """How far the clock of rank 0 was ahead ``at`` a time, in microseconds, and by how much that may be wrong."""
+    """By how much the clock of rank 0 was ahead at the time ``at``, and the error, in microseconds."""
 
     at: float
     ahead: float
@@ -58,7 +58,7 @@ class Probe(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The way from a rank to another, measured by TCP before the profiled steps: ms there and back, 10^6 bits a second."""
+    """The path from a rank to another, measured by TCP before the profiled steps: round-trip time in ms, and Mbit/s."""
 
     source: int
     target: int
@@ -67,7 +67,10 @@ class Link(NamedTuple):
 
 
 class Slices(NamedTuple):
-    """The longest events of a rank, for the time line. The four are equally long; ``names`` and ``threads`` are looked up."""
+    """The longest events of a rank, for the timeline.
+
+    The four lists have the same length; ``names`` and ``threads`` are indexes.
+    """
 
     begin: array[float]
     length: array[float]
@@ -75,14 +78,14 @@ class Slices(NamedTuple):
     thread: array[int]
     names: List[str]
     threads: List[str]
-    #: Events that are shorter than this were left out.
+    #: Shorter events were omitted.
     shortest: float
 
 
 class RankTrace(NamedTuple):
-    """What is kept of a trace. ``origin``: nanoseconds since 1970. ``busy``: when it computed.
+    """What is kept of a trace. ``origin``: nanoseconds since 1970. ``busy``: when the rank computed.
 
-    ``gpu``: whether it computed on one; then that is what counts.
+    ``gpu``: whether it computed on a GPU; then only that counts.
     """
 
     rank: int
@@ -100,10 +103,10 @@ class RankTrace(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """What is added to the times of a rank so that they are those of rank 0: ``shift`` at time 0, and ``drift`` times the time.
+    """Converts times of a rank to those of rank 0, by adding ``shift`` and ``drift`` times the time.
 
-    ``error``: how wrong that may be, in microseconds; None where nothing tells. ``method``: probes, collectives, none, or
-    reference for rank 0. ``ahead``: by how much the clock of the node was ahead of that of rank 0 in the first step.
+    ``error``: the error in microseconds, None if unknown. ``method``: probes, collectives, none, or reference for rank
+    0. ``ahead``: by how much the clock of the node was ahead of that of rank 0 in the first step.
     """
 
     shift: float
@@ -117,14 +120,16 @@ class Clock(NamedTuple):
         return time + self.shift + self.drift * time
 
     def back(self, time: float) -> float:
-        """The reverse."""
+        """Convert a time of rank 0 back."""
         return (time - self.shift) / (1.0 + self.drift)
 
 
 class RankShare(NamedTuple):
-    """Where a rank's time goes, in microseconds a step. ``hidden``: communication while it computed; the four before make up
-    the step. ``awaited``: how long another rank waits for it, on average. ``steps``: how long each of them took, and ``owns``
-    what of it was neither communication nor waiting.
+    """Where a rank's time goes, in microseconds per step.
+
+    ``hidden``: communication while it computed; the four fields before it add up to the step. ``awaited``: how long
+    another rank waits for it, on average. ``steps``: the duration of each step, and ``owns`` the part of it that was
+    neither communication nor waiting.
     """
 
     rank: int
@@ -141,12 +146,12 @@ class RankShare(NamedTuple):
 
     @property
     def own(self) -> float:
-        """What is left of a step without the others."""
+        """The part of a step that does not depend on other ranks."""
         return self.computing + self.other
 
 
 class TopOperation(NamedTuple):
-    """One kind of operation: the mean over the ranks, a step. ``slowest``: the rank that takes longest, and its time."""
+    """One kind of operation: the mean over the ranks, per step. ``slowest``: the slowest rank, and its time."""
 
     name: str
     calls: float
@@ -156,8 +161,10 @@ class TopOperation(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """What holds the others up: a rank, or all of those on a node. ``cost``: how much longer than most of the others it needs
-    for what it does alone, in a step. ``computing`` and ``other``: how much of that is which.
+    """What delays the others: a rank, or all ranks of a node.
+
+    ``cost``: how much longer than most of the others it needs for its own work, per step. ``computing`` and ``other``
+    are the parts of it.
     """
 
     ranks: Tuple[int, ...]
@@ -167,16 +174,16 @@ class Slow(NamedTuple):
     other: float
 
 
-#: What a rank does from one time to another: computing, communicating, waiting, other; and for whom it waits.
+#: What a rank does in an interval: computing, communicating, waiting, other; and for which rank it waits.
 State = Tuple[float, float, str, int]
 
 
 class Analysis(NamedTuple):
-    """A run. ``moment``: the step that is drawn, as (number, begin, end) by the clock of rank 0, with the states of each rank;
-    ``activity``: those in all steps.
+    """A run. ``moment``: the drawn step, as (number, start, end) by the clock of rank 0, with the states of each rank.
 
-    ``missing``: ranks without a trace. ``unmatched``: exchanges that could not be found in all traces. ``late``: by how much a
-    collective ends on a rank before another one has begun it; microseconds by which the clocks must be wrong.
+    ``activity``: the states in all steps. ``missing``: ranks without a trace. ``unmatched``: exchanges that could not
+    be found in all traces. ``late``: by how much a collective ends on a rank before another one has started it; in
+    microseconds, by which the clocks must be wrong.
     """
 
     name: str
@@ -197,10 +204,10 @@ class Analysis(NamedTuple):
     shortest: float
 
     def mean(self, what: str) -> float:
-        """Of all ranks, a step."""
+        """The mean over all ranks, per step."""
         return float(sum(getattr(share, what) for share in self.shares)) / len(self.shares)
 
     @property
     def nodes(self) -> List[str]:
-        """In the order of their ranks."""
+        """The nodes in the order of their ranks."""
         return list(dict.fromkeys(share.node for share in self.shares))

@@ -53,7 +53,7 @@ def without(one: List[Span], other: List[Span]) -> List[Span]:
 
 
 def _beside(one: List[Span], other: List[Span]) -> Iterator[Tuple[Span, List[Span]]]:
-    """Each span of the first, with those of the second that are within it at least in part."""
+    """Each span of the first list, with those of the second that overlap it."""
     place = 0
     for span in one:
         while place < len(other) and other[place][1] <= span[0]:
@@ -70,25 +70,25 @@ def length(spans: Iterable[Span]) -> float:
 
 
 class Busy:
-    """Very many spans, of which is asked how much of them is within others."""
+    """Many spans, with a fast query of how much of them is within an interval."""
 
     def __init__(self, made: List[Span]) -> None:
         self._begin = array("d", (begin for begin, _end in made))
         self._end = array("d", (end for _begin, end in made))
-        #: The total length before each of them, and after the last one.
+        #: The total length before each span, and after the last one.
         self._before = array("d", [0.0])
         for begin, end in made:
             self._before.append(self._before[-1] + end - begin)
 
     def between(self, begin: float, end: float, most: int) -> Optional[List[Span]]:
-        """Those that begin between two times; None if they are more than so many."""
+        """The spans between two times; None if there are more than ``most``."""
         first, last = bisect_right(self._begin, begin), bisect_right(self._begin, end)
         # A span that began earlier may extend into it.
         first = max(0, first - 1)
         return list(zip(self._begin[first:last], self._end[first:last])) if last - first <= most else None
 
     def within(self, begin: float, end: float) -> float:
-        """How much of their length is between two times."""
+        """The total length of the spans between two times."""
         return self._until(end) - self._until(begin)
 
     def _until(self, time: float) -> float:

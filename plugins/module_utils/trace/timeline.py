@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """All ranks on one timeline, for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
 
-A rank is a process there. Its first track shows what it does: computing, communicating, or waiting for which rank;
-below are its threads and its GPU, as in its own trace, with times by the clock of rank 0.
+Each rank is shown as a process. Its first track shows its activity: computing, communicating, or waiting for another
+rank. Below are its threads and its GPU, as in its own trace, with times by the clock of rank 0.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes impor
 MOST = 1_000_000
 #: The minimum number for each rank.
 _LEAST = 2_000
-#: Events that are written at a time.
+#: The number of events that are written at a time.
 _PIECE = 4_096
 _STATES = 0
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def share(ranks: int) -> int:
-    """The events of one rank."""
+    """The number of events per rank."""
     return max(_LEAST, MOST // max(1, ranks))
 
 
@@ -94,7 +94,7 @@ def write(path: str, traces: Mapping[int, RankTrace], analysis: Analysis) -> Non
     """Replace the file once the new one is complete. Raises HostStateError."""
     errors = {str(rank): clock.error for rank, clock in sorted(analysis.clocks.items())}
     about: Dict[str, object] = {"run": analysis.name, "clock_error_us": errors, "left_out_below_us": analysis.shortest}
-    # The directory may be somebody else's, who could have put a link there.
+    # The directory may belong to another user, who could have created a link there.
     draft = f"{path}.{secrets.token_hex(6)}"
     try:
         with open(os.open(draft, _NEW, 0o644), "wb") as raw, gzip.open(raw, "wt", 1, encoding="ascii") as stream:

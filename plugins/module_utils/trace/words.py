@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The figures of a run in words, for the page and for the terminal. Pure."""
+"""The results of a run as text, for the page and for the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = (
     ("waiting", "Waiting"),
     ("other", "The program's own"),
 )
-#: Parts of the additional time of a rank below this share are not mentioned.
+#: Parts of a rank's additional time below this share are not mentioned.
 _LITTLE = 0.02
 _METHODS = {
     "reference": "the reference",
@@ -28,18 +28,18 @@ _METHODS = {
 
 
 def ms(microseconds: float) -> str:
-    """A time."""
+    """A time with its unit."""
     value = microseconds / 1e3
     return f"{value:.0f} ms" if value >= 1000 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
 
 
 def percent(share: float) -> str:
-    """A share of 1."""
+    """A fraction of 1 in percent."""
     return f"{share * 100:.0f} %" if share >= 0.1 or not share else f"{share * 100:.1f} %"
 
 
 def plural(number: int, word: str) -> str:
-    """So many of them."""
+    """A number with its noun."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
@@ -104,7 +104,7 @@ def slow_words(run: Analysis) -> Tuple[str, str]:
 
 
 def clock_words(run: Analysis) -> List[Tuple[str, str, str, str]]:
-    """For each rank: how far its clock is ahead of that of rank 0, how wrong that may be, and what tells it."""
+    """For each rank: by how much its clock is ahead of that of rank 0, the error, and how this was measured."""
     made = []
     for share in run.shares:
         clock = run.clocks[share.rank]
@@ -135,7 +135,7 @@ def summary(run: Analysis) -> str:
 
 
 def values(run: Analysis) -> Dict[str, Any]:
-    """The same for programs: times in milliseconds."""
+    """The same as values for programs, with times in milliseconds."""
 
     def scaled(one: Any, names: Tuple[str, ...]) -> Dict[str, Any]:
         return {f"{name}_ms": round(getattr(one, name) / 1e3, 4) for name in names}

@@ -57,13 +57,13 @@ def can_make(run: Runner) -> bool:
 
 
 def facts(folder: str) -> Optional[Dict[str, str]]:
-    """The facts of a complete environment: the versions of MLflow and of the schemas; None if it is not complete."""
+    """The versions of MLflow and of its schemas in a complete environment; None if it is incomplete."""
     text = read_text(os.path.join(folder, _COMPLETE))
     return None if text is None else dict(json.loads(text))
 
 
 def build(run: Runner, requirements: str, python: str) -> str:
-    """Create the environment unless it is complete; its directory. Raises CommandError with pip's message."""
+    """Create the environment unless it is complete. Returns its directory. Raises CommandError with pip's message."""
     folder = environment_of(requirements, python)
     if facts(folder) is not None:
         return folder

@@ -75,7 +75,7 @@ def sql(
 ) -> List[str]:
     """The rows of the statements, which are passed on standard input. Raises CommandError with PostgreSQL's message.
 
-    ``names``: what stands for :'NAME' and :"NAME" in them, besides ``account``.
+    ``names``: the values of :'NAME' and :"NAME" in the statements, besides ``account``.
     """
     argv = ["psql", "--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1"]
     argv += [f"--set={name}={value}" for name, value in {"account": ACCOUNT, **names}.items()]
@@ -115,7 +115,7 @@ def versions(run: Runner, cluster: Cluster) -> Dict[str, str]:
 
 
 def save(run: Runner, cluster: Cluster, path: str) -> None:
-    """Write the database to the file, which has its name when it is complete, and for its account alone to read."""
+    """Write the database to a file that only its account can read. It gets its name only when it is complete."""
     draft = f"{path}.{secrets.token_hex(4)}"
     argv = ["pg_dump", "--format=custom", f"--host={SOCKETS}", f"--port={cluster.port}", f"--file={draft}", ACCOUNT]
     try:
@@ -136,7 +136,7 @@ def save(run: Runner, cluster: Cluster, path: str) -> None:
 
 
 def load(run: Runner, cluster: Cluster, path: str) -> None:
-    """Replace the database by what is in the file, and then delete the file. Raises CommandError, and keeps the file."""
+    """Replace the database by the content of the file, and delete the file. Raises CommandError, and keeps the file."""
     sql(run, cluster, _DROP)
     create(run, cluster)
     argv = ["pg_restore", "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tracking server on its host: its current state, its desired state, and the way from one to the other.
+"""The tracking server on its host: its current state, its desired state, and the steps between them.
 
 It can be interrupted anywhere and run again with the same result: an environment counts when it is complete, a database
 from another member is kept as a file until it has been loaded, and the schema is compared before each start.
@@ -35,14 +35,17 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, postgres, settings, users
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import Server
 
-#: Seconds until the server answers. It takes 10 on an idle machine, and minutes on one that does much else.
+#: Seconds until the server answers. It takes 10 on an idle machine, and minutes on a busy one.
 _READY = 600.0
 _MIGRATION = 3600.0
 STILL_HERE = "the server is still here"
 
 
 class Request(NamedTuple):
-    """The desired state of this host. ``users``, ``certificate``, ``key`` and ``trust`` are None to keep them."""
+    """The desired state of this host.
+
+    ``users``, ``certificate``, ``key`` and ``trust`` are None to keep the current ones.
+    """
 
     server: Server
     serves: bool
@@ -67,7 +70,7 @@ def is_here() -> bool:
 
 
 def leftover(request: Request) -> bool:
-    """Whether this host has remains of a server that does not run here, or no longer does."""
+    """Whether this host has remains of a server that should not run here, or no longer does."""
     return not request.serves and (is_here() or (not request.server.tls and os.path.lexists(settings.TRUST)))
 
 
@@ -130,7 +133,7 @@ def refuse_server(request: Request) -> None:
 
 
 def refuse_member(request: Request) -> None:
-    """The same for any member."""
+    """Refuse invalid requests for any member before anything changes. Raises GpumeshError."""
     if request.server.tls and request.trust is None and not os.path.lexists(settings.TRUST):
         raise InputError(
             f"The tracking server has TLS, and there is no {settings.TRUST} on this host.",
@@ -142,7 +145,7 @@ def refuse_member(request: Request) -> None:
 
 
 def make_account(run: Runner, uid: int) -> bool:
-    """Create the account if there is none; whether it was created."""
+    """Create the account if it is missing. Returns whether it was created."""
     try:
         pwd.getpwnam(settings.ACCOUNT)
     except KeyError:
@@ -161,7 +164,7 @@ def _add_account(run: Runner, uid: int) -> None:
 
 
 def make_folders(server: Server) -> bool:
-    """Create missing directories: the home and, as the account, those on the volume. Raises HostStateError."""
+    """Create missing directories: the home, and as the account, those on the volume. Raises HostStateError."""
     entry = account(settings.ACCOUNT)
     made = not os.path.isdir(settings.HOME)
     if made:
@@ -181,9 +184,9 @@ def make_folders(server: Server) -> bool:
 
 
 def _make_on_volume(mount_point: str, name: str, entry: pwd.struct_passwd) -> bool:
-    """The folder on the volume: made by the account where it may, else by root, who gives it away; whether it was made.
+    """Create the folder on the volume as the account if possible, otherwise as root. Returns whether it was created.
 
-    Root may not even read it on a volume that squashes root, so it is only held.
+    Root may not even be able to read it on a volume that squashes root, so it is only opened as a path.
     """
     held = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     folder = os.open(os.path.realpath(mount_point), held)
@@ -212,7 +215,7 @@ def _make_on_volume(mount_point: str, name: str, entry: pwd.struct_passwd) -> bo
 
 
 def _make(path: str, folder: Optional[int]) -> bool:
-    """Create a directory; whether it was missing."""
+    """Create a directory. Returns whether it was missing."""
     try:
         os.mkdir(path, 0o700, dir_fd=folder)
     except FileExistsError:
@@ -264,7 +267,7 @@ def trust_file(request: Request) -> Optional[Secret]:
 
 
 def daemons(server: Server, cluster: postgres.Cluster, systemd: bool) -> List[Tuple[Any, Any]]:
-    """PostgreSQL and MLflow, each with what exists once it can be used."""
+    """PostgreSQL and MLflow, each with the conditions under which it is ready."""
     database = daemon.Daemon(
         cluster.unit if systemd else "postgresql",
         "started",
@@ -292,7 +295,7 @@ def mlflow_daemon(state: str) -> daemon.Daemon:
 
 
 def look(run: Runner, request: Request) -> List[str]:
-    """Descriptions of the differences. Changes nothing."""
+    """Describe the differences, without changing anything."""
     words = [f"{trust.path} differs"] if (trust := trust_file(request)) else []
     if not request.serves:
         return words + ([STILL_HERE] if leftover(request) else [])
@@ -312,7 +315,7 @@ def look(run: Runner, request: Request) -> List[str]:
         for one in secret_files(request, cluster.port)
     ]
     database, mlflow = daemons(request.server, cluster, systemd)
-    # systemd does not know a unit that has not been written yet, which is said above.
+    # systemd does not know a unit that has not been written yet, which is reported above.
     known = not systemd or os.path.lexists(settings.UNIT)
     for wanted, _ready in (database, mlflow) if known else (database,):
         if daemon.make_plan(run, _manager(systemd), wanted, request.places).changed:
@@ -321,14 +324,14 @@ def look(run: Runner, request: Request) -> List[str]:
 
 
 def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
-    """The same for the playbook show, by the parameters of the module."""
+    """The same for the playbook show, from the module's parameters."""
     request = requested(params)
     words = look(run, request)
     return Differences(words, bool(words) and request.serves and not is_here())
 
 
 def requested(params: Mapping[str, Any]) -> Request:
-    """From the parameters of the module tracking."""
+    """The request in the parameters of the module tracking."""
     given = {name: params.get(name) for name in ("serves", "requirements", "users", "certificate", "key", "trust")}
     places = daemon.Places.given(params) if "supervisor_config" in params else daemon.Places()
     return Request(server=Server.given(params), places=places, **given)  # type: ignore[arg-type]
@@ -371,7 +374,7 @@ def _serve(run: Runner, request: Request, done: Done) -> None:
     _run_daemon(run, request, systemd, database, done)
     _prepare(run, request, systemd, cluster, folder, heads, words)
     _run_daemon(run, request, systemd, mlflow, done)
-    # The account of the check as well: the database may come from a member where it had another password.
+    # The account of the check as well, since the database may come from a member where it had another password.
     own = {"name": settings.CHECKER, "password": checker_password(), "administrator": True}
     words += [
         f"user {name} changed"
@@ -411,7 +414,7 @@ def _prepare(
     heads: Mapping[str, str],
     words: List[str],
 ) -> None:
-    """The database: the one that has come, a new one, or the one that is here, with the schema of this MLflow."""
+    """Prepare the database: the transferred one, a new one, or the current one, with the schema of this MLflow."""
     dump = request.server.dump
     if postgres.is_there(dump):
         _stop(run, request, systemd)
@@ -445,7 +448,7 @@ def _variables() -> Dict[str, str]:
 def settle_users(
     run: Runner, folder: str, cluster: postgres.Cluster, wanted: Sequence[Mapping[str, Any]], look_only: bool
 ) -> List[str]:
-    """Apply MLflow's users; the names of those that differ. The passwords are passed on standard input."""
+    """Apply MLflow's users. Returns the names of those that differ. The passwords are passed on standard input."""
     given = {"url": settings.database_url(cluster.port), "users": list(wanted), "look": look_only}
     program = os.path.join(settings.LIBRARY, "users.py")
     source = inspect.getsource(users)
@@ -460,9 +463,9 @@ def settle_users(
 
 
 def save(run: Runner, request: Request) -> bool:
-    """Stop the server and write its database to the volume, for another member; whether there was one to write.
+    """Stop the server and write its database to the volume, for another member. Returns whether there was one to write.
 
-    Where that has been done already, the file is what counts, and stays.
+    If that has been done already, the file is current, and is kept.
     """
     if not is_here() or find("pg_lsclusters") is None:
         return False
@@ -480,10 +483,10 @@ def save(run: Runner, request: Request) -> bool:
 
 
 def retire(run: Runner, request: Request, keep_data: bool) -> bool:
-    """Remove the server from this host; whether there was one.
+    """Remove the server from this host. Returns whether there was one.
 
-    Its database goes if another member has taken it over, unless ``keep_data``. The program goes last: as long as it is there,
-    the next run comes here again.
+    Its database is deleted if another member has taken it over, unless ``keep_data``. The program is deleted last: as
+    long as it exists, the next run continues the removal.
     """
     trusted = remove_file(settings.TRUST) if keep_data or not request.server.tls else False
     if not is_here():

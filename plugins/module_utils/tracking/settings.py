@@ -11,9 +11,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple
 
 #: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
 ACCOUNT = "gpumesh_tracking"
-#: The MLflow account with which the check writes a run, an administrator. Its password belongs to the server.
+#: The MLflow account, an administrator, with which the check writes a run. Its password belongs to the server.
 CHECKER = "gpumesh"
-#: The given user who may do everything.
+#: The name of the user who is always an administrator.
 ADMINISTRATOR = "admin"
 
 SERVICE = "gpumesh-tracking"
@@ -23,7 +23,7 @@ AUTHENTICATION = f"{FOLDER}/auth.ini"
 SECRET = f"{FOLDER}/secret"
 CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
-#: Says that the database has been written to the volume, so that what is here is not needed any more.
+#: Exists if the database has been written to the volume, so that the local one is no longer needed.
 MOVED = f"{FOLDER}/moved"
 #: The certificates against which members verify the server; on every member.
 TRUST = "/etc/gpumesh/tracking-ca.crt"
@@ -38,7 +38,7 @@ _WORKERS = 2
 
 
 class Server(NamedTuple):
-    """The server as the record has it. ``mount_point`` is where the volume of the artifacts is."""
+    """The server in the record. ``mount_point`` is that of the artifacts' volume."""
 
     cluster: str
     machine: str
@@ -50,7 +50,7 @@ class Server(NamedTuple):
 
     @classmethod
     def given(cls, params: Mapping[str, Any]) -> Server:
-        """From the parameters of the module tracking."""
+        """Read the parameters of the module tracking."""
         return cls(**{name: params[name] for name in cls._fields})
 
     @property
@@ -65,23 +65,23 @@ class Server(NamedTuple):
 
     @property
     def dump(self) -> str:
-        """The database on its way to another member. While it is there, it is what counts."""
+        """The database on its way to another member. While it exists, it is the current one."""
         return f"{self.folder}/database.dump"
 
 
 def environment_of(requirements: str, python: str) -> str:
-    """The folder of the Python environment: another one for other packages, and for another Python (such as 3.13)."""
+    """The folder of the Python environment: different packages, or another Python (such as 3.13), have another one."""
     digest = hashlib.sha256(f"{python}\n{requirements}".encode()).hexdigest()
     return f"{LIBRARY}/{digest[:12]}"
 
 
 def database_url(port: int) -> str:
-    """The database for SQLAlchemy, by the socket of PostgreSQL."""
+    """The URL of the database for SQLAlchemy, through PostgreSQL's socket."""
     return f"postgresql+psycopg://{ACCOUNT}@/{ACCOUNT}?host={SOCKETS}&port={port}"
 
 
 def authentication(port: int, password: str) -> str:
-    """MLflow's authentication file, with CHECKER's password: users read everything, and change what is theirs."""
+    """MLflow's authentication file, with CHECKER's password: users can read everything, and change what they own."""
     return (
         f"{_WRITTEN}[mlflow]\ndefault_permission = READ\n"
         # The file supports no other quoting.
@@ -92,7 +92,7 @@ def authentication(port: int, password: str) -> str:
 
 
 def origins(server: Server) -> List[str]:
-    """As what a browser knows the server, by its address and by the name of its machine."""
+    """The origins under which browsers reach the server: its address, and the name of its machine."""
     scheme = "https" if server.tls else "http"
     address = f"[{server.address}]" if ":" in server.address else server.address
     return [f"{scheme}://{host}:{server.port}" for host in (address, server.machine)]
@@ -109,9 +109,9 @@ def program(server: Server, environment: str, port: int) -> str:
         f"--workers={_WORKERS}",
         f"--backend-store-uri={database_url(port)}",
         f"--artifacts-destination={server.artifacts}",
-        # Regardless of the host name that a browser uses: each request has a password.
+        # Any host name is allowed, since each request has a password.
         "--allowed-hosts=*",
-        # A page of another origin may not act for the user who has it open. Those of localhost are always allowed.
+        # A page of another origin must not act for the user who has it open. Origins of localhost are always allowed.
         f"--cors-allowed-origins={','.join(origins(server))}",
     ]
     if server.tls:
@@ -121,7 +121,7 @@ def program(server: Server, environment: str, port: int) -> str:
         f"MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat {SECRET})\n"
         "export MLFLOW_FLASK_SERVER_SECRET_KEY\n"
         f"export HOME={HOME}\nexport MLFLOW_AUTH_CONFIG_PATH={AUTHENTICATION}\n"
-        # Six more processes, for evaluations of language models by other services.
+        # Otherwise, it starts six more processes, for evaluations of language models by other services.
         "export MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false\n"
         "export MLFLOW_DISABLE_TELEMETRY=true\nexport GIT_PYTHON_REFRESH=quiet\n"
         f"exec {' '.join(map(shlex.quote, argv))}\n"
@@ -142,7 +142,7 @@ def unit(cluster: str) -> str:
 
 
 def files(server: Server, environment: str, port: int, systemd: bool) -> List[Dict[str, Any]]:
-    """The files without secrets, as for the module file_set."""
+    """The files without secrets, in the form of the module file_set."""
     entries = [
         {"path": LIBRARY, "state": "directory", "mode": "0755"},
         {"path": FOLDER, "state": "directory", "mode": "0755"},

@@ -16,7 +16,7 @@ from typing import Any, Dict, List
 
 
 def settle(store: Any, users: List[Dict[str, Any]], look: bool) -> List[str]:
-    """Apply the users in MLflow's store; the names of those that differ."""
+    """Apply the users in MLflow's store. Returns the names of those that differ."""
     changed = []
     for user in users:
         name, password = user["name"], user["password"]
@@ -41,7 +41,7 @@ def settle(store: Any, users: List[Dict[str, Any]], look: bool) -> List[str]:
 
 
 def main() -> None:
-    """The program's entry."""
+    """The entry point of the program."""
     given = json.load(sys.stdin)
     store = importlib.import_module("mlflow.server.auth.sqlalchemy_store").SqlAlchemyStore()
     store.init_db(given["url"])

@@ -42,29 +42,29 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import
 #: Seconds between two checks of the ranks, and between two keepalives.
 _SPACING = 0.5
 _BEAT = 1.0
-#: Seconds without a message from the supervisor after which it is presumed dead. It sends one every second.
+#: Seconds without a message from the supervisor, which sends one every second, after which it is presumed dead.
 _SILENCE = 10.0
 #: Seconds for a rank to end after SIGTERM.
 _PATIENCE = 5.0
-#: Bytes of a rank's last output that are kept for the supervisor.
+#: The number of bytes of a rank's last output that are kept for the supervisor.
 _TAIL = 4096
-#: Seconds for the stacks of the ranks to arrive in their output.
+#: Seconds in which the stacks of the ranks must appear in their output.
 _DUMP = 0.5
-#: The offset from MASTER_PORT to the port on which agents time their paths to each other. Nothing else of a run uses
-#: the ports below.
+#: The offset from MASTER_PORT to the port on which agents time their paths to each other. A run does not use the ports
+#: below for anything else.
 _BELOW = 4000
-#: Seconds for an heir to begin another attempt, before another agent tries; seconds between two looks for the controller;
-#: and how often that is done.
+#: Seconds for an heir to start another attempt before another agent tries; seconds between two queries of the
+#: controller; and the number of these.
 _HEIR = 60.0
 _AGAIN = 5.0
 _TURNS = 5
 
 
 class Task(NamedTuple):
-    """What the agents of all nodes get, on their command line. ``token``: of the submission that is in charge.
+    """What the agents of all nodes receive on their command line. ``token``: that of the submission in charge.
 
-    ``stage_dir``: where a node has its copy of the data, if there is any to be copied. ``profile``: what is recorded.
-    ``commit``: of the code, in git.
+    ``stage_dir``: the directory of a node's copy of the data, if any has to be copied. ``profile``: what is recorded.
+    ``commit``: the commit of the code in git.
     """
 
     run: str
@@ -82,12 +82,12 @@ class Task(NamedTuple):
 
 
 class Rank:
-    """One process with its descendants."""
+    """One process and its descendants."""
 
     def __init__(
         self, number: int, argv: Sequence[str], directory: str, variables: Mapping[str, str], log: Path
     ) -> None:
-        """Raises OSError when the program cannot be started."""
+        """Start the rank. Raises OSError if the program cannot be started."""
         self.number = number
         self.progress = Progress()
         self.status: Optional[int] = None
@@ -107,7 +107,7 @@ class Rank:
         self._copying.start()
 
     def _copy(self, source: Any, log: Path) -> None:
-        """Keep the output of the rank. A volume that cannot be written to must not stop the rank."""
+        """Store the output of the rank. A volume that cannot be written to must not stop the rank."""
         descriptor = -1
         with contextlib.suppress(OSError):
             log.parent.mkdir(exist_ok=True)
@@ -123,7 +123,7 @@ class Rank:
     def look(self, last: bool = False) -> bool:
         """Whether it has reported new progress. ``last``: it has ended, so this is the last check."""
         try:
-            # Two files that are written within a tick of the kernel's clock have the same time.
+            # Two files that are written within one tick of the kernel's clock have the same time.
             stamp = os.stat(self._progress_file).st_mtime_ns
             if stamp == self._stamp and not last:
                 return False
@@ -165,16 +165,16 @@ class Rank:
         processes.send(self._process.pid, signal.SIGUSR1)
 
     def dump(self) -> None:
-        """Make it write its stacks, if it has a handler for that."""
+        """Make it print its stacks, if it has a handler for that."""
         processes.send(self._process.pid, signal.SIGUSR2)
 
     def stopped(self) -> str:
-        """Why it does not run; empty while it can."""
+        """Why it cannot run; empty while it can."""
         return processes.stopped(self._process.pid)
 
 
 class Agent:
-    """All ranks of this node. ``end`` may be called by a handler of a signal."""
+    """All ranks of this node. ``end`` may be called by a signal handler."""
 
     def __init__(self, task: Task, node: str, output: IO[str]) -> None:
         self._task = task
@@ -190,14 +190,14 @@ class Agent:
         self._load: Optional[load.Load] = None
 
     def say(self, event: str, **values: Any) -> None:
-        """Send a message to the supervisor. What follows if nobody reads it is decided elsewhere."""
+        """Send a message to the supervisor. The consequences of a closed output are handled elsewhere."""
         if self._listened_to:
             with contextlib.suppress(OSError):
                 self._output.writelines(lines.encode(lines.Said(event, self._node, values)))
                 self._output.flush()
 
     def start(self) -> None:
-        """Start the ranks, or the copy of the data that they need first. Raises OSError, GpumeshError."""
+        """Start the ranks, or first the copy of the data that they need. Raises OSError, GpumeshError."""
         task = self._task
         self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
         processes.kill_marked("GPUMESH_RUN_DIR", task.folder)
@@ -241,9 +241,11 @@ class Agent:
         self._load = load.Load({rank.number: rank.group for rank in self._ranks}, others, port)
 
     def run(self, orders: int) -> bool:
-        """Until the supervisor has ended the attempt; False where it was lost. ``orders``: its words come there.
+        """Run until the supervisor has ended the attempt.
 
-        An agent whose ranks have ended stays: it may be the one that goes on with the run.
+        Returns False if the supervisor was lost. ``orders``: the descriptor of its orders.
+
+        An agent whose ranks have ended stays, since it may be the one that continues the run.
         """
         heard = time.monotonic()
         pending = b""
@@ -256,7 +258,7 @@ class Agent:
                 *words, pending = (pending + part).split(b"\n")
                 for word in words:
                     self._obey(word.decode("ascii", "replace"))
-                # The end of the file: srun has gone.
+                # End of file: srun has ended.
                 present = bool(part)
             if time.monotonic() - heard > _SILENCE:
                 present = False
@@ -287,7 +289,7 @@ class Agent:
             self._look()
 
     def _look(self) -> None:
-        """Report what the ranks do."""
+        """Report the state of the ranks."""
         for rank in self._living():
             rank.dump()
         time.sleep(_DUMP)
@@ -295,12 +297,12 @@ class Agent:
             self.say("state", rank=rank.number, stopped=rank.stopped(), place=cause.place(rank.tail()))
 
     def end(self) -> None:
-        """The attempt has ended: ask the ranks to end. They are killed shortly afterwards."""
+        """End the ranks after the attempt: ask them first, and kill them shortly afterwards."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _PATIENCE
             for rank in self._living():
                 rank.signal(signal.SIGTERM)
-                # A stopped process would not receive it.
+                # A stopped process would not handle it.
                 rank.signal(signal.SIGCONT)
 
     def _living(self) -> List[Rank]:
@@ -339,7 +341,7 @@ class Agent:
             self.say("staging", done=staging.done, total=staging.total, ready=bool(staging.path))
 
     def close(self) -> None:
-        """Clean up, and report it."""
+        """Clean up, and report the end."""
         if self._staging:
             self._staging.stop()
         processes.kill_marked("GPUMESH_RUN_DIR", self._task.folder)
@@ -351,7 +353,7 @@ class Agent:
 
 
 def _address(node: str) -> str:
-    """The cluster's address of a node, which every member's /etc/hosts has; the name itself where it has not."""
+    """The cluster address of a node, from a member's /etc/hosts; the name itself if it has none."""
     try:
         return str(socket.getaddrinfo(node, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -359,10 +361,10 @@ def _address(node: str) -> str:
 
 
 def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> bool:
-    """Whether this node should continue the run, whose supervisor is lost. False once another node does.
+    """Whether this node should continue the run, whose supervisor is lost. Returns False once another node does.
 
-    ``reaches``: whether the controller answers. Without it the run could not go on here. Most likely it is this node then
-    that is cut off, not that of the supervisor, even if it still has the shared volume.
+    ``reaches``: whether the controller answers. Without it, the run could not continue here. Most likely, it is this
+    node that is cut off, and not that of the supervisor, even if it still has the shared volume.
     """
     folder = Folder(task.folder)
     turn = 0
@@ -390,5 +392,5 @@ def parse_task(text: str) -> Task:
 
 
 def task_text(task: Task) -> str:
-    """A word of a command line."""
+    """The task as a word of a command line."""
     return json.dumps(task._asdict())

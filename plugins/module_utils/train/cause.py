@@ -33,7 +33,7 @@ _LONGEST = 300
 
 
 def follows(end: RankEnd) -> bool:
-    """Whether it looks like a consequence of the end of another rank."""
+    """Whether this looks like a consequence of the end of another rank."""
     return end.status > 0 and _CONSEQUENCE.search(end.tail) is not None
 
 
@@ -48,7 +48,7 @@ def error_line(end: RankEnd) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Such as SIGKILL; a number for those without a name."""
+    """The name of a signal, such as SIGKILL, or its number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -56,9 +56,9 @@ def signal_name(number: int) -> str:
 
 
 def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
-    """The cause by the ranks that have failed; None where none has.
+    """The cause according to the failed ranks; None if none has failed.
 
-    First come those whose errors follow from no other, and of these the one that ended first.
+    Ranks whose errors are not consequences of others come first, and of these, the one that ended first.
     """
     failed = [end for end in ends if end.status]
     if not failed:
@@ -72,10 +72,10 @@ def crash(ends: Sequence[RankEnd]) -> Optional[Cause]:
 
 
 class Seen(NamedTuple):
-    """What is known about the ranks when nothing progresses any more, by rank.
+    """What is known about the ranks when there is no more progress, by rank.
 
-    ``stopped``: why a process does not run, by what the kernel says; ``places``: where a program that can say so is;
-    ``through``: those that have ended well.
+    ``stopped``: why a process does not run, according to the kernel; ``places``: where programs that can report it are;
+    ``through``: ranks that have completed.
     """
 
     nodes: Mapping[int, str]
@@ -86,10 +86,10 @@ class Seen(NamedTuple):
 
 
 def hang(seen: Seen, seconds: float) -> Cause:
-    """The cause when nothing progresses any more.
+    """The cause when there is no more progress.
 
-    A rank that is stopped is to blame before the one that is behind, and that before the one that is somewhere else in the
-    program. Where all are alike nobody is.
+    A stopped rank is blamed before one that is behind, and that before one that is elsewhere in the program. If all are
+    alike, none is blamed.
     """
     if seen.stopped:
         rank = min(seen.stopped)
@@ -118,7 +118,7 @@ def _blamed(rank: int, seen: Seen, what: str) -> Cause:
     return Cause("hang", f"rank {rank} on {node} is {what}{others}", rank, node)
 
 
-#: Where ranks wait for each other, in PyTorch, JAX and mpi4py, and in the wrappers that people write around them.
+#: Where ranks wait for each other, in PyTorch, JAX and mpi4py, and in common wrappers around them.
 _COLLECTIVE = re.compile(
     r"all_?reduce|all_?gather|reduce_scatter|all_?to_?all|broadcast|barrier|gather|scatter|backward|synchronize|recv|wait"
 )
@@ -126,9 +126,9 @@ _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)$', re.MULTILINE)
 
 
 def place(tail: str) -> str:
-    """Where a program is by the last stack that faulthandler has written; empty where there is none.
+    """Where a program is, by the last stack that faulthandler has printed; empty if there is none.
 
-    The collective that it waits in, else its innermost function.
+    This is the collective in which it waits, or its innermost function.
     """
     _before, found, stack = tail.rpartition("(most recent call first):")
     frames = _FRAME.findall(stack.split("\n\n", 1)[0]) if found else []

@@ -33,7 +33,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile as profiles
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Progress
 
-#: Of one rank of one run. Whoever starts another run from there, or from a shell with them, does not mean them for it.
+#: The variables of one rank of one run. A run that is started by a rank, or from a shell with them, must not inherit
+#: them.
 OWN = (
     "GPUMESH_ATTEMPT",
     "GPUMESH_CHECKPOINT_DIR",
@@ -44,7 +45,7 @@ OWN = (
     "GPUMESH_STAGE_DIR",
     "GPUMESH_STOP_FILE",
 )
-#: A larger file is not taken for progress.
+#: Larger files are not accepted as progress.
 _LONGEST = 64 * 1024
 _MOST = 1 << 53
 
@@ -81,7 +82,7 @@ def _real(value: Any) -> Optional[float]:
 
 
 def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: str) -> Dict[str, str]:
-    """The tags of the run in MLflow, if the job environment says that experiments are tracked."""
+    """The tags of the run in MLflow, if the job environment shows that experiments are tracked."""
     try:
         tags = json.loads(context)
     except ValueError:
@@ -90,13 +91,13 @@ def _tags(context: str, run: str, attempt: int, nodes: Sequence[str], commit: st
         return {}
     tags.update({"mlflow.runName": run, "gpumesh.attempt": str(attempt), "gpumesh.nodes": ",".join(nodes)})
     if commit:
-        # The first is for MLflow, whose pages show the second.
+        # MLflow uses the first, and its pages show the second.
         tags.update({"mlflow.source.git.commit": commit, "gpumesh.commit": commit})
     return {"MLFLOW_RUN_CONTEXT": json.dumps(tags)}
 
 
 class Place(NamedTuple):
-    """The place of a rank: its node among those of the attempt, and its number there."""
+    """The place of a rank: its node among those of the attempt, and its number on the node."""
 
     nodes: Sequence[str]
     node: str
@@ -115,7 +116,7 @@ class Place(NamedTuple):
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """The number of all ranks."""
         return len(self.nodes) * self.ranks_per_node
 
 
@@ -131,11 +132,13 @@ def environment(
     profile: str = "",
     commit: str = "",
 ) -> Dict[str, str]:
-    """The variables of one rank. ``master``: MASTER_ADDR and MASTER_PORT; ``local``: a folder on the node's own disk;
-    ``staged``: where it has its copy of the data; ``profile``: what is recorded of this attempt; ``commit``: of the code.
+    """The variables of one rank.
 
-    Slurm and the job environment describe the agent, which is one task of its node: what differs for a rank is replaced, since
-    Lightning, JAX and others read it too.
+    ``master``: MASTER_ADDR and MASTER_PORT; ``local``: a folder on the node's own disk; ``staged``: the path of its
+    copy of the data; ``profile``: what is recorded of this attempt; ``commit``: that of the code.
+
+    Slurm and the job environment describe the agent, the only task of its node. What differs for a rank is replaced,
+    since Lightning, JAX and others use it too.
     """
     world = {
         "RANK": str(place.rank),

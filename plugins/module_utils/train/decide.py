@@ -10,14 +10,15 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request
 
-#: After this many times, the same failure at the same step is the program's fault, and failures of one node the node's.
+#: After this many repetitions, the same failure at the same step is blamed on the program, and failures of a node on
+#: the node.
 REPEATED = 3
-#: Ends of attempts that are not failures.
+#: Causes that are not failures.
 _BLAMELESS = ("finished", "warned", "cancelled")
 
 
 class Decision(NamedTuple):
-    """``action``: finish, cancel, fail, restart (on ``nodes``, in this allocation) or resubmit (not on ``excluded``)."""
+    """``action``: finish, cancel, fail, restart (on ``nodes``, in this allocation) or resubmit (without ``excluded``)."""
 
     action: str
     reason: str = ""
@@ -53,7 +54,7 @@ def repeats(attempts: Sequence[Attempt]) -> bool:
 
 
 def _error(detail: str) -> str:
-    """The error without what differs from attempt to attempt: which rank, which node, how many others."""
+    """The error without what differs between attempts: the rank, the node, the number of others."""
     return detail.partition(": ")[2].partition(" (")[0]
 
 
@@ -63,7 +64,7 @@ def restarts(attempts: Sequence[Attempt]) -> int:
 
 
 def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]:
-    """Whether the run ends, or leaves its job, after the last of these attempts; None where it is to be started again."""
+    """Whether the run ends or leaves its job after the last of these attempts; None if it is to be restarted."""
     cause = attempts[-1].cause if attempts else None
     if cause is None:
         return None
@@ -85,9 +86,9 @@ def verdict(request: Request, attempts: Sequence[Attempt]) -> Optional[Decision]
 
 
 def placement(request: Request, attempts: Sequence[Attempt], allocated: Sequence[str], fit: Sequence[str]) -> Decision:
-    """Where the next attempt runs. ``fit``: nodes of the allocation that may be used and answer.
+    """Where the next attempt runs. ``fit``: nodes of the allocation that can be used and respond.
 
-    Nodes of the last attempt come first, so that what they have read stays in memory.
+    Nodes of the last attempt come first, so that files that they have read are still in memory.
     """
     barred = unreliable(attempts)
     last = attempts[-1].nodes if attempts else ()

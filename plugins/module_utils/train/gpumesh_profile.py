@@ -8,8 +8,8 @@ with that of rank 0, each measures the path to the next rank, and the profiler w
 are compared once more; the trace is compressed and copied in the background. Failures are logged, and do not affect the
 program.
 
-Clocks are compared as by NTP: rank 0 is asked for its time repeatedly. The fastest answer is used; its error is at most
-half of its round-trip time.
+Clocks are compared as in NTP: rank 0 is queried for its time repeatedly. The fastest answer is used; its error is at
+most half of its round-trip time.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ import time
 import zlib
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-#: Steps before the profiler starts, and steps in which it runs and keeps nothing.
+#: Steps before the profiler starts, and steps in which it runs without recording.
 SKIPPED = 5
 WARM_UP = 2
 #: Steps that are recorded by default.
 _STEPS = 5
-#: Rank 0 returns its time on one of these ports, derived from MASTER_PORT. They are those of jobs, so that the role
-#: firewall keeps others out, and differ from those of the agents of gpumesh-train.
+#: Rank 0 reports its time on one of these ports, derived from MASTER_PORT. They are ports of jobs, which the role
+#: firewall closes to others, and differ from those of the agents of gpumesh-train.
 _PORTS = range(15000, 25000)
 _FURTHER = 3000
 #: Queries of the time, and seconds to wait for another rank.
 _QUESTIONS = 30
 _PATIENCE = 5.0
-#: Seconds for which data is sent to the next rank, and bytes of one part, and at most.
+#: Seconds for which data is sent to the next rank; bytes of one part, and the maximum.
 _BULK = 0.2
 _PART = 1 << 18
 _LARGEST = 1 << 30
@@ -61,10 +61,13 @@ def clock_port(master_port: int) -> int:
 
 
 class Server(threading.Thread):
-    """Tells the time, where other ranks are, and how much data has come. Ends when all of ``visitors`` have said so."""
+    """Reports the time, the addresses of other ranks, and how much data has arrived.
+
+    Ends when all ``visitors`` are done.
+    """
 
     def __init__(self, place: Place, visitors: int, greeting: str) -> None:
-        """``greeting``: what ranks of this run know it by. Raises OSError where it cannot listen there."""
+        """``greeting``: identifies the server to ranks of this run. Raises OSError if it cannot listen on the port."""
         super().__init__(daemon=True)
         self._greeting = greeting
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
@@ -75,7 +78,7 @@ class Server(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """A thread for each rank that connects."""
+        """Serve each rank that connects in a thread."""
         with contextlib.suppress(OSError):
             while True:
                 connection, peer = self._socket.accept()
@@ -153,7 +156,7 @@ class Peer:
         return str(self._stream.readline().decode("ascii").strip())
 
     def clock(self) -> Dict[str, int]:
-        """How far its clock is ahead of ours, and by how much that may be wrong; nanoseconds."""
+        """By how much its clock is ahead of ours, and the error, in nanoseconds."""
         best: Optional[Tuple[int, int, int]] = None
         for _question in range(_QUESTIONS):
             before = time.time_ns()
@@ -165,7 +168,7 @@ class Peer:
         return {"at": before + took // 2, "ahead": theirs - before - took // 2, "error": took // 2}
 
     def link(self) -> Dict[str, float]:
-        """The round-trip time in milliseconds, and the rate of data sent there in 10^6 bits per second."""
+        """The round-trip time in milliseconds, and the rate of data sent to it in Mbit/s."""
         times = []
         for _question in range(_QUESTIONS):
             begun = time.perf_counter()
@@ -186,14 +189,14 @@ class Peer:
         return {"ms": min(times) * 1000, "mbits": speed}
 
     def close(self) -> None:
-        """Raises nothing."""
+        """Close the connection. Raises nothing."""
         with contextlib.suppress(OSError):
             self._stream.close()
             self._socket.close()
 
 
 class Neighbours:
-    """The clocks and the links of the ranks, without those that cannot be measured."""
+    """The clocks and the links of the ranks, except those that cannot be measured."""
 
     def __init__(self, rank: int, ranks: int, variables: Mapping[str, str]) -> None:
         self._rank, self._ranks = rank, ranks
@@ -222,7 +225,7 @@ class Neighbours:
             say(f"rank {self._rank}: clocks and links are not measured: {failure}")
 
     def measure(self) -> None:
-        """Before the profiled steps: the clock, and the link to the next rank."""
+        """Measure the clock and the link to the next rank, before the profiled steps."""
         if not self._able:
             return
         with self._telling():
@@ -253,7 +256,7 @@ class Neighbours:
             self.clocks.append(self._peer.clock())
 
     def close(self) -> None:
-        """After the profiled steps: the clock once more."""
+        """Measure the clock once more, after the profiled steps."""
         if self._peer is None:
             return
         with self._telling():
@@ -266,7 +269,7 @@ class Neighbours:
 
 
 class Recorder:
-    """Records some steps of a rank. ``steps``: how many."""
+    """Records some steps of a rank. ``steps``: their number."""
 
     def __init__(self, steps: int, folder: str, variables: Mapping[str, str]) -> None:
         self._steps = steps
@@ -284,7 +287,7 @@ class Recorder:
         atexit.register(self._explain)
 
     def step(self, number: int) -> None:
-        """Called when the program has made a step."""
+        """Called when the program has completed a step."""
         if self._over or number == self._last:
             return
         self._last = number
@@ -335,7 +338,7 @@ class Recorder:
         threading.Thread(target=self._keep, args=(self._exported,), name="gpumesh-profile").start()
 
     def _keep(self, path: str) -> None:
-        """Bring the trace to the volume, then what it is: whoever finds that, finds all of it."""
+        """Copy the trace to the volume, and then its description, whose existence shows that the trace is complete."""
         name = f"rank-{self._rank}"
         about = {
             "rank": self._rank,
@@ -378,7 +381,7 @@ def recorder() -> Recorder:
 
 
 def _number(text: Optional[str], otherwise: int) -> int:
-    """A program must not fail because of an invalid variable."""
+    """The number in a variable. A program must not fail because of an invalid one."""
     return int(text) if text and text.isascii() and text.isdigit() else otherwise
 
 

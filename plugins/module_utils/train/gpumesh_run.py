@@ -7,7 +7,7 @@ It is available in every rank, requires only Python, and does nothing if the pro
 
     gpumesh_run.progress(step, steps, loss=loss, checkpoint=saved)    after each step
     if gpumesh_run.stopping(): save a checkpoint and exit
-    with gpumesh_run.waiting(): all_reduce(...)                       so that a rank slower than the others is named
+    with gpumesh_run.waiting(): all_reduce(...)                       to identify a rank that is slower than the others
 
 The first one is also what `--profile torch` needs, and `gpumesh-trace record` in jobs without `gpumesh-train`.
 """
@@ -34,7 +34,7 @@ _recorders: List[Any] = []
 def progress(
     step: int, steps: Optional[int] = None, loss: Optional[float] = None, checkpoint: Optional[int] = None
 ) -> None:
-    """Report the progress of the program. ``checkpoint``: the step of the last one that is complete."""
+    """Report the progress of the program. ``checkpoint``: the step of the last complete checkpoint."""
     if _PROGRESS_FILE:
         told = {"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint, **_waited}
         with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:
@@ -48,7 +48,7 @@ def progress(
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """What is done in here waits for other ranks: a barrier, an exchange of gradients."""
+    """Marks code that waits for other ranks: a barrier, an exchange of gradients."""
     begun = time.monotonic()
     try:
         yield
@@ -57,7 +57,7 @@ def waiting() -> Iterator[None]:
 
 
 def stopping() -> bool:
-    """Whether to save a checkpoint now, and exit: the time limit is near, or the node is to be free."""
+    """Whether to save a checkpoint and exit now: the time limit is near, or the node is to be released."""
     return bool(_warnings) or (bool(_STOP_FILE) and os.path.exists(_STOP_FILE))
 
 
@@ -66,7 +66,7 @@ def _warn(number: int, _frame: Any) -> None:
 
 
 if _PROGRESS_FILE:
-    # The stacks of all threads, for a rank that hangs.
+    # Print the stacks of all threads, for a rank that hangs.
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _warn)

@@ -1,18 +1,20 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics for the cluster's MLflow that an outage of its server neither stops nor slows, nor loses: ``import gpumesh_track``.
+"""Metrics for the cluster's MLflow: ``import gpumesh_track``.
 
     gpumesh_track.params(lr=0.1, batch=32)            once
     gpumesh_track.log(step, loss=loss, accuracy=a)    after a step; only rank 0 does anything
     gpumesh_track.artifact("report.html")             a file, as it is now
 
-It needs nothing but Python. Each call appends a line to a file in the directory of the run; a thread in the background hands
-the lines in, and goes on where it was when the server is back, also in the next attempt. What is left when a run has ended
-is handed in by ``srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py DIRECTORY``: jobs know where the server is.
+An outage of the server neither stops nor slows the program, and loses no metrics. It needs only Python. Each call
+appends a line to a file in the directory of the run; a thread in the background sends the lines, and continues when the
+server is back, also in the next attempt. What is left when a run has ended is sent by ``srun python3
+/usr/local/lib/gpumesh/python/gpumesh_track.py DIRECTORY``: jobs know where the server is.
 
-Nothing arrives twice: MLflow keeps one of several points that are the same, with their time, so a batch whose answer was lost
-is simply sent again, and a file replaces itself. A run is looked for by a tag of its own before it is made.
+Nothing is stored twice: MLflow keeps only one of several identical points with the same time, so a batch whose reply
+was lost is simply sent again, and a file replaces itself. A run is searched for by a tag of its own before it is
+created.
 """
 
 from __future__ import annotations
@@ -36,27 +38,27 @@ import time
 import urllib.parse
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
-#: Seconds: between two batches, at most after failures, for one request, and at the end of the program.
+#: Seconds: between two batches, the maximum after failures, for one request, and at the end of the program.
 _PERIOD = 2.0
 _LONGEST_PAUSE = 30.0
 _TIMEOUT = 20.0
 _LAST = 10.0
-#: What MLflow takes at once.
+#: MLflow's limits for one request.
 _MOST = 1000
 _MOST_PARAMS = 100
 _POINTS, _STATE = "points.jsonl", "state.json"
-#: Where this file stays. A rank of gpumesh-train reads it from elsewhere, and only while it runs.
+#: Where this file is installed. A rank of gpumesh-train imports a copy that exists only while it runs.
 _INSTALLED = "/usr/local/lib/gpumesh/python/gpumesh_track.py"
 _OTHER_NAME = re.compile(r"[^\w./: -]", re.ASCII)
 _LATER = (408, 425, 429)
-#: Of the server's answers: it does not know the user, or the user may not do that.
+#: Responses of the server: the user is unknown, or has no permission.
 _NOT_ALLOWED = (401, 403)
-#: The server keeps the artifacts itself, and these are their paths.
+#: The paths of the artifacts if the server stores them itself.
 _KEPT = "mlflow-artifacts"
 
 
 class ServerError(Exception):
-    """The server has refused something, and would do so again; ``code`` is MLflow's."""
+    """The server has refused a request, and would do so again; ``code`` is MLflow's."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}"[:400])
@@ -64,37 +66,43 @@ class ServerError(Exception):
 
 
 class UnreachableError(Exception):
-    """The server does not answer, or not now."""
+    """The server does not answer, or is temporarily unavailable."""
 
 
 # --- The program's side: functions that only write a line
 
 
 def log(step: int, **metrics: float) -> None:
-    """Note the metrics of a step. Names are of letters, digits and ``_``; for others, and for a mapping, ``**{...}``."""
+    """Record the metrics of a step.
+
+    Names consist of letters, digits and ``_``; for others, or a mapping, use ``**{...}``.
+    """
     at = int(time.time() * 1000)
     points = [[_OTHER_NAME.sub("_", name)[:250], _number(value), at, int(step)] for name, value in metrics.items()]
     _append({"points": points})
 
 
 def params(**given: Any) -> None:
-    """Note parameters of the run. The first value of each is the one that counts, also after a restart."""
+    """Record parameters of the run. Only the first value of each counts, also after a restart."""
     _append({"params": [[_OTHER_NAME.sub("_", name)[:250], str(value)[:6000]] for name, value in given.items()]})
 
 
 def artifact(path: str, name: str = "") -> None:
-    """Copy a file, which is handed in as an artifact of the run. ``name`` may have folders; by default that of the file."""
+    """Copy a file, which is sent as an artifact of the run.
+
+    ``name`` may contain folders; the default is that of the file.
+    """
     wanted = os.path.normpath(name or os.path.basename(path)).lstrip("./")
     _write(lambda writer: writer.keep(path, wanted))
 
 
 def _status(word: str) -> Dict[str, Any]:
-    """The line for a beginning or an end, which MLflow shows as the run's status."""
+    """The line for a start or an end, which MLflow shows as the run's status."""
     return {"status": word, "at": int(time.time() * 1000)}
 
 
 def _number(value: Any) -> Any:
-    """A number as JSON has it: others by their names."""
+    """A number for JSON; infinity and NaN as their names."""
     number = float(value)
     if math.isfinite(number):
         return number
@@ -102,14 +110,14 @@ def _number(value: Any) -> Any:
 
 
 def directory() -> str:
-    """Where the lines are: with the run of gpumesh-train, or else where the program was started."""
+    """The directory of the lines: that of the run of gpumesh-train, or else where the program was started."""
     run = os.environ.get("GPUMESH_RUN_DIR")
     name = "track" if run else f"track-{os.environ.get('SLURM_JOB_ID', os.getpid())}"
     return os.path.join(run or os.getcwd(), name)
 
 
 class _Writer:
-    """The open file, and the thread that hands its lines in."""
+    """The open file, and the thread that sends its lines."""
 
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -126,17 +134,17 @@ class _Writer:
             atexit.register(self.close)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append the line in one go."""
+        """Append the line in a single write."""
         self._lines.write(json.dumps(line).encode("ascii") + b"\n")
 
     def keep(self, path: str, name: str) -> None:
-        """Copy the file, and then note it."""
+        """Copy the file, and then record it."""
         copy = f"artifact-{secrets.token_hex(8)}"
         shutil.copyfile(path, os.path.join(self._sender.folder, copy))
         self.write({"artifact": name, "copy": copy})
 
     def close(self) -> None:
-        """Say how the program has ended, and hand in the rest, for a few seconds at most."""
+        """Record how the program has ended, and send the rest, for a few seconds at most."""
         self.write(_status("FAILED" if hasattr(sys, "last_value") else "FINISHED"))
         self._over = True
         self._wake.set()
@@ -144,7 +152,7 @@ class _Writer:
         if self._sender.left():
             folder = self._sender.folder
             _say(
-                f"the server has not got everything of {folder} yet. The next attempt goes on with it, or: "
+                f"the server has not got everything of {folder} yet. The next attempt continues with it, or: "
                 f"srun python3 {_INSTALLED} {folder}"
             )
 
@@ -193,7 +201,7 @@ def _say(words: str) -> None:
 
 
 def _end_line(path: str, descriptor: int) -> None:
-    """End a line at which an earlier attempt was killed, so that it spoils only itself."""
+    """End a line that a killed attempt left incomplete, so that only this line is lost."""
     with open(path, "rb") as stream:
         if stream.seek(0, os.SEEK_END) and stream.seek(-1, os.SEEK_END) is not None and stream.read(1) != b"\n":
             os.write(descriptor, b"\n")
@@ -203,7 +211,7 @@ def _end_line(path: str, descriptor: int) -> None:
 
 
 class _Batch:
-    """What is handed in at once, from some lines: points, parameters, the last status and the artifacts."""
+    """The content of one request, from several lines: points, parameters, the last status and the artifacts."""
 
     def __init__(self) -> None:
         self.points: List[List[Any]] = []
@@ -212,12 +220,12 @@ class _Batch:
         self.artifacts: List[Dict[str, Any]] = []
 
     def has_room(self, line: Mapping[str, Any]) -> bool:
-        """Whether MLflow takes this line as well at once. A line alone may have more points than that."""
+        """Whether MLflow accepts this line in the same request. A single line may exceed the limit."""
         points = len(self.points) + len(line.get("points", []))
         return (points <= _MOST or not self.points) and len(self.params) + len(line.get("params", [])) <= _MOST_PARAMS
 
     def add(self, line: Dict[str, Any]) -> None:
-        """Add what the line has."""
+        """Add the content of the line."""
         self.points += line.get("points", [])
         self.params += line.get("params", [])
         self.status = line if "status" in line else self.status
@@ -225,7 +233,7 @@ class _Batch:
 
 
 class Sender:
-    """Hands in the lines of a folder, each once. Several processes may try: one has the lock."""
+    """Sends the lines of a folder, each once. Several processes may try; one has the lock."""
 
     def __init__(self, folder: str, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -235,14 +243,14 @@ class Sender:
         self._place = 0
 
     def left(self) -> bool:
-        """Whether there are lines that the server has not got yet."""
+        """Whether there are lines that the server has not received yet."""
         try:
             return os.path.getsize(os.path.join(self.folder, _POINTS)) > int(self._read_state().get("sent", 0))
         except FileNotFoundError:
             return False
 
     def send(self) -> None:
-        """Hand in what there is. Raises UnreachableError, ServerError or OSError."""
+        """Send what there is. Raises UnreachableError, ServerError or OSError."""
         with open(os.path.join(self.folder, "lock"), "a", encoding="ascii") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,7 +262,7 @@ class Sender:
                 self._note(sent=end)
 
     def _batches(self, start: int) -> Iterator[Tuple[int, _Batch]]:
-        """Whole lines from an offset on, and where they end."""
+        """Yield batches of complete lines from an offset on, with the offset of their end."""
         batch = _Batch()
         with open(os.path.join(self.folder, _POINTS), "rb") as stream:
             stream.seek(start)
@@ -285,14 +293,14 @@ class Sender:
             try:
                 self._call("runs/log-parameter", {"run_id": run, "key": key, "value": value})
             except ServerError as failure:
-                # The first value is the one that counts.
+                # The first value counts.
                 if failure.code != "INVALID_PARAMETER_VALUE":
                     raise
         for line in batch.artifacts:
             self._upload(run, str(line["artifact"]), os.path.join(self.folder, os.path.basename(str(line["copy"]))))
 
     def _upload(self, run: str, name: str, copy: str) -> None:
-        """Hand in a file, and delete the copy: one that is not there has arrived before."""
+        """Send a file, and delete the copy. A missing copy has already been sent."""
         if not os.path.lexists(copy):
             return
         try:
@@ -303,13 +311,13 @@ class Sender:
         except ServerError as failure:
             if failure.status in _NOT_ALLOWED:
                 raise
-            # The metrics that follow are not held up by a file.
+            # A file must not delay the metrics that follow.
             _say(f"{failure}. The artifact {name} stays in {copy}.")
             return
         os.unlink(copy)
 
     def _artifacts(self, run: str) -> str:
-        """Where the server keeps those of the run. Raises ServerError if it does not keep any itself."""
+        """Where the server stores the artifacts of the run. Raises ServerError if it does not store them itself."""
         if not self._state.get("artifacts"):
             uri = urllib.parse.urlsplit(self._call(f"runs/get?run_id={run}")["run"]["info"]["artifact_uri"])
             if uri.scheme != _KEPT:
@@ -318,10 +326,10 @@ class Sender:
         return str(self._state["artifacts"])
 
     def _run(self) -> str:
-        """The run of this folder, made where there is none."""
+        """The MLflow run of this folder, which is created if necessary."""
         if self._state.get("run_id"):
             return str(self._state["run_id"])
-        # Noted before anything is asked for, so that a run whose making was not answered is found again.
+        # Recorded before any request, so that a run is found again if the reply to its creation is lost.
         token = str(self._state.get("token") or secrets.token_hex(16))
         self._note(token=token)
         experiment = self._experiment()
@@ -343,7 +351,7 @@ class Sender:
         return dict(self._call("runs/create", begun)["run"])
 
     def _begun(self) -> int:
-        """When the first attempt began, which may be long before the server answers; in milliseconds."""
+        """When the first attempt started, which may be long before the server answers; in milliseconds."""
         with open(os.path.join(self.folder, _POINTS), "rb") as stream:
             return int(_parsed(stream.readline()).get("at", time.time() * 1000))
 
@@ -359,13 +367,13 @@ class Sender:
             wanted = {"name": name, "tags": [{"key": "mlflow.experimentKind", "value": "custom_model_development"}]}
             return str(self._call("experiments/create", wanted)["experiment_id"])
         except ServerError as failure:
-            # Another run has made it meanwhile.
+            # Another run has created it meanwhile.
             if failure.code != "RESOURCE_ALREADY_EXISTS":
                 raise
         return str(self._call(asked)["experiment"]["experiment_id"])
 
     def _call(self, path: str, body: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
-        """Raises UnreachableError for what may pass, and ServerError."""
+        """Send a request. Raises UnreachableError for temporary failures, and ServerError."""
         text = None if body is None else json.dumps(body)
         method = "GET" if body is None else "POST"
         return self._ask(method, f"mlflow/{path}", {"Content-Type": "application/json"}, text)
@@ -414,7 +422,7 @@ class Sender:
             return {}
 
     def _note(self, **more: Any) -> None:
-        """In one step that outlives a power cut."""
+        """Update the state in one step that survives a power cut."""
         self._state.update(more)
         path = os.path.join(self.folder, _STATE)
         with open(path + ".new", "w", encoding="ascii") as stream:
@@ -425,7 +433,7 @@ class Sender:
 
 
 def _parsed(raw: bytes) -> Dict[str, Any]:
-    """A line; nothing for one at which a program was killed."""
+    """The content of a line; empty for one that a killed program left incomplete."""
     try:
         line = json.loads(raw)
     except ValueError:
@@ -434,7 +442,9 @@ def _parsed(raw: bytes) -> Dict[str, Any]:
 
 
 def credentials(environment: Mapping[str, str]) -> str:
-    """NAME:PASSWORD, from where MLflow itself takes them: the environment, or ~/.mlflow/credentials; empty without them."""
+    """NAME:PASSWORD, from the same sources as MLflow: the environment, or ~/.mlflow/credentials; empty if there are
+    none.
+    """
     name, password = (environment.get(f"MLFLOW_TRACKING_{part}") for part in ("USERNAME", "PASSWORD"))
     if not name:
         read = configparser.ConfigParser(interpolation=None)
@@ -449,7 +459,7 @@ def credentials(environment: Mapping[str, str]) -> str:
 
 
 def main(arguments: List[str]) -> int:
-    """Hand in what a run has left: ``gpumesh_track.py DIRECTORY``."""
+    """Send what a run has left: ``gpumesh_track.py DIRECTORY``."""
     if len(arguments) != 1:
         _say(f"usage: {os.path.basename(__file__)} DIRECTORY")
         return 2

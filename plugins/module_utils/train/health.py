@@ -4,7 +4,7 @@
 """Whether a node on which a failure occurred may be used again, as far as a user can tell.
 
 The node's health program runs as root every few minutes, and drains the node if it finds a fault. Here the same checks
-are made at once, as the user, in a step on the node: those of GPUs, links and shared volumes. What a user may not read
+are made at once, as the user, in a step on the node: those of GPUs, links and shared volumes. What a user cannot read
 is not evaluated, and nothing is written: a full volume is not a fault of the node.
 """
 

@@ -21,7 +21,7 @@ LIBRARY = "/usr/local/lib/gpumesh/python"
 
 
 def parts(params: Mapping[str, Any]) -> Dict[str, Part]:
-    """The desired files by their paths, by the parameters of the module train."""
+    """The desired files by path, from the parameters of the module train."""
     modules = {f"{LIBRARY}/{name}": source for name, source in profile.modules().items()}
     if params["state"] == "absent":
         programs = {path: package.part(path, None) for path in (program.PATH, trace.PATH)}
@@ -38,7 +38,7 @@ def parts(params: Mapping[str, Any]) -> Dict[str, Part]:
 
 
 def differences(_run: Runner, params: Mapping[str, Any]) -> Differences:
-    """How this host differs from the parameters of the module."""
+    """How this host differs from the module's parameters."""
     found = [path for path, part in parts(params).items() if part.changed]
     words = [f"{path} {'differs' if os.path.lexists(path) else 'is missing'}" for path in found]
     return Differences(words, bool(words) and not os.path.lexists(program.PATH))

@@ -13,9 +13,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 
-#: Begins each line that is meant for the supervisor.
+#: The prefix of each line that is meant for the supervisor.
 _MARK = "@gpumesh "
-#: Characters of a message in one line; json.dumps makes them ASCII.
+#: The number of characters of a message per line; json.dumps makes them ASCII.
 _LONGEST = 800
 _MORE, _LAST = "+", "."
 
@@ -43,7 +43,7 @@ class Decoder:
         self._begun: Dict[str, str] = {}
 
     def feed(self, line: str) -> Optional[Said]:
-        """The message that this line completes. None for a part of one, and for lines that no agent wrote."""
+        """The message that this line completes; None for a part of one, and for lines that are not from an agent."""
         if not line.startswith(_MARK):
             return None
         node, _space, rest = line[len(_MARK) :].rstrip("\n").partition(" ")

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.pace import LOOK
 
-#: Other nodes that an agent times, handshakes with each of them, seconds between these, and seconds for one.
+#: The number of nodes that an agent times; handshakes with each of them; seconds between these; the timeout of one.
 _PEERS = 8
 _TIMES = 3
 _SPACING = 0.3
@@ -37,9 +37,9 @@ class Held:
         self._at = 0.0
 
     def shares(self, groups: Mapping[int, Sequence[int]], now: float) -> Dict[int, float]:
-        """Since the last call, by rank: of its thread that has waited longest, as a share of the time.
+        """The share of time since the last call for which a rank's longest waiting thread has waited, by rank.
 
-        ``groups``: the processes of each rank. A rank is missing that had no thread at the last call.
+        ``groups``: the processes of each rank. Ranks that had no thread at the last call are omitted.
         """
         passed, self._at = now - self._at, now
         before, self._before = self._before, {}
@@ -58,7 +58,7 @@ class Listener:
 
     def __init__(self, address: str, port: int) -> None:
         self._socket: Optional[socket.socket] = None
-        # A port that is taken costs nothing but the measurement.
+        # If the port is in use, only the measurement is lost.
         with contextlib.suppress(OSError):
             self._socket = socket.create_server((address, port), family=_family(address), backlog=64)
             threading.Thread(target=self._serve, args=(self._socket,), daemon=True).start()
@@ -69,7 +69,7 @@ class Listener:
                 listening.accept()[0].close()
 
     def close(self) -> None:
-        """Later connections are refused."""
+        """Stop accepting connections."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -99,7 +99,7 @@ def peers(nodes: Sequence[str], node: str) -> List[str]:
 
 
 class Load:
-    """Measures every few seconds, in a thread. ``groups``: the process group of each rank."""
+    """Measures every few seconds in a thread. ``groups``: the process group of each rank."""
 
     def __init__(self, groups: Mapping[int, int], addresses: Mapping[str, str], port: int) -> None:
         self._groups = groups
@@ -120,7 +120,7 @@ class Load:
                 self._found = {"held": held, "trips": trips}
 
     def _trips(self) -> Dict[str, float]:
-        """The median of several handshakes with each node that is there: they may meet more or less traffic."""
+        """The median of several handshakes with each node that responds, since traffic varies."""
         took: Dict[str, List[float]] = {}
         away = set()
         for _time in range(_TIMES):
@@ -134,7 +134,7 @@ class Load:
         return {node: round(median(times), 3) for node, times in took.items() if node not in away}
 
     def take(self) -> Optional[Dict[str, Any]]:
-        """The measurements, once."""
+        """Return the measurements, once."""
         with self._lock:
             found, self._found = self._found, None
         return found

@@ -25,21 +25,21 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 
 #: The minimum seconds between two measurements: each rank must have made a step meanwhile.
 LOOK = 5.0
-#: Measurements in a row after which a rank is named, and after which it no longer counts as slow.
+#: The number of consecutive measurements after which a rank is named, and after which it no longer counts as slow.
 _IN_A_ROW = 4
-#: Shares of the time. A rank that costs less is not reported.
+#: Fractions of the time. A rank that costs less is not reported.
 _COSTLY = 0.2
 _STARVED = 0.25
-#: Measurements whose median is used as the pace, or the distance, at that time.
+#: The number of measurements whose median is used as the current pace or distance.
 _SPAN = 3
-#: How many times as long as the others: a rank's own step, or the time without a processor.
+#: The factor by which a rank's own step, or its time without a processor, must exceed that of the others.
 _SLOWER = 1.5
 #: By how much a handshake must be slower than before: by this factor, and by this many milliseconds.
 _FARTHER, _FARTHER_MS = 2.0, 5.0
 
 
 class Sign(NamedTuple):
-    """How a node differs from the others now. ``cost``: share of the time."""
+    """How a node currently differs from the others. ``cost``: the fraction of the time."""
 
     rank: Optional[int]
     cost: float
@@ -60,10 +60,10 @@ Pair = FrozenSet[str]
 def _apart(
     values: Mapping[int, float], nodes: Mapping[int, str], unlike: Callable[[float, float], Optional[Sign]]
 ) -> Dict[str, Sign]:
-    """By node, its rank that is most unlike those of the others, if only few nodes have one. The sign's rank is set here.
+    """The most deviating rank of each node, if only few nodes have one. The sign's rank is set here.
 
-    ``unlike``: gets the value of a rank and the median of those on other nodes. In a run on one node the ranks are compared
-    with each other. Where many are unlike the median, there is nothing that they could be measured by.
+    ``unlike``: receives the value of a rank, and the median of those on other nodes. In a run on one node, ranks are
+    compared with each other. If many deviate from the median, there is no reference to compare them with.
     """
     alone = len(set(nodes.values())) == 1
     found: Dict[int, Sign] = {}
@@ -92,7 +92,7 @@ def awaited(waits: Mapping[int, float], seconds: float, nodes: Mapping[int, str]
 
 
 def held_up(held: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Sign]:
-    """The ranks that get no processor when they need one. ``held``: the share of the time."""
+    """The ranks that get no processor when they need one. ``held``: the fraction of the time."""
 
     def unlike(own: float, others: float) -> Optional[Sign]:
         if own < _SLOWER * others or own < others + _STARVED:
@@ -103,7 +103,7 @@ def held_up(held: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Si
 
 
 def slower(steps: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Sign]:
-    """The ranks whose own steps take longer. ``steps``: seconds a step."""
+    """The ranks whose own steps take longer. ``steps``: seconds per step."""
 
     def unlike(own: float, others: float) -> Optional[Sign]:
         if own < _SLOWER * others:
@@ -114,13 +114,13 @@ def slower(steps: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Si
 
 
 def farther(trips: Mapping[Pair, float], before: Mapping[Pair, float], cost: float) -> Dict[str, Sign]:
-    """The node to and from which everything takes longer than before. Milliseconds by pair of nodes."""
+    """The node whose connections all take longer than before. Milliseconds by pair of nodes."""
     known = {pair: trip for pair, trip in trips.items() if pair in before}
     risen = [pair for pair, trip in known.items() if trip > _FARTHER * before[pair] + _FARTHER_MS]
     if not risen or cost < _COSTLY:
         return {}
     ends = set(frozenset.intersection(*risen))
-    # Of a single pair, the node whose distance to others is unchanged is not the cause.
+    # In a single pair, a node whose distance to others is unchanged is not the cause.
     near = {node for pair in known if pair not in risen for node in pair}
     blamed = ends - near if len(ends) > 1 else ends
     if len(blamed) != 1:
@@ -131,7 +131,7 @@ def farther(trips: Mapping[Pair, float], before: Mapping[Pair, float], cost: flo
 
 
 class _Best:
-    """The minimum of a duration over a while: the median of several measurements in a row."""
+    """The minimum of a duration over some time, as the median of several consecutive measurements."""
 
     def __init__(self) -> None:
         self._last: Deque[float] = deque(maxlen=_SPAN)
@@ -146,7 +146,7 @@ class _Best:
 
 
 class _Suspicion:
-    """How many times in a row a node differed from the others, and since when."""
+    """How many times in a row a node has differed from the others, and since when."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -156,7 +156,7 @@ class _Suspicion:
 
 
 class Pace:
-    """The pace of one attempt. ``ranks``: how many there are."""
+    """The pace of one attempt. ``ranks``: their number."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -172,7 +172,7 @@ class Pace:
 
     @property
     def stragglers(self) -> List[Straggler]:
-        """All that were named in this attempt, including those that are no longer slow."""
+        """All ranks that were named in this attempt, including those that are no longer slow."""
         return [one.named for one in self._suspicions.values() if one.named is not None]
 
     def tell(self, rank: int, node: str, progress: Progress, now: float) -> None:
@@ -189,7 +189,7 @@ class Pace:
             self._trips.setdefault(frozenset((node, other)), []).append(float(trip))
 
     def look(self, now: float, wall: float) -> List[Straggler]:
-        """Evaluate again, if due; returns those that are named for the first time. ``wall``: seconds since 1970."""
+        """Evaluate again, if due. Returns those that are named for the first time. ``wall``: seconds since 1970."""
         if now - self._looked < LOOK or len(self._told) < self._ranks:
             return []
         made = {rank: told.step - self._before[rank].step for rank, told in self._told.items() if rank in self._before}
@@ -218,7 +218,7 @@ class Pace:
         found = self._far(lost)
         found.update(slower(steps, nodes))
         if len(waits) == self._ranks:
-            # The program knows. The processors say why.
+            # The program's report shows the rank; the processors' load shows the reason.
             for node, sign in awaited(waits, seconds, nodes).items():
                 why = f"; {starved[node].words}" if node in starved else ""
                 found[node] = sign._replace(words=sign.words + why)
@@ -238,7 +238,7 @@ class Pace:
         return found
 
     def _weigh(self, signs: Mapping[str, Sign], since: float) -> List[Straggler]:
-        """One more look at each node; ``since``: when what was looked at began."""
+        """Update the suspicion of each node. ``since``: the start of the evaluated period."""
         for node in signs:
             self._suspicions.setdefault(node, _Suspicion())
         return [
@@ -250,7 +250,7 @@ class Pace:
 
 
 def _weigh_one(suspicion: _Suspicion, node: str, sign: Optional[Sign], since: float) -> Optional[Straggler]:
-    """The straggler, if it is named by this look."""
+    """The straggler, if this evaluation names it."""
     named = suspicion.named
     if sign is None:
         suspicion.seen = 0

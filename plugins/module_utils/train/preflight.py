@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refuse runs that cannot work, before anything is submitted."""
+"""Refuse runs that cannot work before anything is submitted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profi
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
 _MOUNTS = "/proc/self/mountinfo"
-#: File systems that other nodes see as well.
+#: File systems that are usually shared with other nodes.
 _SHARED = ("nfs", "nfs4", "lustre", "ceph", "beegfs", "gpfs", "glusterfs", "cifs", "smb3", "9p", "virtiofs", "wekafs")
-#: User-space file systems usually are, such as MooseFS, which providers mount into containers, and sshfs.
+#: User-space file systems usually are as well, such as MooseFS, which providers mount into containers, and sshfs.
 _USERSPACE = "fuse"
 _LOCAL_USERSPACE = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.bindfs")
 #: Nodes that are queried at the same time, and the timeout in seconds for each.
@@ -30,7 +30,7 @@ _LACKS = 13
 
 
 def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
-    """Whether all nodes see the path: it is on a volume of the cluster, or on a file system of a network.
+    """Whether all nodes see the path: it is on a volume of the cluster, or on a network file system.
 
     ``mounts``: the text of /proc/self/mountinfo.
     """
@@ -38,7 +38,7 @@ def is_shared(path: str, volumes: Sequence[str], mounts: str) -> bool:
         return True
     mount = holding(parse_mountinfo(mounts), path)
     kind = mount.filesystem if mount else ""
-    # With the name of the program behind a full stop, where that is known.
+    # With the name of the program after a dot, if that is known.
     return kind in _SHARED or (kind.partition(".")[0] == _USERSPACE and kind not in _LOCAL_USERSPACE)
 
 
@@ -54,7 +54,7 @@ def refuse_local(path: str, volumes: Sequence[str], option: str = "--run-dir") -
 
 
 def usable(run: Runner, request: Request) -> List[str]:
-    """The nodes on which the run may be. Raises GpumeshError where they are fewer than it asks for."""
+    """The nodes on which the run may be. Raises GpumeshError if they are fewer than requested."""
     states = scheduler.node_states(run, request.partition)
     if not states:
         raise InputError(f"There is no partition '{request.partition}' with nodes.", "See 'sinfo'.")
@@ -66,7 +66,7 @@ def usable(run: Runner, request: Request) -> List[str]:
 
 
 def refuse_few(wanted: int, able: Sequence[str], states: Mapping[str, str]) -> None:
-    """Raises HostStateError where fewer nodes can be used than are asked for."""
+    """Raises HostStateError if fewer nodes can be used than requested."""
     if len(able) < wanted:
         out = [f"{node} is {state}" for node, state in sorted(states.items()) if not scheduler.fit(state)]
         why = f" ({', '.join(out)})" if out else ""
@@ -75,9 +75,9 @@ def refuse_few(wanted: int, able: Sequence[str], states: Mapping[str, str]) -> N
 
 
 def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, str]:
-    """What nodes lack, by node: the command, or the directory. A node that cannot be asked is not among them."""
+    """What nodes lack, by node: the command, or the directory. Nodes that cannot be queried are omitted."""
     here = os.uname().nodename.partition(".")[0]
-    # What is in the snapshot of the code is on a shared volume, or will be.
+    # The content of the snapshot of the code is, or will be, on a shared volume.
     program, directory = request.command[0], request.directory
     if request.code:
         program, directory = ("true" if "/" in program and not program.startswith("/") else program), "/"
@@ -118,7 +118,7 @@ def refuse_lacking(found: Mapping[str, str]) -> None:
 
 
 def check(run: Runner, request: Request, program: str, volumes: Sequence[str]) -> None:
-    """All of it. Raises GpumeshError."""
+    """Perform all checks. Raises GpumeshError."""
     refuse_local(request.folder, volumes)
     if request.stage:
         refuse_local(request.stage, volumes, "--stage")

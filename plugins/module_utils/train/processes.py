@@ -29,7 +29,10 @@ def groups(numbers: Collection[int]) -> Dict[int, List[int]]:
 
 
 def run_delays(pid: int) -> Dict[int, int]:
-    """By thread: nanoseconds in which it was ready to run and had no processor. Empty where the kernel does not count."""
+    """Nanoseconds for which each thread was ready to run without a processor.
+
+    Empty if the kernel does not count them.
+    """
     found: Dict[int, int] = {}
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"{_PROC}/{pid}/task"):
@@ -40,7 +43,7 @@ def run_delays(pid: int) -> Dict[int, int]:
 
 
 def stopped(number: int) -> str:
-    """Why a process of the group does not run; empty while all can."""
+    """Why a process of the group cannot run; empty while all can."""
     reasons = [_STOPPED[words[0]] for _pid, words in _all() if int(words[2]) == number and words[0] in _STOPPED]
     return reasons[0] if reasons else ""
 
@@ -54,7 +57,7 @@ def _all() -> Iterator[Tuple[int, List[str]]]:
 
 
 def send(number: int, signal_number: int) -> None:
-    """Send a signal to the processes of a group that have a handler for it: it would end the others."""
+    """Send a signal to the processes of a group that have a handler for it. It would end the others."""
     for pid in group(number):
         if _catches(pid, signal_number):
             with contextlib.suppress(OSError):
@@ -71,7 +74,7 @@ def _catches(pid: int, signal_number: int) -> bool:
 def kill_marked(variable: str, value: str) -> None:
     """Kill every process of a job of this user that has an environment variable, regardless of its current parent.
 
-    What the user has started in a shell with the variable is left alone.
+    Processes that the user has started in a shell with the variable are left alone.
     """
     wanted = f"{variable}={value}".encode()
     for name in os.listdir(_PROC):

@@ -9,7 +9,7 @@ after each step. `nsys:10`: Nsight Systems records 10 seconds of each rank, with
 The profile of an attempt is in its own directory, on the shared volume:
 
     rank-0.trace.json.gz    what the rank did, in Chrome's trace format
-    rank-0.json             which steps these are, the clock of the rank and its link; written last
+    rank-0.json             the recorded steps, the clock of the rank and its link; written last
     rank-0.nsys-rep         what Nsight Systems recorded; rank-0.qdstrm if it lacks some of its libraries
 """
 
@@ -24,14 +24,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import gpumesh_profile, gpumesh_run, gpumesh_track
 
 _FORM = re.compile(r"(torch|nsys)(?::([0-9]{1,6}))?")
-#: How much of it without a number: steps and seconds. And how much at most: a trace may have 10 MB a step.
+#: The default amount, in steps or seconds, and the maximum: a trace may have 10 MB per step.
 _DEFAULT = {"torch": 5, "nsys": 10}
 _MOST = {"torch": 100, "nsys": 600}
 _UNIT = {"torch": "steps", "nsys": "seconds"}
-#: Seconds after the start of a rank at which Nsight Systems begins to record: programs load libraries and data first.
+#: Seconds after the start of a rank at which Nsight Systems starts recording: programs load libraries and data first.
 DELAY = 30
 NSYS = "nsys"
-#: `nsys profile --duration` would end before the program does, or end it; so it is told when to start and to stop.
+#: `nsys profile --duration` would end before the program does, or end it, so it is started and stopped explicitly.
 _SCRIPT = """
 session=gpumesh$$ target=$1 delay=$2 seconds=$3
 shift 3
@@ -43,9 +43,9 @@ shift 3
 ) &
 exec nsys launch --session-new="$session" --trace=cuda,nvtx,osrt --wait=primary "$@"
 """
-#: What a rank has once its profile is complete, of either kind.
+#: The files of a rank that show that its profile is complete, of either kind.
 _FILES = ("rank-*.json", "rank-*.nsys-rep", "rank-*.qdstrm")
-#: The message if it is missing.
+#: The message if they are missing.
 INSTALL = "Install the package nsight-systems of Debian's non-free on every node, or use --profile torch."
 
 
@@ -60,7 +60,7 @@ class Profile(NamedTuple):
 
 
 def parse(text: str) -> Profile:
-    """Raises InputError."""
+    """Parse a requested profile. Raises InputError."""
     found = _FORM.fullmatch(text)
     if not found:
         raise InputError(f"Invalid profile '{text}'.", "Give torch, torch:STEPS, nsys or nsys:SECONDS.")
@@ -79,12 +79,12 @@ def directory(run: str, attempt: int) -> str:
 
 
 def complete(folder: Path, ranks: int) -> bool:
-    """Whether there is a profile of all ranks, so that it need not be recorded again."""
+    """Whether there are profiles of all ranks, so that they need not be recorded again."""
     return sum(len(list(folder.glob(pattern))) for pattern in _FILES) >= ranks > 0
 
 
 def modules() -> Dict[str, str]:
-    """What a Python program of a rank may import, by the names of the files."""
+    """The modules that a Python program of a rank can import, by file name."""
     return {f"{name}.py": inspect.getsource(one) for name, one in _MODULES.items()}
 
 
@@ -92,7 +92,7 @@ _MODULES = {"gpumesh_run": gpumesh_run, "gpumesh_profile": gpumesh_profile, "gpu
 
 
 def needed(profile: str) -> List[str]:
-    """The commands that a node must have for it."""
+    """The commands that a node must have for a profile."""
     return [NSYS] if profile and parse(profile).kind == NSYS else []
 
 

@@ -70,7 +70,7 @@ class Settings:
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
-    """The exit status: 0 if the run has finished or continues, 1 if it has failed, 2 if the request is refused."""
+    """Returns the exit status: 0 if the run has finished or continues, 1 if it has failed, 2 if the request is refused."""
     return exit_status(_NAME, lambda: _main(Settings(values), list(arguments)))
 
 
@@ -103,18 +103,18 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--name", required=True, help="name of the run")
     made.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    made.add_argument("--min-nodes", type=int, help="go on with so few nodes (default: the number of nodes)")
-    made.add_argument("--spare", type=int, default=0, help="hold so many nodes more, for those that fail")
-    made.add_argument("--gpus-per-node", type=int, default=0, help="GPUs of each node, which is its number of ranks")
-    made.add_argument("--time", default="", help="time limit of a job; the run goes on in another one")
+    made.add_argument("--min-nodes", type=int, help="minimum number of nodes to continue with (default: --nodes)")
+    made.add_argument("--spare", type=int, default=0, help="number of additional nodes, to replace nodes that fail")
+    made.add_argument("--gpus-per-node", type=int, default=0, help="GPUs per node, which is the number of its ranks")
+    made.add_argument("--time", default="", help="time limit of a job; the run continues in another one")
     made.add_argument("--partition", default="", help="partition of Slurm")
-    made.add_argument("--run-dir", default="", help="directory on a shared volume in which runs have their folders")
-    made.add_argument("--max-restarts", type=int, default=10, help="give up after so many failures (default: 10)")
+    made.add_argument("--run-dir", default="", help="directory on a shared volume that contains the runs")
+    made.add_argument("--max-restarts", type=int, default=10, help="give up after this many failures (default: 10)")
     made.add_argument(
         "--hang-timeout",
         type=float,
         default=600.0,
-        help="seconds without progress after which it hangs; before the first step, 120 more (default: 600)",
+        help="seconds without progress after which the run counts as hung; 120 more before the first step (default: 600)",
     )
     made.add_argument(
         "--grace", type=float, default=60.0, help="seconds for a checkpoint after a warning (default: 60)"
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"refuse a larger directory (default: {snapshot.LIMIT})",
     )
     made.add_argument("--stage", default="", metavar="DIR", help="copy this data to a local disk of each node first")
-    made.add_argument("--stage-dir", default="", metavar="DIR", help="the directory of the nodes for such copies")
+    made.add_argument("--stage-dir", default="", metavar="DIR", help="the directory for these copies on the nodes")
     made.add_argument(
         "--profile", default="", metavar="PROFILE", help="record torch[:STEPS] or nsys[:SECONDS] of each rank"
     )
@@ -187,7 +187,7 @@ def manager() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(_NAME, _USAGE)
     made.add_argument("command", choices=COMMANDS)
     made.add_argument("name", nargs="?", default="", help="name of the run")
-    made.add_argument("--run-dir", default="", help="directory in which runs have their folders")
+    made.add_argument("--run-dir", default="", help="directory that contains the runs")
     made.add_argument("--rank", type=int, default=0, help="logs: of this rank (default: 0)")
     made.add_argument("--attempt", type=int, default=0, help="logs: of this attempt (default: the last one)")
     made.add_argument("--detach", action="store_true", help="resume: return as soon as the run is submitted")
@@ -204,7 +204,7 @@ def _manage(host: runs.Host, settings: Settings, arguments: Sequence[str]) -> in
             try:
                 text = show.line(*_seen(host, runs.find(base, name), now))
             except (HostStateError, InputError) as failure:
-                # The others are shown all the same.
+                # The remaining runs are still shown.
                 text = f"{name}: {printable(failure.message)}"
             sys.stdout.write(f"{text}\n")
         return 0
@@ -242,7 +242,7 @@ def _follow(host: runs.Host, folder: Folder, run: Run, detach: bool) -> int:
                 return 0 if run.state == "finished" else 1
             time.sleep(_FOLLOW)
     except KeyboardInterrupt:
-        sys.stdout.write(f"\nThe run goes on. End it with: {_NAME} cancel {run.name}\n")
+        sys.stdout.write(f"\nThe run continues. To end it: {_NAME} cancel {run.name}\n")
         return 0
 
 
@@ -255,7 +255,7 @@ class Screen:
         self._said = 0.0
 
     def show(self, text: str, state: str) -> None:
-        """``state``: what a new line is for."""
+        """Show a text. ``state``: a new line is started when it changes."""
         now = time.monotonic()
         if self._terminal:
             sys.stdout.write(f"\r\x1b[K{text}")
@@ -305,7 +305,7 @@ def _examine(settings: Settings, path: str) -> int:
     try:
         gpus = bool(Folder(path).request().gpus_per_node)
     except InputError as failure:
-        # Its other nodes have read it.
+        # The other nodes of the run have read it.
         sys.stdout.write(f"{failure.message}\n")
         return node_health.UNHEALTHY
     failing = node_health.examine([volume for volume in settings.volumes if os.path.ismount(volume)], gpus)
@@ -314,7 +314,7 @@ def _examine(settings: Settings, path: str) -> int:
 
 
 def _succeed(program: str, task: agents.Task) -> int:
-    """Become the supervisor, in the same job. Nobody reads what this process prints, or is there to write to it."""
+    """Become the supervisor, in the same job. Nothing reads the output of this process, or writes to its input."""
     log = os.open(f"{task.folder}/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((null, 0), (log, 1), (log, 2)):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What can be asked for, and what Slurm is asked for then."""
+"""The options of a run, and the resulting request to Slurm."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_j
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Request
 
-#: A name is used for a directory, a job and a word of a command line.
+#: A name is used for a directory, for a job, and as a word of a command line.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
-#: As Slurm's --time has it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
+#: In the form of Slurm's --time: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
 _TIME = re.compile(r"\d+(?:-\d{1,2}(?::\d{1,2}){0,2}|(?::\d{1,2}){0,2})|UNLIMITED|INFINITE", re.IGNORECASE)
 #: Options of sbatch that would override decisions of `gpumesh-train`.
 _RESERVED = (
@@ -38,7 +38,7 @@ _RESERVED = (
 )
 #: Options that set the processors of a rank mean that nodes are shared.
 _SHARING = ("--cpus-per-gpu", "--cpus-per-task", "--exclusive", "--oversubscribe")
-#: Seconds between the warning of Slurm and the end of the time that a run has to save a checkpoint.
+#: Seconds between Slurm's warning and the end of the time that a run has to save a checkpoint.
 _RESERVE = 30
 
 
@@ -78,7 +78,7 @@ def _check_numbers(request: Request) -> None:
 
 
 def refuse_short(request: Request) -> None:
-    """Raises InputError for jobs that would only ask for a checkpoint, and submit the next one."""
+    """Raises InputError for jobs so short that they would only request a checkpoint and submit the next job."""
     limit = _seconds(request.time)
     if 0 < limit <= request.grace + _RESERVE:
         raise InputError(
@@ -88,7 +88,7 @@ def refuse_short(request: Request) -> None:
 
 
 def _seconds(limit: str) -> int:
-    """Of a time limit, which Slurm rounds to whole minutes; 0 for none."""
+    """The seconds of a time limit, which Slurm rounds to whole minutes; 0 for none."""
     days, dash, rest = limit.rpartition("-")
     if not limit[:1].isdigit():
         return 0
@@ -104,7 +104,7 @@ def _seconds(limit: str) -> int:
 
 def _check_options(options: Sequence[str]) -> None:
     for option in options:
-        # sbatch takes the first letters of an option for the whole.
+        # sbatch accepts abbreviations of options.
         name = option.partition("=")[0]
         if not re.match(r"--[a-z]", option) or any(reserved.startswith(name) for reserved in _RESERVED):
             raise InputError(
@@ -132,11 +132,11 @@ def from_text(text: str) -> Request:
 
 
 def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = False) -> List[str]:
-    """The options of sbatch. The script comes by standard input.
+    """The options of sbatch. The script is passed on standard input.
 
-    ``fewer``: the job may have as few nodes as the run can go on with. ``--no-kill``: it outlives its nodes, also that of
-    its script. ``--requeue``: where all of them die at the same time, Slurm starts it again. ``--signal`` is for a
-    preemption that gives time; the supervisor watches the time limit itself.
+    ``fewer``: the job may have as few nodes as the run can continue with. ``--no-kill``: it survives the loss of nodes,
+    including that of its script. ``--requeue``: if all of them fail at the same time, Slurm starts it again.
+    ``--signal`` is for a preemption with a grace time; the supervisor watches the time limit itself.
     """
     most = request.nodes + request.spare
     nodes = f"{request.min_nodes}-{most}" if fewer and request.min_nodes < most else str(most)
@@ -148,7 +148,7 @@ def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = Fal
         "--no-kill",
         "--requeue",
         "--open-mode=append",
-        # What follows a percent sign is replaced.
+        # Slurm replaces what follows a percent sign.
         "--output={}/supervisor.log".format(request.folder.replace("%", "%%")),
         f"--signal=B:USR1@{int(request.grace) + _RESERVE}",
         f"--chdir={request.directory}",
@@ -170,12 +170,12 @@ def submission(request: Request, excluded: Sequence[str] = (), fewer: bool = Fal
 
 
 def batch_script(request: Request, program: str, token: str) -> str:
-    """It becomes the supervisor, so that Slurm's signals reach that."""
+    """The script becomes the supervisor, so that Slurm's signals reach it."""
     return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {shlex.quote(request.folder)} {token}\n"
 
 
 def shown(request: Request, program: str) -> str:
-    """The same with the options of sbatch in it: what ``--dry-run`` prints."""
+    """The script with the options of sbatch in it, as printed by ``--dry-run``."""
     first, rest = batch_script(request, program, "TOKEN").split("\n", 1)
     options = "".join(f"#SBATCH {shlex.quote(option)}\n" for option in submission(request) if option != "--parsable")
     return f"{first}\n{options}{rest}"

@@ -26,7 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import
 
 #: Seconds for the supervisor to report the cancellation.
 _CANCEL = 40.0
-#: How often Slurm's controller is asked by whoever follows a run, and seconds in between.
+#: How often Slurm's controller is queried while a run is followed, and the seconds in between.
 _TRIES = 60
 _SPACING = 5.0
 
@@ -34,7 +34,7 @@ _SPACING = 5.0
 class Host(NamedTuple):
     """What the program needs to know about its host. ``program``: its path, the same on all nodes.
 
-    ``code_limit``: MiB that a snapshot of code may have.
+    ``code_limit``: the maximum size of a snapshot of code in MiB.
     """
 
     run: Runner
@@ -58,7 +58,7 @@ def refuse(host: Host, request: Request) -> None:
 
 
 def placed(host: Host, request: Request) -> Request:
-    """The request as it is noted: with a snapshot of code, the command starts in that. A profile has its number."""
+    """The request as it is stored: with a snapshot of code, the command starts in that. A profile has its number."""
     if request.profile:
         request = request._replace(profile=str(profile.parse(request.profile)))
     if not request.code:
@@ -68,7 +68,7 @@ def placed(host: Host, request: Request) -> Request:
 
 
 def start(host: Host, request: Request) -> Run:
-    """Submit a run. Raises GpumeshError; then nothing has been submitted."""
+    """Submit a run. Raises GpumeshError; in that case, nothing has been submitted."""
     refuse(host, request)
     folder = Folder(request.folder)
 
@@ -83,7 +83,7 @@ def start(host: Host, request: Request) -> Run:
 
 
 def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
-    """Resume a run; whether it had to be submitted again. A queued or running run is left unchanged.
+    """Resume a run. Returns whether it had to be submitted again. A queued or running run is left unchanged.
 
     Raises GpumeshError.
     """
@@ -101,7 +101,7 @@ def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
 
 
 def _submit(host: Host, folder: Folder, run: Run) -> Run:
-    """A run whose job was not submitted has failed: it can be resumed."""
+    """Submit the job of a run. If that fails, the run has failed, and can be resumed."""
     queued = run._replace(state="queued", detail="")
     try:
         folder.write(queued)
@@ -116,15 +116,18 @@ def _submit(host: Host, folder: Folder, run: Run) -> Run:
 
 
 def _job(run: Run, submission: Submission) -> int:
-    """The job in charge; 0 for one that is just being submitted. Where sbatch was interrupted, only the job knows itself."""
+    """The job in charge; 0 for one that is just being submitted.
+
+    If sbatch was interrupted, only the job knows its ID.
+    """
     return submission.job or (run.job if run.token == submission.token else 0)
 
 
 def look(host: Host, folder: Folder) -> Tuple[Run, str]:
-    """The run, and the state of its job in Slurm, empty if it has ended. Raises GpumeshError.
+    """The run, and the state of its job in Slurm, empty if that has ended. Raises GpumeshError.
 
-    A run whose job was submitted and has not begun yet is queued, whatever became of the job before. One whose job is over
-    without having said so has failed.
+    A run whose job was submitted and has not started yet is queued, whatever happened to the previous job. One whose
+    job has ended without reporting that has failed.
     """
     submission = folder.submission()
     run = folder.read()
@@ -133,7 +136,7 @@ def look(host: Host, folder: Folder) -> Tuple[Run, str]:
         return run, ""
     waits = scheduler.job_state(host.run, job, folder.path.name)
     if not waits:
-        # It may have ended in the meantime, also for another job.
+        # It may have ended in the meantime, possibly for another job.
         run = folder.read()
         if folder.submission().token != submission.token:
             return look(host, folder)
@@ -145,7 +148,7 @@ def look(host: Host, folder: Folder) -> Tuple[Run, str]:
 
 
 def follow(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.sleep) -> Tuple[Run, str]:
-    """The same for whoever follows a run: Slurm's controller may be away for a while. Raises GpumeshError."""
+    """The same while a run is followed: Slurm's controller may be unavailable for a while. Raises GpumeshError."""
     for _try in range(_TRIES):
         try:
             return look(host, folder)
@@ -155,7 +158,7 @@ def follow(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.slee
 
 
 def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.sleep) -> Run:
-    """End a run; it can be resumed. Raises GpumeshError."""
+    """Cancel a run; it can be resumed. Raises GpumeshError."""
     run, waits = look(host, folder)
     job = _job(run, folder.submission())
     if run.state in ENDED:
@@ -166,7 +169,7 @@ def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.slee
     if job:
         scheduler.cancel(host.run, job)
     else:
-        # A job that nobody knows ends as soon as it starts.
+        # A job whose token is no longer in charge ends as soon as it starts.
         folder.write_submission(Submission(""))
     deadline = time.monotonic() + (_CANCEL if waits.startswith("running") else 0.0)
     while time.monotonic() < deadline:
@@ -180,7 +183,7 @@ def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.slee
 
 
 def find(base: str, name: str) -> Folder:
-    """The run of this name. Raises InputError."""
+    """The run with this name. Raises InputError."""
     folder = Folder(f"{base}/{name}")
     folder.request()
     return folder

@@ -29,9 +29,9 @@ _GONE = ("down", "unknown", "error", "future", "inval", "power", "reboot", "bloc
 def submit(
     run: Runner, folder: Folder, program: str, excluded: Sequence[str] = (), fewer: bool = False, hold: int = 0
 ) -> Submission:
-    """Submit another job for the run. From then on it is in charge, and every other job ends when it notices.
+    """Submit another job for the run. From then on, it is in charge, and all other jobs end when they notice.
 
-    ``hold``: seconds before which it does not start. Raises GpumeshError, OSError.
+    ``hold``: seconds for which its start is delayed. Raises GpumeshError, OSError.
     """
     request = folder.request()
     token = secrets.token_hex(8)
@@ -43,14 +43,14 @@ def submit(
     try:
         folder.write_submission(submission)
     except OSError:
-        # A job whose number is not noted would not be found again.
+        # A job whose ID is not recorded could not be found again.
         cancel(run, submission.job)
         raise
     return submission
 
 
 def _clean(program: str) -> List[str]:
-    """The command without what an outer job or run and ``run`` have set: the user's own environment goes on to the job."""
+    """The command without the variables of an outer job or run: only the user's own environment is passed to the job."""
     language = {name: os.environ.get(name) for name in ("LC_ALL", "LANGUAGE")}
     gone = [*(name for name, value in language.items() if value is None), *(name for name in OWN if name in os.environ)]
     unset = unset_job() + [word for name in gone for word in ("-u", name)]
@@ -58,7 +58,7 @@ def _clean(program: str) -> List[str]:
 
 
 def refuse_impossible(run: Runner, request: Request, program: str) -> None:
-    """Ask Slurm whether the job could ever run. Raises HostStateError with its answer."""
+    """Query whether Slurm could ever run the job. Raises HostStateError with its answer."""
     text = requests.batch_script(request, program, "")
     _sbatch(run, ["--test-only", *requests.submission(request)], text)
 
@@ -74,7 +74,7 @@ def _sbatch(run: Runner, options: Sequence[str], script: str) -> str:
 
 
 def parse_states(text: str) -> Dict[str, str]:
-    """From ``sinfo --Node --format=%N|%T``. A node in several partitions has a line for each."""
+    """Parse ``sinfo --Node --format=%N|%T``. A node in several partitions has a line for each."""
     pairs = (line.partition("|") for line in text.splitlines() if "|" in line)
     return {name.strip(): state.strip().lower() for name, _bar, state in pairs}
 
@@ -86,14 +86,14 @@ def node_states(run: Runner, partition: str = "") -> Dict[str, str]:
 
 
 def why_out(run: Runner, node: str) -> str:
-    """Why a node is drained or down, in the words of whoever has done that; empty where nobody says. Raises CommandError."""
+    """The recorded reason why a node is drained or down; empty if there is none. Raises CommandError."""
     printed = run(["sinfo", "--noheader", f"--nodes={node}", "--format=%E"], timeout=20.0).stdout
     reason = (printed.strip().splitlines() or [""])[0].strip()
     return "" if reason in ("none", "N/A") else reason
 
 
 def note(run: Runner, job: int, text: str) -> None:
-    """Leave a comment on a job of one's own, which administrators see in squeue and, with accounting, in sacct."""
+    """Set the comment of the user's own job, which administrators see in squeue and, with accounting, in sacct."""
     with contextlib.suppress(CommandError):
         run(["scontrol", "update", f"job={job}", f"comment={text}"], timeout=20.0)
 
@@ -108,17 +108,17 @@ def answers(run: Runner) -> bool:
 
 
 def leaves(state: str) -> bool:
-    """Whether the node is drained, or about to be."""
+    """Whether the node is drained, or being drained."""
     return state.startswith(_LEAVING)
 
 
 def fit(state: str) -> bool:
-    """Whether an attempt may begin on a node in this state. One that does not answer has an asterisk."""
+    """Whether an attempt may start on a node in this state. A node that does not respond has an asterisk."""
     return not state.startswith(_LEAVING + _GONE) and not state.endswith("*")
 
 
 def parse_time_left(text: str) -> Optional[float]:
-    """Seconds, from what ``squeue --format=%L`` prints; None where there is no limit."""
+    """Parse the output of ``squeue --format=%L`` into seconds; None if there is no limit."""
     found = _TIME_LEFT.fullmatch(text.strip())
     if found is None:
         return None
@@ -127,15 +127,15 @@ def parse_time_left(text: str) -> Optional[float]:
 
 
 def time_left(run: Runner, job: int) -> Optional[float]:
-    """Seconds until the time limit of a job; None where it has none. Raises CommandError."""
+    """The seconds until the time limit of a job; None if it has none. Raises CommandError."""
     return parse_time_left(run(["squeue", "--noheader", f"--jobs={job}", "--format=%L"], timeout=20.0).stdout)
 
 
 def job_state(run: Runner, job: int, name: str = "") -> str:
-    """The state of a job in Slurm's words, with the reason for which it waits; empty where it is over or unknown.
+    """The state of a job in Slurm's terms, with the reason why it is pending; empty if it has ended or is unknown.
 
-    ``name``: of the job. A controller that has lost its queue begins again with the first number. Raises CommandError where
-    the controller does not answer.
+    ``name``: the name of the job, since a controller that has lost its queue starts again with the first ID. Raises
+    CommandError if the controller does not answer.
     """
     named = [f"--name={name}"] if name else []
     done = run(["squeue", "--noheader", f"--jobs={job}", *named, "--format=%T|%r"], timeout=20.0, check=False)
@@ -146,7 +146,7 @@ def job_state(run: Runner, job: int, name: str = "") -> str:
 
 
 def cancel(run: Runner, job: int) -> None:
-    """Raises CommandError, except for a job that has ended."""
+    """Cancel a job. Raises CommandError, except for a job that has ended."""
     done = run(["scancel", str(job)], timeout=30.0, check=False)
     if done.rc and "Invalid job id" not in done.stderr:
         raise CommandError(["scancel", str(job)], f"exited {done.rc}", rc=done.rc, stderr=done.stderr)

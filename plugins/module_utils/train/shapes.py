@@ -14,13 +14,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 
 class Request(NamedTuple):
-    """The request. ``ranks_per_node``: processes that a node starts; one a GPU, or one where there are none.
+    """The request. ``ranks_per_node``: processes that a node starts; by default one per GPU, or one if there are none.
 
-    ``min_nodes``: with fewer than this many nodes the run is queued again; ``spare``: nodes that it holds besides.
+    ``min_nodes``: with fewer nodes, the run is queued again; ``spare``: additional nodes that it holds.
     ``hang_timeout`` and ``grace`` in seconds: without progress of any rank, and to save a checkpoint after a warning.
-    ``sbatch``: further options of sbatch; ``directory``: where the command starts. ``code``: the directory of which the run has
-    a snapshot, and ``commit`` what git said of it. ``stage``: a directory of which each node has a copy in ``stage_dir``.
-    ``profile``: what is recorded of the ranks, such as torch:5.
+    ``sbatch``: additional options of sbatch; ``directory``: where the command starts. ``code``: the directory of which
+    the run has a snapshot, and ``commit`` its commit in git. ``stage``: a directory of which each node has a copy in
+    ``stage_dir``. ``profile``: what is recorded of the ranks, such as torch:5.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Request(NamedTuple):
 
     @property
     def ranks_per_node(self) -> int:
-        """Processes that a node starts."""
+        """The number of processes that a node starts."""
         return self.gpus_per_node or 1
 
 
 class Progress(NamedTuple):
-    """The last report of a rank. ``checkpoint``: the step of the last one that is complete.
+    """The last report of a rank. ``checkpoint``: the step of the last complete checkpoint.
 
-    ``waited``: seconds in all that it has waited for other ranks.
+    ``waited``: the total seconds for which it has waited for other ranks.
     """
 
     step: Optional[int] = None
@@ -63,9 +63,9 @@ class Progress(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """How a rank ended. ``status``: its exit status, or the number of the signal that killed it, below zero.
+    """How a rank ended. ``status``: its exit status, or the negative number of the signal that killed it.
 
-    ``at``: seconds since 1970 by the clock of its node. ``tail``: the last lines that it wrote.
+    ``at``: seconds since 1970 by the clock of its node. ``tail``: its last lines of output.
     """
 
     rank: int
@@ -78,8 +78,8 @@ class RankEnd(NamedTuple):
 class Cause(NamedTuple):
     """Why an attempt ended.
 
-    ``kind``: finished, crash, node (lost, rebooted, drained), hang, warned (time limit or preemption), cancelled, start (it
-    could not begin). ``rank`` and ``node`` are the culprit, as far as there is one; ``detail`` says it in one line.
+    ``kind``: finished, crash, node (lost, rebooted, drained), hang, warned (time limit or preemption), cancelled, start
+    (it could not start). ``rank`` and ``node`` are the culprit, if there is one; ``detail`` is a message of one line.
     """
 
     kind: str
@@ -89,9 +89,9 @@ class Cause(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """A rank, or all ranks of a node, that slow down the others. ``cost``: the approximate share of the time lost.
+    """A rank, or all ranks of a node, that slow down the others. ``cost``: the approximate fraction of the time lost.
 
-    ``since`` and ``until`` in seconds since 1970; the latter is None while it goes on.
+    ``since`` and ``until`` are in seconds since 1970; the latter is None while it lasts.
     """
 
     rank: Optional[int]
@@ -103,9 +103,9 @@ class Straggler(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One of them. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
+    """One attempt. Times in seconds since 1970; ``first`` and ``last`` are steps; ``action`` is what followed.
 
-    ``supervisor``: the node of the process that has started it, and follows it.
+    ``supervisor``: the node of the process that has started it and monitors it.
     """
 
     number: int
@@ -135,9 +135,9 @@ class Submission(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The content of run.json. ``state``: queued, running, or one of ENDED, and ``detail`` says why.
+    """The content of run.json. ``state``: queued, running, or one of ENDED; ``detail`` is the reason.
 
-    ``token``: of the submission that it goes back to. ``counted``: the first attempt whose failures count, since those
+    ``token``: that of the submission that started it. ``counted``: the first attempt whose failures count, since those
     before a resume do not.
     """
 

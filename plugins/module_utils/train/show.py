@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs in words. Times in seconds since 1970."""
+"""Runs as text for users. Times are in seconds since 1970."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SEPARATOR = " · "
 
 
 def span(seconds: float) -> str:
-    """Such as ``40 s``, ``12 min`` or ``3.5 h``."""
+    """A duration, such as ``40 s``, ``12 min`` or ``3.5 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def line(run: Run, now: float, waits: str = "") -> str:
-    """A run in one line. ``waits``: what Slurm says of its job."""
+    """A run in one line. ``waits``: the state of its job in Slurm."""
     if run.state == "queued":
         return _joined(f"{run.name}: queued", f"job {run.job}" if run.job else "", waits, run.detail)
     if run.state == "running" and run.attempts:
@@ -60,7 +60,7 @@ def _cause(attempt: Attempt) -> str:
 
 
 def slow(straggler: Straggler) -> str:
-    """A straggler in words."""
+    """A straggler as text."""
     who = straggler.node if straggler.rank is None else f"rank {straggler.rank} on {straggler.node}"
     return f"{who} slows the run down by about {straggler.cost:.0%}: {straggler.detail}"
 
@@ -71,7 +71,7 @@ def _past(straggler: Straggler, attempt: Attempt, now: float) -> str:
 
 
 def attempts(run: Run, now: float) -> List[str]:
-    """A line an attempt."""
+    """One line per attempt."""
     lines = []
     for one in run.attempts:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.begin))

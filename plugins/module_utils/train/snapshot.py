@@ -33,7 +33,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Found(NamedTuple):
-    """Something in the directory. ``path`` is relative to it; ``kind`` is that of the mode."""
+    """An entry of the directory. ``path`` is relative to it; ``kind`` is the file type in its mode."""
 
     path: str
     kind: int
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def start_directory(source: str, directory: str, folder: str) -> str:
-    """Where the command starts: at the place of the user's current directory, otherwise at the top."""
+    """Where the command starts: the counterpart of the user's current directory, or else the top of the snapshot."""
     root, here = os.path.realpath(source), os.path.realpath(directory)
     top = f"{folder}/{NAME}"
     inside = here.startswith(root.rstrip("/") + "/")
@@ -49,9 +49,9 @@ def start_directory(source: str, directory: str, folder: str) -> str:
 
 
 def listed(root: str, without: Sequence[str] = ()) -> Iterator[Found]:
-    """All that a copy has, a directory before what is in it. ``without``: real paths that are left out.
+    """Everything that a copy contains, directories before their content. ``without``: real paths that are excluded.
 
-    What vanishes meanwhile, such as the temporary file of an editor, is not among it. Raises HostStateError.
+    Files that disappear meanwhile, such as an editor's temporary files, are skipped. Raises HostStateError.
     """
     try:
         with os.scandir(root) as entries:
@@ -75,7 +75,7 @@ def listed(root: str, without: Sequence[str] = ()) -> Iterator[Found]:
 
 
 def check(source: str, command: Sequence[str], directory: str, limit: int, without: Sequence[str] = ()) -> None:
-    """Raises InputError if it is not a directory, is too large, or lacks the command."""
+    """Raises InputError if the source is not a directory, is too large, or lacks the command."""
     root = os.path.realpath(source)
     if not os.path.isdir(root):
         raise InputError(f"{source} is not a directory.", "Give the directory of the code with --code.")
@@ -99,7 +99,7 @@ def check(source: str, command: Sequence[str], directory: str, limit: int, witho
 
 
 def take(source: str, folder: str, limit: int, without: Sequence[str] = ()) -> None:
-    """Make the copy. It gets its name only when it is complete. Raises GpumeshError."""
+    """Create the copy. It gets its name only when it is complete. Raises GpumeshError."""
     root = os.path.realpath(source)
     draft = f"{folder}/.{NAME}.{secrets.token_hex(4)}"
     left = limit * _MIB
@@ -117,9 +117,9 @@ def take(source: str, folder: str, limit: int, without: Sequence[str] = ()) -> N
                 else:
                     left -= _copy(original, copy, left)
             except FileNotFoundError:
-                # It has vanished meanwhile. Whoever takes the run's own directory away hears of it below.
+                # It has disappeared meanwhile. If the run's own directory was removed, that is noticed below.
                 continue
-        # Last, since one without write permission for others takes nothing more from them.
+        # Last, since nothing can be created in a directory without write permission.
         for path, mode in reversed(modes):
             if os.path.isdir(path):
                 os.chmod(path, mode)
@@ -143,7 +143,7 @@ def link_target(root: str, path: str, target: str) -> str:
 
 
 def _copy(original: str, copy: str, most: int) -> int:
-    """Copy a file; its size. Raises OSError, InputError and HostStateError."""
+    """Copy a file. Returns its size. Raises OSError, InputError and HostStateError."""
     source = os.open(original, _READ)
     try:
         for _try in range(_TRIES):
@@ -171,7 +171,7 @@ def _copy(original: str, copy: str, most: int) -> int:
 
 
 def commit(run: Runner, source: str) -> str:
-    """The commit that the directory has in git, with ``-dirty`` where files differ from it; empty where there is none."""
+    """The commit of the directory in git, with ``-dirty`` if files differ from it; empty without git."""
     try:
         done = run(
             ["git", "-C", os.path.realpath(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
@@ -188,6 +188,6 @@ def _unreadable(path: str, failure: OSError) -> HostStateError:
 
 
 def without(folder: str) -> List[str]:
-    """What is never in a snapshot: the directory of the runs, if it is inside that of the code."""
+    """What a snapshot never contains: the directory of the runs, if it is inside that of the code."""
     base = os.path.realpath(os.path.dirname(folder))
     return [base, f"{base}/{os.path.basename(folder)}"]

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Data sets on a local disk of each node, for file servers that are too slow for data that the ranks read repeatedly.
 
-When a run is submitted, the manifest of the data is written: its files with their sizes and times. From it, each node
+When a run is submitted, a manifest of the data is written: its files with their sizes and times. From it, each node
 makes its own copy before its ranks start, and compares the checksum of the whole copy with that of the other nodes.
 
 DIRECTORY/                 accessible only by the user
@@ -43,14 +43,14 @@ DIRECTORY = "/var/tmp/gpumesh-{user}"
 _MANIFEST = "stage.json"
 _SUM = "stage.sum"
 _WHOLE = "whole.json"
-#: More files than this belong into shards: each node looks at all of them before each attempt.
+#: More files than this should be in shards: each node examines all of them before each attempt.
 _MOST = 100_000
-#: Bytes that stay free for others.
+#: Bytes that are left free for others.
 _RESERVE = 1 << 30
-#: Files that are copied at the same time.
+#: The number of files that are copied at the same time.
 _AT_ONCE = 4
 _PART = 1 << 20
-#: Seconds between two attempts to get a copy that another run is writing, and to end a copy.
+#: Seconds between two attempts to lock a copy that another run is writing, and seconds to stop a copy.
 _SPACING = 0.5
 _PATIENCE = 5.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,14 +67,14 @@ class Entry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The data as it was when the run was submitted, or resumed."""
+    """The data as it was when the run was submitted or resumed."""
 
     source: str
     files: Tuple[Entry, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         return sum(entry.size for entry in self.files)
 
     @property
@@ -107,7 +107,10 @@ def listed(source: str) -> Manifest:
 
 
 def _walk(root: str, place: str) -> Iterator[Entry]:
-    """Raises OSError, and InputError for what is no data. A link to a file is taken for the file."""
+    """Yield the files below a directory.
+
+    Links to files count as files. Raises OSError, and InputError for other kinds.
+    """
     with os.scandir(os.path.join(root, place)) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
@@ -123,13 +126,13 @@ def _walk(root: str, place: str) -> Iterator[Entry]:
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Write what the nodes have to copy from now on. Raises HostStateError."""
+    """Write the manifest that the nodes use from now on. Raises HostStateError."""
     try:
         remove_in(None, f"{folder}/{_SUM}")
         write_atomic(f"{folder}/{_MANIFEST}", _text(manifest) + "\n", 0o644)
     except OSError as failure:
         raise HostStateError(
-            f"{folder}/{_MANIFEST} cannot be written: {failure.strerror}.", "See that the shared volume has room."
+            f"{folder}/{_MANIFEST} cannot be written: {failure.strerror}.", "Make sure that the shared volume has room."
         ) from failure
 
 
@@ -138,7 +141,7 @@ def _text(manifest: Manifest) -> str:
 
 
 def read(folder: str) -> Manifest:
-    """The reverse of ``write``. Raises GpumeshError."""
+    """Read what ``write`` has written. Raises GpumeshError."""
     path = f"{folder}/{_MANIFEST}"
     try:
         values = from_json(read_text(path) or "")
@@ -155,11 +158,11 @@ class _StoppedError(Exception):
 
 
 class Staging:
-    """The copy of this node. It is made in a thread: waiting for it must not block the agent."""
+    """The copy on this node. It is made in a thread, since waiting for it must not block the agent."""
 
     def __init__(self, manifest: Manifest, directory: str, folder: str) -> None:
         self.total = manifest.size
-        #: Bytes that have been copied.
+        #: Bytes copied so far.
         self.done = 0
         #: The path of the data, once it is complete.
         self.path = ""
@@ -178,12 +181,12 @@ class Staging:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the copy to others. What is there of one that is not complete is used by the next one."""
+        """Release the copy. An incomplete one is continued by the next run."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_PATIENCE)
         if self._held >= 0:
-            # Also where the thread waits for a file server: nobody else must wait for that.
+            # Even if the thread waits for a file server, other runs must not wait for the lock.
             fcntl.flock(self._held, fcntl.LOCK_UN)
         if self._held >= 0 and not self._thread.is_alive():
             os.close(self._held)
@@ -204,7 +207,7 @@ class Staging:
             self.failure = HostStateError(f"{self._directory}: {failure.strerror}.", "Look at the disk.")
 
     def _bring(self, base: int) -> None:
-        """Hold a complete copy. Of several processes that need it, one makes it."""
+        """Make a complete copy available. Of several processes that need it, one makes it."""
         name = self._manifest.key
         while True:
             self._held = _open_in(base, name)
@@ -213,7 +216,7 @@ class Staging:
                 if found:
                     self._agree(found)
                     self.done = self.total
-                    # Read when the least recently used copy is searched for.
+                    # Read when the least recently used copy is determined.
                     os.utime(self._held)
                     self.path = f"{self._directory}/{name}/data"
                     return
@@ -225,9 +228,10 @@ class Staging:
                 raise _StoppedError
 
     def _agree(self, digest: str) -> None:
-        """Raises HostStateError where other nodes have other data, or this one has.
+        """Raises HostStateError if the data differs from that of other nodes.
 
-        Where the shared volume does not take the checksum now, the copy is used without: it was compared with what was read.
+        If the checksum cannot be written to the shared volume now, the copy is used without comparing it with others:
+        it was compared with what was read.
         """
         draft = f"{self._sum}.{os.uname().nodename}.{os.getpid()}"
         with contextlib.suppress(OSError):
@@ -286,7 +290,7 @@ class Staging:
             raise
 
     def _brought(self, entry: Entry) -> str:
-        """The checksum of one file, which is copied where it is not there. Raises OSError, GpumeshError."""
+        """The checksum of one file, which is copied if it is missing. Raises OSError, GpumeshError."""
         self._count(0)
         path = f"/proc/self/fd/{self._held}/data/{entry.path}"
         if _has(self._held, entry):
@@ -299,7 +303,7 @@ class Staging:
         try:
             digest = self._copy(entry, copy)
             os.fsync(copy)
-            # What is read next comes from the disk, as far as the kernel can do that.
+            # The following read is from the disk, as far as the kernel can guarantee that.
             os.posix_fadvise(copy, 0, 0, os.POSIX_FADV_DONTNEED)
             os.lseek(copy, 0, os.SEEK_SET)
             if self._checksum(copy, False) != digest:
@@ -315,7 +319,7 @@ class Staging:
         return digest
 
     def _copy(self, entry: Entry, copy: int) -> str:
-        """Raises InputError if the file has changed since the run was submitted."""
+        """Copy a file. Raises InputError if it has changed since the run was submitted."""
         original = f"{self._manifest.source}/{entry.path}"
         total = hashlib.sha256()
         try:
@@ -397,7 +401,7 @@ def _lock(held: int, how: int) -> bool:
 
 
 def _same(base: int, name: str, held: int) -> bool:
-    """Whether the name still refers to it: copies are removed to make room."""
+    """Whether the name still refers to this directory, since copies are removed to make room."""
     try:
         found = os.stat(name, dir_fd=base, follow_symlinks=False)
     except FileNotFoundError:
@@ -406,7 +410,7 @@ def _same(base: int, name: str, held: int) -> bool:
 
 
 def make_room(base: int, kept: str, need: int) -> bool:
-    """Remove copies that nobody uses until so many bytes are free, the least recently used first."""
+    """Remove unused copies until ``need`` bytes are free, the least recently used first."""
 
     def free() -> int:
         about = os.statvfs(base)

@@ -98,15 +98,17 @@ class Step:
 
 
 class Asking:
-    """Queries to the controller and to nodes, which may take long: in threads, so that ranks are still heard."""
+    """Queries to the controller and to nodes, which may take long: in threads, so that the ranks' messages are still
+    read.
+    """
 
     def __init__(self, runner: Runner, job: int, examination: Sequence[str] = (), gpus_per_node: int = 0) -> None:
-        """``examination``: the command by which a node says whether it is healthy."""
+        """``examination``: the command with which a node reports whether it is healthy."""
         self._runner = runner
         self._job = job
         self._examination = examination
         self._gpus_per_node = gpus_per_node
-        #: Why nodes could not be used, when that was asked last.
+        #: Why nodes could not be used in the last query.
         self.unfit: Dict[str, str] = {}
         self._pending: Dict[str, threading.Thread] = {}
         self.answers: queue.Queue[Tuple[str, bool]] = queue.Queue()
@@ -127,7 +129,7 @@ class Asking:
             self._pending[name].start()
 
     def _ask(self) -> None:
-        """Nothing follows from a controller that does not answer."""
+        """A controller that does not answer has no consequences."""
         with contextlib.suppress(CommandError):
             self.states = scheduler.node_states(self._runner)
             self.time_left = scheduler.time_left(self._runner, self._job)
@@ -137,7 +139,7 @@ class Asking:
         return ["srun", *one]
 
     def probe(self, node: str) -> bool:
-        """Whether a step can run there, as an attempt requires."""
+        """Whether a step can run on the node, as an attempt requires."""
         try:
             self._runner([*self._srun(node), "true"], timeout=_PROBE)
         except CommandError:
@@ -145,7 +147,7 @@ class Asking:
         return True
 
     def examine(self, node: str) -> str:
-        """Why a node that answers is not healthy; empty if it is, or if this is unknown."""
+        """Why a node that answers is unhealthy; empty if it is healthy, or if this is unknown."""
         gpus = [f"--gpus-per-node={self._gpus_per_node}"] if self._gpus_per_node else []
         try:
             asked = [*self._srun(node), *gpus, *self._examination]
@@ -165,9 +167,9 @@ class Asking:
             self.unfit[node] = f"is unhealthy: {reason}"
 
     def fit(self, nodes: Sequence[str], lost: Sequence[str], suspects: Sequence[str] = ()) -> List[str]:
-        """The nodes that may be used, and answer. Raises CommandError where the controller does not.
+        """The nodes that can be used and respond. Raises CommandError if the controller does not answer.
 
-        ``lost``: not asked, since the answer is known. ``suspects``: those whose health is looked at.
+        ``lost``: not queried, since they are known not to respond. ``suspects``: nodes whose health is checked.
         """
         self.states = scheduler.node_states(self._runner)
         self.unfit = dict.fromkeys((node for node in nodes if node in lost), "does not answer")

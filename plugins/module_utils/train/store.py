@@ -39,15 +39,15 @@ _STATE = "run.json"
 
 
 class Folder:
-    """One run's."""
+    """The folder of one run."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
 
     def create(self, request: Request, fill: Callable[[], None] = lambda: None) -> None:
-        """Raises InputError if the name is in use: of two concurrent requests, one gets it.
+        """Create the folder. Raises InputError if the name is in use: of two concurrent requests, one gets it.
 
-        ``fill``: put in what the run needs. It is a run when that is done, and nothing is left of it where that fails.
+        ``fill``: writes what the run needs. Only then is it a run; if it fails, nothing remains.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class Folder:
             raise
 
     def refuse_foreign(self) -> None:
-        """Raises InputError where the directory belongs to another user than what is written there now would."""
+        """Raises InputError if the directory belongs to another user than the one that would write to it."""
         try:
             with tempfile.TemporaryFile(dir=self.path) as probe:
                 own = os.fstat(probe.fileno()).st_uid
@@ -85,14 +85,14 @@ class Folder:
             )
 
     def request(self) -> Request:
-        """Raises InputError, also where there is no such run."""
+        """The request of the run. Raises InputError, also if there is no such run."""
         text = read_text(str(self.path / _REQUEST))
         if text is None:
             raise InputError(f"There is no run in {self.path}.", "See 'gpumesh-train list', or give --run-dir.")
         return requests.from_text(text)
 
     def read(self) -> Run:
-        """What has happened so far. Raises HostStateError for a damaged file."""
+        """The state of the run. Raises HostStateError for a damaged file."""
         values = self._json(_STATE)
         try:
             return Run(self.path.name) if values is None else from_values(values)
@@ -100,11 +100,11 @@ class Folder:
             raise self._damaged(_STATE, failure) from failure
 
     def write(self, run: Run) -> None:
-        """In one step, so that whoever reads it meanwhile sees the old or the new state. Raises OSError."""
+        """Write the state in one step, so that readers see either the old or the new one. Raises OSError."""
         write_atomic(str(self.path / _STATE), json.dumps(as_values(run), indent=1) + "\n", 0o644)
 
     def submission(self) -> Submission:
-        """The job that is in charge. Raises HostStateError for a damaged file."""
+        """The job in charge. Raises HostStateError for a damaged file."""
         values = self._json(_SUBMISSION)
         try:
             return Submission("") if values is None else Submission(**values)
@@ -112,7 +112,7 @@ class Folder:
             raise self._damaged(_SUBMISSION, failure) from failure
 
     def write_submission(self, submission: Submission) -> None:
-        """Raises OSError."""
+        """Record the job in charge. Raises OSError."""
         write_atomic(str(self.path / _SUBMISSION), json.dumps(submission._asdict()) + "\n", 0o644)
 
     def _json(self, name: str) -> Any:
@@ -126,11 +126,11 @@ class Folder:
         return HostStateError(f"{self.path / name} is damaged: {failure}.", "Start the run under another name.")
 
     def attempt(self, number: int) -> Path:
-        """The folder of an attempt, with a log a rank."""
+        """The folder of an attempt, with one log per rank."""
         return self.path / "attempts" / f"{number:03}"
 
     def claim(self, attempt: int, turn: int, node: str) -> bool:
-        """Become the heir of an attempt's supervisor; False where another one has. Raises OSError."""
+        """Become the heir of an attempt's supervisor. Returns False if another process already is. Raises OSError."""
         path = self.attempt(attempt) / f"heir-{turn}"
         try:
             descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -141,7 +141,7 @@ class Folder:
         return True
 
     def inherited(self, attempt: int) -> bool:
-        """Whether another process has gone on with this attempt's run, so that its supervisor is one no more."""
+        """Whether another process has continued this attempt's run, so that its supervisor is no longer in charge."""
         return any(self.attempt(attempt).glob("heir-*"))
 
 
@@ -155,16 +155,16 @@ def in_use(name: str, path: str) -> InputError:
         )
     return InputError(
         f"There is already a run '{name}', in {path}.",
-        f"Choose another name, or go on with it: gpumesh-train resume {name}",
+        f"Choose another name, or continue it: gpumesh-train resume {name}",
         run=name,
     )
 
 
 def unwritable(folder: Folder, failure: OSError, then: str) -> HostStateError:
-    """The message if the directory takes nothing. ``then``: what to do once it does."""
+    """The message if the directory cannot be written to. ``then``: what to do once it can."""
     return HostStateError(
         f"{folder.path} cannot be written: {failure.strerror}.",
-        f"See that the shared volume has room, and that you may write there, then: {then}",
+        f"Make sure that the shared volume has room, and that you may write there, then: {then}",
     )
 
 

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The main process of a run's job: it starts attempts in its allocation, one after the other, until the run has ended.
 
-It is one process on one node, which may die like any other. Everything that its successor needs is in the run's
+It is one process on one node, which may fail like any other. Everything that its successor needs is in the run's
 directory.
 """
 
@@ -37,23 +37,24 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import
 _SPACING = 1.0
 _NOTE = 3.0
 _ASK = 15.0
-#: Seconds for the agents to end their ranks. Those have 5 s for themselves.
+#: Seconds for the agents to end their ranks, which have 5 s for that.
 _ENDING = 12.0
 #: Seconds for the remaining output of srun to arrive after it has ended.
 _ARRIVAL = 3.0
-#: Seconds in which nodes that the run needs may come back, before it leaves its job.
+#: Seconds in which nodes that the run needs may return before the run leaves its job.
 _RETURN = 10.0
-#: The same after the controller was away.
+#: The same after an outage of the controller.
 _RECOVERY = 60.0
-#: Seconds for the next job to wait, where it may get the same nodes.
+#: Seconds by which the next job is delayed if it might get the same nodes.
 _HOLD = 60
 #: Seconds over which the speed is measured.
 _SPAN = 60.0
-#: Seconds besides the grace before a time limit at which the ranks are warned.
+#: Seconds, in addition to the grace time, before a time limit at which the ranks are warned.
 _RESERVE = 30.0
-#: Of MASTER_PORT: another one for each attempt, since the last one's may still be held. Below the kernel's own.
+#: The range of MASTER_PORT: a different port for each attempt, since the previous one may still be in use. Below the
+#: ephemeral ports.
 _PORTS = range(25000, 29000)
-#: Seconds between two looks of a supervisor that waits, and so many for a full volume to take the last state of a run.
+#: Seconds between two checks of a waiting supervisor, and for a full volume to accept the last state of a run.
 _STAND_BY = 5.0
 _FULL = 900.0
 
@@ -85,7 +86,7 @@ class Supervisor:
         examination = [post.program, "examine", str(folder.path)]
         self._asking = Asking(runner, post.job, examination, self._request.gpus_per_node)
         self._lost: List[str] = []
-        #: The attempt that this process follows.
+        #: The attempt that this process monitors.
         self._started = 0
         self._preempted = False
         self._cancelled = False
@@ -99,7 +100,7 @@ class Supervisor:
         self._cancelled = True
 
     def supervise(self) -> int:
-        """The exit status of the job."""
+        """Supervise the run. Returns the exit status of the job."""
         try:
             self._require_charge()
             return self._work()
@@ -109,13 +110,13 @@ class Supervisor:
 
     def _work(self) -> int:
         if (self._run.state, self._run.token) == ("finished", self._post.token):
-            # Slurm starts a job again whose node failed just after the end of the run.
+            # Slurm requeues a job whose node failed just after the end of the run.
             return self._leave(decide.Decision("finish"))
         self._begin()
         short = "" if self._post.inherited else self._too_short()
         if short:
             return self._leave(decide.Decision("fail", short))
-        # What has ended the job before does not count against this one, unless it is the same job.
+        # Interruptions of earlier jobs do not count for this one, unless it is the same job.
         follows: Optional[decide.Decision] = None
         if self._post.inherited:
             follows = decide.verdict(self._request, self._counted())
@@ -143,17 +144,17 @@ class Supervisor:
         return [attempt for attempt in self._run.attempts if attempt.number >= self._run.counted]
 
     def _require_charge(self) -> None:
-        """Raises DismissedError where another process is in charge."""
+        """Raises DismissedError if another process is in charge."""
         try:
             submission = self._folder.submission()
         except GpumeshError as failure:
-            # Wait for a volume that cannot be read now.
+            # Wait for a volume that is temporarily unreadable.
             _say(str(failure))
             return
         if submission.token != self._post.token:
             raise DismissedError(f"job {submission.job} is in charge of the run")
         if self._started and self._folder.inherited(self._started):
-            raise DismissedError("another node has taken this one for dead, and goes on with the run")
+            raise DismissedError("another node considers this one dead, and continues the run")
 
     def _stand_by(self) -> int:
         """Wait for the end of the run if it continues in this job: Slurm ends a job with its batch script."""
@@ -168,7 +169,7 @@ class Supervisor:
         return 1
 
     def _begin(self) -> None:
-        """Close the last attempt, if nobody has: its supervisor was lost."""
+        """Close the last attempt if it is still open, since its supervisor was lost."""
         self._run = self._run._replace(job=self._post.job, token=self._post.token, detail="")
         if self._run.attempts and self._run.attempts[-1].end is None:
             last = self._run.attempts[-1]
@@ -177,7 +178,7 @@ class Supervisor:
             self._replace_last(last._replace(end=time.time(), cause=cause))
 
     def _placement(self) -> decide.Decision:
-        """Where the next attempt runs. Waits for a controller that does not answer."""
+        """Decide where the next attempt runs. Waits for a controller that does not answer."""
         deadline = time.monotonic() + _RETURN
         while not self._cancelled:
             self._require_charge()
@@ -186,14 +187,14 @@ class Supervisor:
                 fit = self._asking.fit(self._post.allocated, self._lost, suspects)
             except CommandError as failure:
                 _say(f"waiting for the controller: {failure}")
-                # It takes a while to know its nodes again.
+                # It takes a while until it knows its nodes again.
                 deadline = time.monotonic() + _RECOVERY
                 time.sleep(_SPACING)
                 continue
             decision = decide.placement(self._request, self._counted(), self._post.allocated, fit)
             if decision.action == "restart" or time.monotonic() > deadline:
                 return decision
-            # They may be back by now.
+            # They may have returned by now.
             self._lost = []
             time.sleep(_SPACING)
         return decide.Decision("cancel")
@@ -211,12 +212,12 @@ class Supervisor:
                 time.sleep(_STAND_BY)
             self._resubmit(decision.excluded)
         if self._post.inherited:
-            # There is no batch script left to end this job.
+            # There is no batch script left whose end would end this job.
             self._end_job()
         return 1 if decision.action in ("cancel", "fail") else 0
 
     def _end_job(self) -> None:
-        """Give the nodes back, which nothing else would do. Waits for a controller that does not answer."""
+        """Release the nodes, since nothing else would. Waits for a controller that does not answer."""
         while True:
             try:
                 scheduler.cancel(self._runner, self._post.job)
@@ -229,7 +230,7 @@ class Supervisor:
             time.sleep(_STAND_BY)
 
     def _resubmit(self, excluded: Sequence[str]) -> None:
-        """Another job is there within seconds, with other nodes. One that is requeued waits for minutes."""
+        """Submit another job, which starts within seconds on other nodes. A requeued one would wait for minutes."""
         barred = decide.unreliable(self._counted())
         try:
             scheduler.submit(self._runner, self._folder, self._post.program, excluded or barred, fewer=True)
@@ -255,7 +256,7 @@ class Supervisor:
         request, post = self._request, self._post
         number = len(self._run.attempts) + 1
         with contextlib.suppress(OSError):
-            # The agents try this as well.
+            # The agents use this as well.
             self._folder.attempt(number).mkdir(exist_ok=True)
         task = agent.Task(
             request.name,
@@ -351,13 +352,14 @@ class Supervisor:
             for text in out:
                 _say(text)
             if out and decide.unreliable(self._counted()):
-                # Only administrators can have a node examined, or take it out of service.
+                # Only administrators can have a node examined, or drain it.
                 scheduler.note(self._runner, self._post.job, f"gpumesh-train: {'; '.join(out)}")
 
     def _save(self, new: Run) -> bool:
-        """Whether the volume has taken it. One that has not may take the next one: the run must not end for that.
+        """Write run.json.
 
-        Raises DismissedError.
+        Returns whether that worked. If not, a later write may, and the run must not end because of it. Raises
+        DismissedError.
         """
         self._require_charge()
         self._run = new
@@ -370,7 +372,7 @@ class Supervisor:
 
 
 class Course:
-    """An attempt while it runs."""
+    """A running attempt."""
 
     def __init__(self, supervisor: Supervisor, step: Step, watch: Watch) -> None:
         self._supervisor = supervisor
@@ -386,7 +388,7 @@ class Course:
         self._over_at: Optional[float] = None
 
     def follow(self) -> Cause:
-        """Until the attempt has ended, or has to. Raises DismissedError."""
+        """Monitor the attempt until it has ended, or has to. Raises DismissedError."""
         while True:
             self._listen(time.monotonic() + _SPACING)
             now = time.monotonic()
@@ -406,7 +408,7 @@ class Course:
                 self._supervisor.take_progress(self._watch, self._speed(now))
 
     def _listen(self, deadline: float) -> None:
-        """Process the messages that have arrived, and that arrive until then."""
+        """Process the messages that have arrived, and those that arrive before the deadline."""
         while True:
             try:
                 came, line = self._step.lines.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -419,7 +421,7 @@ class Course:
                 _say(line.rstrip())
 
     def _end(self, now: float) -> Optional[Cause]:
-        """Why the attempt has ended, or has to."""
+        """Why the attempt has ended, or has to end."""
         if self._supervisor.cancelled:
             return Cause("cancelled", "the job was cancelled")
         cause = self._watch.verdict(now)
@@ -472,7 +474,7 @@ class Course:
         return round(made / took, 3) if took > 0 else None
 
     def end(self) -> None:
-        """End the ranks, then the step, whether its nodes answer or not."""
+        """End the ranks, and then the step, whether its nodes respond or not."""
         self._step.order("end")
         deadline = time.monotonic() + _ENDING
         while not self._step.over() and not self._watch.over(time.monotonic()) and time.monotonic() < deadline:
@@ -486,7 +488,7 @@ def _say(text: str) -> None:
 
 
 def main(folder: Folder, post: Post) -> int:
-    """The process of the batch script, or of an heir."""
+    """The main function of the batch script, or of an heir."""
     supervisor = Supervisor(folder, post)
     signal.signal(signal.SIGUSR1, supervisor.preempt)
     signal.signal(signal.SIGTERM, supervisor.cancel)

@@ -13,24 +13,24 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.lines import
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.pace import Pace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Cause, Progress, RankEnd, Request
 
-#: Seconds without a sign of life after which a node is asked about, and after a failure; and so many to start an agent.
+#: Seconds of silence after which a node is queried; the same after a failure; and seconds to start an agent.
 _SILENCE = 6.0
 _QUIET = 3.0
 _START = 60.0
-#: Seconds without a keepalive after which an agent is considered gone, although its node answers.
+#: Seconds without a keepalive after which an agent is considered gone, although its node responds.
 _AGENT_GONE = 20.0
-#: Seconds after the first failure in which the others are awaited: the one to blame may be slower to say so.
+#: Seconds after the first failure in which others are waited for, since the rank to blame may report later.
 _SETTLE = 3.0
 #: Seconds for the ranks to report why they hang.
 _LOOK = 5.0
-#: Seconds more before the first step of an attempt: libraries are loaded, ranks find each other, a checkpoint is read.
+#: Additional seconds before the first step of an attempt, to load libraries, connect the ranks and read a checkpoint.
 STARTING = 120.0
 
 
 class Watch:
-    """One attempt. Times in seconds of a clock that never goes back.
+    """One attempt. Times are in seconds of a monotonic clock.
 
-    ``tells``: the program has told of steps before, so that it is judged also before the first one.
+    ``tells``: the program has reported steps before, so it is also judged before its first one.
     """
 
     def __init__(self, request: Request, nodes: Sequence[str], now: float, tells: bool = False) -> None:
@@ -50,7 +50,7 @@ class Watch:
         self._gone: Set[str] = set()
         self._warned: Optional[Cause] = None
         self._staging: Dict[str, Tuple[int, int, bool]] = {}
-        #: Nodes on which no rank runs any more, and why; those that answer can be used again.
+        #: Nodes on which no rank runs any more, and why; those that respond can be used again.
         self.lost: Dict[str, str] = {}
         self.alive: Set[str] = set()
         #: The first step that was reported.
@@ -59,11 +59,11 @@ class Watch:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the attempt."""
+        """The number of ranks of the attempt."""
         return len(self.nodes) * self._request.ranks_per_node
 
     def warn(self, cause: Cause) -> None:
-        """Called when the ranks have been told to save a checkpoint and end, for this cause."""
+        """Record that the ranks have been told to save a checkpoint and end, for this cause."""
         self._warned = cause
 
     def hear(self, said: Said, now: float) -> None:
@@ -103,7 +103,7 @@ class Watch:
         values = said.values
         self._staging[said.node] = (int(values["done"]), int(values["total"]), bool(values["ready"]))
         if self._moved is not None:
-            # Ranks that have not started do not hang.
+            # Ranks that have not started cannot hang.
             self._moved = now
 
     def staged(self) -> bool:
@@ -155,15 +155,15 @@ class Watch:
         return 0.0 if node in self._gone else now - self._heard.get(node, self._began)
 
     def answers(self, node: str, now: float) -> None:
-        """Called when a silent node has answered a query; its agent may still be gone."""
+        """Record that a silent node has answered a query; its agent may still be gone."""
         if self._unheard(node, now) > max(_AGENT_GONE, _START if node not in self._heard else 0.0):
             self.lost[node] = "answers, but nothing is heard of its ranks"
             self.alive.add(node)
 
     def hangs(self, now: float) -> bool:
-        """Whether no rank has made a step, or ended, for the time that is allowed; before the first one, it may start.
+        """Whether no rank has made a step, or ended, within the allowed time; before the first one, it may start.
 
-        A program that tells of no steps is not judged.
+        A program that reports no steps is not judged.
         """
         waits = self._failed_at is None and len(self._ends) < self.world_size
         return waits and self._moved is not None and now - self._moved > self._allowed
@@ -173,7 +173,7 @@ class Watch:
         return self._request.hang_timeout + (STARTING if self.first is None else 0.0)
 
     def asks(self, now: float) -> bool:
-        """Whether the agents should report now what their ranks do: once, when it hangs."""
+        """Whether the agents should now report what their ranks do: once, when the program hangs."""
         if not self.hangs(now):
             self._looked = None
             return False
@@ -183,7 +183,7 @@ class Watch:
         return True
 
     def over(self, now: float) -> bool:
-        """Whether all agents that can have reported that nothing of the attempt is left on their nodes."""
+        """Whether all reachable agents have reported that nothing of the attempt is left on their nodes."""
         return all(node in self._gone or node in self.lost or self._unheard(node, now) > _QUIET for node in self.nodes)
 
     def verdict(self, now: float) -> Optional[Cause]:
@@ -195,7 +195,7 @@ class Watch:
             return Cause("node", f"{node} {self.lost[node]}", None, node)
         all_ended = len(self._ends) == self.world_size
         if self._failed_at is not None and (all_ended or self._settled(now - self._failed_at, now)):
-            # A program that was told to end may report that by its status.
+            # A program that was told to end may report that with its status.
             return self._warned or causes.crash(list(self._ends.values()))
         if all_ended and self._failed_at is None:
             return Cause("finished") if self._warned is None or self._through() else self._warned
@@ -206,9 +206,9 @@ class Watch:
         return None
 
     def _settled(self, passed: float, now: float) -> bool:
-        """Whether whoever is to blame for the first failure has had the time to say so, or to fall silent for good.
+        """Whether the rank to blame for the first failure has had time to report it, or is silent for good.
 
-        When a node dies, the ranks of others fail before it is known. So a node that is quiet is asked about first.
+        When a node fails, ranks on other nodes fail before that is known. So silent nodes are queried first.
         """
         quiet = any(self._unheard(node, now) > _QUIET for node in self.nodes)
         return passed > (_AGENT_GONE if quiet else _SETTLE)
@@ -218,7 +218,7 @@ class Watch:
         return now.step is None or now.steps is None or now.step >= now.steps
 
     def progress(self) -> Progress:
-        """Of the whole attempt: the last step that all have told of, and what the first rank says of the rest."""
+        """The progress of the attempt: the last step reported by all ranks, and the other values of the first rank."""
         told: Set[int] = {progress.step for progress in self._progress.values() if progress.step is not None}
         first = self._progress.get(0, Progress())
         checkpoints = [progress.checkpoint for progress in self._progress.values() if progress.checkpoint is not None]

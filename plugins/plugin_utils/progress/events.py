@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible's callback events. The only place that reads its plays, tasks and results."""
+"""Ansible's callback events. Only this module accesses its plays, tasks and results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally imp
 
 
 def play_hosts(play: Any) -> list[str]:
-    """The hosts that a play is for, those that have failed before included."""
+    """The hosts of a play, including those that have failed before."""
     variables = play.get_variable_manager().get_vars(play=play, include_hostvars=False)
     return [str(host) for host in variables.get("ansible_play_hosts_all", [])]
 
@@ -25,7 +25,7 @@ def begin_play(run: Run, play: Any) -> None:
 
 
 def begin_task(run: Run, task: Any, handler: bool = False) -> None:
-    """A task starts, or is not counted because it only includes others."""
+    """A task starts. It is not counted if it only includes others."""
     if not isinstance(task, TaskInclude):
         run.begin_task(str(task.get_name(include_role_fqcn=False)).strip(), task.run_once is True, handler)
 
@@ -36,7 +36,7 @@ def host(result: Any) -> str:
 
 
 def counts(result: Any) -> bool:
-    """Whether a result belongs to a task that we count."""
+    """Whether a result belongs to a counted task."""
     return not isinstance(result._task, TaskInclude)
 
 
@@ -47,12 +47,12 @@ def end_host(run: Run, result: Any, outcome: str) -> None:
 
 
 def _is_among(task: Any, tasks: Any) -> bool:
-    """By identifier: a result has a copy of its task."""
+    """Compared by identifier, since a result has a copy of its task."""
     return any(one._uuid == task._uuid or _is_among(task, getattr(one, "block", [])) for one in tasks)
 
 
 def is_rescued(task: Any) -> bool:
-    """Whether a block around the task has something to do in case that it fails."""
+    """Whether a block around the task has a rescue section with tasks."""
     child, parent = task, getattr(task, "_parent", None)
     while parent is not None:
         if getattr(parent, "rescue", None) and _is_among(child, parent.block):
@@ -69,7 +69,7 @@ def failure(result: Any, ignored: bool) -> str:
 
 
 def written_at(result: Any) -> str:
-    """The file and line of a result's task, relative to where we are if that is shorter."""
+    """The file and line of a result's task, relative to the current directory if that is shorter."""
     path = result._task.get_path()
     if not path:
         return ""

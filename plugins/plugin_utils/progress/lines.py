@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally imp
 )
 
 _NAMED_HOSTS = 5
-#: Keys of a failed result that say more than its message, with the number of lines worth showing.
+#: Keys of a failed result that are more informative than its message, with the number of lines to show.
 _OUTPUTS = (("stderr", 20), ("module_stderr", 20), ("stdout", 20), ("module_stdout", 20))
 
 
@@ -34,7 +34,7 @@ def seconds(value: float) -> str:
 
 
 def named(hosts: Sequence[str]) -> str:
-    """Host names, the first few where they are many."""
+    """The names of hosts, or only the first few if there are many."""
     if len(hosts) <= _NAMED_HOSTS:
         return ", ".join(hosts)
     return f"{', '.join(hosts[:2])} and {len(hosts) - 2} more"
@@ -46,12 +46,12 @@ def plural(number: int, word: str) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """At most ``width`` columns, an ellipsis where it was longer."""
+    """At most ``width`` columns, with an ellipsis if it was longer."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
 def live(phase: Phase, task: Task | None, now: float, width: int) -> str:
-    """The line that is redrawn while a phase runs. Not a percentage, because the number of tasks is not known."""
+    """The line that is redrawn while a phase runs. Without a percentage, since the number of tasks is not known."""
     parts = [phase.name or "Play"]
     if task is not None:
         parts.append(f"task {task.number}: {task.name}")
@@ -65,7 +65,7 @@ def live(phase: Phase, task: Task | None, now: float, width: int) -> str:
 
 
 def changed(task: Task, check_mode: bool) -> str | None:
-    """One line on what a task changed, or would; None where nothing."""
+    """One line on what a task has changed, or would change; None for nothing."""
     hosts = task.hosts("changed")
     if not hosts:
         return None
@@ -109,7 +109,7 @@ def _failures(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _paragraph(text: str, width: int, indent: str) -> list[str]:
     lines: list[str] = []
     for line in printable(text).rstrip().splitlines():
-        # A line that is indented already is set by its writer: a table, a command's output.
+        # A line that is already indented was formatted by its writer: a table, or a command's output.
         if line.startswith((" ", "\t")) or not line.strip() or len(line) <= width - len(indent):
             lines.append(f"{indent}{line}".rstrip())
         else:
@@ -125,9 +125,9 @@ def _paragraph(text: str, width: int, indent: str) -> list[str]:
 
 
 def failure(host: str, task: str, result: Mapping[str, Any], path: str, width: int) -> list[str]:
-    """Everything that a reader needs of an error: host, task, message in full, remedy, output, and where it is written.
+    """Everything needed to understand an error: host, task, complete message, remedy, output, and its location.
 
-    Only the first line carries no indent.
+    Only the first line has no indent.
     """
     lines = [f"{host}: {printable(task)}"]
     for one in _failures(result):
@@ -187,7 +187,7 @@ def summary(run: Run, stats: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Rows under each other, numbers to the right."""
+    """Align rows in columns, numbers to the right."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     return [
         "  ".join(

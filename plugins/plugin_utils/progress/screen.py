@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One line at the bottom of a terminal that is redrawn, and gives way to whatever else is printed."""
+"""A line at the bottom of a terminal that is redrawn, and makes room for other output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CLEAR = "\r\x1b[K"
 
 
 class _GivingWay:
-    """A stream that takes the live line away before it writes.
+    """A stream that removes the live line before it writes.
 
-    Warnings and the text of other plugins go to sys.stdout and sys.stderr behind our back; without this they would be
-    printed into the middle of the live line.
+    Warnings and the output of other plugins are written to sys.stdout and sys.stderr directly; without this class, they
+    would appear in the middle of the live line.
     """
 
     def __init__(self, stream: TextIO, line: LiveLine) -> None:
@@ -36,7 +36,7 @@ class _GivingWay:
 
 
 class _Hidden:
-    """While this lasts there is no live line on the screen, and nobody draws one."""
+    """In this context, there is no live line on the screen, and none is drawn."""
 
     def __init__(self, line: LiveLine, text: str) -> None:
         self._line = line
@@ -50,14 +50,14 @@ class _Hidden:
 
 
 class LiveLine:
-    """The line. ``text`` is asked for what it shall say each time that it is drawn."""
+    """The live line. ``text`` is called for its content each time that it is drawn."""
 
     def __init__(self, text: Callable[[], str], interval: float = 0.5) -> None:
         self._text = text
         self._interval = interval
         self._lock = threading.RLock()
         self._drawn = False
-        # Somebody has written half a line, such as a prompt: drawing over it would hide it.
+        # Something has written half a line, such as a prompt, which drawing would hide.
         self._held = False
         self._stop = threading.Event()
         self._owner = os.getpid()
@@ -65,7 +65,7 @@ class LiveLine:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Take over the streams and begin to draw."""
+        """Replace the streams, and start drawing."""
         self._streams = (sys.stdout, sys.stderr)
         sys.stdout = cast("TextIO", _GivingWay(sys.stdout, self))
         sys.stderr = cast("TextIO", _GivingWay(sys.stderr, self))
@@ -73,7 +73,7 @@ class LiveLine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take the line away and give the streams back."""
+        """Remove the line, and restore the streams."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
@@ -88,25 +88,25 @@ class LiveLine:
         return _Hidden(self, text)
 
     def acquire(self) -> None:
-        """Take the line away. In a forked worker there is no line, and the lock's owner may not exist there."""
+        """Remove the line. In a forked worker, there is no line, and the lock's owner may not exist."""
         if os.getpid() == self._owner:
             self._lock.acquire()
             self._clear()
 
     def release(self, text: str) -> None:
-        """Let the line be drawn again, once a full line has been written."""
+        """Allow the line to be drawn again, once a complete line has been written."""
         if os.getpid() == self._owner:
             self._held = bool(text) and not text.endswith("\n")
             self._lock.release()
 
     def _clear(self) -> None:
         if self._drawn:
-            # Past Python's own buffer and its lock: a worker may be forked at this moment.
+            # Bypass Python's own buffer and its lock, since a worker may be forked at this moment.
             os.write(1, _CLEAR.encode())
             self._drawn = False
 
     def draw(self) -> None:
-        """Draw now."""
+        """Draw the line now."""
         with self._lock:
             text = self._text()
             if text and not self._held and not self._stop.is_set():

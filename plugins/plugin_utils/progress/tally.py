@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a run has done so far: phases (plays), their tasks, hosts and times. Knows no terminal and no Ansible."""
+"""The state of a run: phases (plays), their tasks, hosts and times. Independent of the terminal and of Ansible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-#: How a host can end a task. After one that is rescued it goes on with what its block has for that case.
+#: How a host can end a task. After a rescued one, it continues with the rescue section of its block.
 OUTCOMES = ("ok", "changed", "skipped", "failed", "unreachable", "ignored", "rescued")
 
 
@@ -29,11 +29,11 @@ class Task:
 
     @property
     def waiting(self) -> list[str]:
-        """Hosts that have begun and not ended, the longest first."""
+        """The hosts that have started and not ended, the longest running first."""
         return [host for host in self.began if host not in self.outcome]
 
     def hosts(self, outcome: str) -> list[str]:
-        """The hosts that ended so, in the order in which they ended."""
+        """The hosts that ended with this outcome, in the order in which they ended."""
         return [host for host, one in self.outcome.items() if one == outcome]
 
 
@@ -49,7 +49,7 @@ class Phase:
     ended: float | None = None
 
     def host_times(self) -> dict[str, float]:
-        """Seconds that each host was at work."""
+        """The seconds for which each host was working."""
         times: dict[str, float] = {}
         for task in self.tasks:
             for host, took in task.took.items():
@@ -57,7 +57,7 @@ class Phase:
         return times
 
     def slowest(self) -> tuple[str, float] | None:
-        """The host that worked longest; None where fewer than two did, since then it says nothing."""
+        """The host that worked longest; None if fewer than two did, since there is nothing to compare then."""
         times = self.host_times()
         if len(times) < 2:
             return None
@@ -65,12 +65,12 @@ class Phase:
         return host, times[host]
 
     def count(self, *outcomes: str) -> int:
-        """Results with one of these outcomes."""
+        """The number of results with one of these outcomes."""
         return sum(1 for task in self.tasks for one in task.outcome.values() if one in outcomes)
 
 
 class Run:
-    """All phases. Every method is an event in the order in which Ansible tells them."""
+    """All phases. Each method is an event, in the order in which Ansible reports them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -84,24 +84,24 @@ class Run:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase that is under way."""
+        """The current phase."""
         return self.phases[-1] if self.phases and self.phases[-1].ended is None else None
 
     @property
     def task(self) -> Task | None:
-        """The task that is under way."""
+        """The current task."""
         phase = self.phase
         return phase.tasks[-1] if phase and phase.tasks and phase.tasks[-1].ended is None else None
 
     def begin_phase(self, name: str, hosts: list[str], check_mode: bool = False) -> Phase:
-        """Start a phase on ``hosts``, less those that failed before."""
+        """Start a phase on ``hosts``, without those that failed before."""
         self.end_phase()
         phase = Phase(name, len(set(hosts) - self.gone), self.now(), check_mode)
         self.phases.append(phase)
         return phase
 
     def end_phase(self) -> Phase | None:
-        """End the phase that is under way; None where there is none."""
+        """End the current phase; None if there is none."""
         phase = self.phase
         if phase is not None:
             self.end_task()
@@ -117,7 +117,7 @@ class Run:
         return task
 
     def end_task(self) -> Task | None:
-        """End the task that is under way; None where there is none."""
+        """End the current task; None if there is none."""
         task = self.task
         if task is not None:
             task.ended = self.now()
@@ -133,7 +133,7 @@ class Run:
         if outcome in ("failed", "unreachable"):
             self.gone.add(host)
             if self.phase is not None:
-                # The tasks after this one run without it.
+                # The following tasks run without it.
                 self.phase.hosts = max(self.phase.hosts - 1, 0)
         task = self.task
         if task is not None:

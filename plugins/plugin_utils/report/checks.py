@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The shape that every check of a verdict has."""
+"""The structure of all checks of a verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(
     reason: str = "",
     remedy: str = "",
 ) -> Check:
-    """One check in the common shape."""
+    """Create a check."""
     return {
         "id": name,
         "purpose": purpose,
@@ -37,7 +37,7 @@ def check(
 
 
 def by_sender(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """The pairs of each machine with all others, in one pass: with a thousand members there are a million."""
+    """The pairs of each machine with all others, in one pass: a thousand members have a million."""
     found: dict[str, list[Pair]] = {}
     for pair in pairs:
         found.setdefault(pair["from"], []).append(pair)

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The pairs of a large cluster, summarized: a million cells can neither be read nor drawn by a browser.
 
-Members that follow each other, and are of one site, are a group. What is said of two groups is said of all pairs from a
-member of the one to a member of the other. The pairs with a fault stay listed one by one, up to a number.
+Consecutive members of the same site form a group. A statement about two groups applies to all pairs from a member of
+one to a member of the other. Pairs with a fault are still listed individually, up to a limit.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.statuses im
 
 Pair = dict[str, Any]
 
-#: From more members than this on, pairs are summed up.
+#: Pairs are summarized if there are more members than this.
 _LARGE = 100
-#: Groups, beside one more for each site that ends in the middle of one. With more sites than this they do not count.
+#: The number of groups, plus one for each site that ends inside of one. With more sites than this, sites are ignored.
 _GROUPS = 36
-#: Pairs with a fault that are listed one by one.
+#: The maximum number of pairs with a fault that are listed individually.
 _LISTED = 2000
-#: What is measured, and which end of it is the worst.
+#: The measured values, and which extreme of each is the worst.
 _MEASURED = {"rtt_ms": max, "bandwidth_gbps": min, "rdma_gbps": min, "rdma_latency_us": max}
 
 
 def is_large(record: Mapping[str, Any]) -> bool:
-    """Whether its pairs are summed up."""
+    """Whether the pairs of a cluster are summarized."""
     return len(record["members"]) > _LARGE
 
 
 def has_fault(pair: Mapping[str, Any]) -> bool:
-    """Whether one wants to know of this very pair."""
+    """Whether a pair is worth listing."""
     return pair["status"] in ("fail", "error") or bool(pair.get("slow")) or bool(pair.get("rdma_slow"))
 
 
 def listed(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs with a fault, the worst kind first, no more than can be read."""
+    """The pairs with a fault, the worst kind first, up to the limit."""
     faulty = [pair for pair in pairs if has_fault(pair)]
     return sorted(faulty, key=lambda pair: -STATUSES.index(pair["status"]))[:_LISTED]
 
@@ -54,7 +54,7 @@ def groups(members: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
 
 
 class _Block:
-    """What is known of all pairs from one group to another."""
+    """The summary of all pairs from one group to another."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(STATUSES, 0)
@@ -81,7 +81,7 @@ class _Block:
 
 
 def sum_up(members: Sequence[Mapping[str, Any]], pairs: Sequence[Pair]) -> dict[str, Any]:
-    """``members`` with machine and site; ``pairs`` all of them. As ``verdict.schema.json`` describes it."""
+    """Summarize all pairs, as described in ``verdict.schema.json``. ``members`` have machine and site."""
     made = groups(members)
     place = {member["machine"]: index for index, group in enumerate(made) for member in group}
     blocks: dict[tuple[int, int], _Block] = {}
@@ -108,12 +108,12 @@ def sum_up(members: Sequence[Mapping[str, Any]], pairs: Sequence[Pair]) -> dict[
 
 
 def name_of(group: Sequence[str]) -> str:
-    """Its first and its last member."""
+    """The first and the last member of a group."""
     return group[0] if len(group) == 1 else f"{group[0]} – {group[-1]}"
 
 
 def as_pairs(summary: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """The blocks in the shape of pairs, as figures take them, by the names of their groups."""
+    """The summaries in the form of pairs, as the figures expect them, by the names of their groups."""
     names = [name_of(group) for group in summary["groups"]]
     found = {}
     for block in summary["blocks"]:

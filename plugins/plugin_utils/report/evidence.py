@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what modules and commands returned to checks. Whatever is missing becomes a check that says so."""
+"""Convert the results of modules and commands to checks. Whatever is missing becomes a check that reports that."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SLURMS_REASONS = (
     *("Not responding", "Node unexpectedly rebooted", "Low ", "Prolog error", "Epilog error", "Kill task failed"),
     *("batch job complete failure", "Duplicate jobid", "Can't save job state", "gres/", "Reboot ASAP", "slurmctld"),
 )
-#: sinfo's output that ``slurm_checks`` reads, one line a node and partition.
+#: The format of the output of sinfo for ``slurm_checks``, one line per node and partition.
 SINFO_FORMAT = "%N|%T|%o|%E"
 
 
@@ -81,7 +81,7 @@ def member_checks(
 def complete_pairs(
     machines: Sequence[str], pairs: Sequence[Pair], asked: Sequence[str], answered: Sequence[str]
 ) -> list[Pair]:
-    """Every ordered pair of members: those that were probed, and the others with the reason why not."""
+    """All ordered pairs of members: those that were probed, and the others with the reason why not."""
     leaving, made = by_sender(pairs), []
     known, heard = set(asked), set(answered)
     for one in machines:
@@ -107,7 +107,7 @@ def _unprobed(one: str, other: str, asked: Collection[str], answered: Collection
 
 
 def reachability_checks(machines: Sequence[str], pairs: Sequence[Pair]) -> list[Check]:
-    """For each member: whom it reaches. The pairs themselves are in the verdict, one by one."""
+    """For each member, which others it reaches. The verdict contains the pairs individually."""
     purpose = "Every other member can be reached"
     made = []
     leaving = by_sender(pairs)
@@ -141,24 +141,24 @@ def reachability_checks(machines: Sequence[str], pairs: Sequence[Pair]) -> list[
     return made
 
 
-#: What is said of so many pairs of a member, one by one.
+#: The number of pairs of a member that are described individually.
 _SENTENCES = 20
 
 
 def _first(sentences: list[str]) -> list[str]:
-    """No more than one reads; all of them are with the pairs."""
+    """The first sentences; all of them are with the pairs."""
     rest = len(sentences) - _SENTENCES
     return sentences if rest <= 0 else [*sentences[:_SENTENCES], f"The same applies to {rest} others."]
 
 
 def _said(pair: Pair) -> str:
-    """A pair's message with the peer's name in it, once."""
+    """A pair's message, which contains the peer's name exactly once."""
     message = pair["message"].rstrip(".")
     return f"{message}." if pair["to"] in message or pair["from"] in message else f"{pair['to']}: {message}."
 
 
 def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float) -> list[Check]:
-    """For each member: the largest difference from another's clock. munge refuses what is minutes off."""
+    """For each member, the largest difference from another's clock. munge rejects differences of minutes."""
     purpose = "The clock agrees with the other members'"
     made = []
     leaving = by_sender(pairs)
@@ -191,25 +191,25 @@ def clock_checks(machines: Sequence[str], pairs: Sequence[Pair], limit_s: float)
     return made
 
 
-#: The links that a minimum for all others says nothing of.
+#: The kinds of links to which the general minimum does not apply.
 _OF_PODS = "of pods"
 
 
 def _sites(record: Record) -> dict[str, str]:
-    """The site of each member; '' for a pod, all of whose links are through its userspace daemon."""
+    """The site of each member; '' for a pod, whose links all use its userspace daemon."""
     confined = pods(record)
     return {one["machine"]: "" if one["machine"] in confined else one["site"] for one in record["members"]}
 
 
 def _like(sites: Mapping[str, str], pair: Pair) -> str:
-    """Links that can be compared with each other: within a site, between two, and those of pods."""
+    """The kind of a link, within which links are comparable: inside a site, between two sites, and those of pods."""
     if not (sites[pair["from"]] and sites[pair["to"]]):
         return _OF_PODS
     return "within a site" if sites[pair["from"]] == sites[pair["to"]] else "between two sites"
 
 
 def bandwidth_gates(record: Record, pairs: Sequence[Pair], minimum_gbps: float) -> dict[str, float]:
-    """What links of each kind have to carry: what is asked for, else a part of what those like them carry."""
+    """The required rate for each kind of link: the configured minimum, or a fraction of the median of the kind."""
     gates = {}
     sites = _sites(record)
     for kind in ("within a site", "between two sites", _OF_PODS):
@@ -226,7 +226,7 @@ def bandwidth_gates(record: Record, pairs: Sequence[Pair], minimum_gbps: float) 
 
 
 def mark_slow(record: Record, pairs: Sequence[Pair], gates: Mapping[str, float]) -> list[Pair]:
-    """The pairs, those whose throughput was measured with ``slow``."""
+    """Add ``slow`` to the pairs whose throughput was measured."""
     sites = _sites(record)
     return [
         pair
@@ -244,7 +244,7 @@ def bandwidth_checks(
     asked: Sequence[str],
     level: str,
 ) -> list[Check]:
-    """For each member: the slowest link from it, of pairs that ``mark_slow`` has seen."""
+    """For each member, its slowest outgoing link, from pairs processed by ``mark_slow``."""
     purpose = "The link to every other member is fast enough"
     name = "reachability.bandwidth"
     if not any("slow" in pair for pair in pairs):
@@ -302,7 +302,7 @@ def health_checks(
     health: Mapping[str, Any] | None,
     userspace_only: Sequence[str] = (),
 ) -> list[Check]:
-    """node_health's own results; an error for a member that answered and gave none."""
+    """node_health's own results; an error for a member that answered without a result."""
     if health is None:
         return [
             check(
@@ -335,7 +335,7 @@ def health_checks(
 
 
 def _once(checks: Sequence[Check]) -> list[Check]:
-    """A volume that several members cannot use for the same reason is one finding: its server's, and not theirs."""
+    """A volume that several members cannot use for the same reason is a single finding, about its server."""
     machines: dict[str, list[str]] = {}
     for one in checks:
         if one["id"] == "storage.mounts" and one["status"] == "fail":
@@ -361,7 +361,7 @@ def parse_sinfo(text: str) -> dict[str, tuple[str, str, str]]:
 
 
 def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, userspace_only: Sequence[str] = ()) -> list[Check]:
-    """Each member is a node that takes jobs, at its cluster address."""
+    """Whether each member is a node that accepts jobs, at its cluster address."""
     purpose = "The Slurm node accepts jobs at the member's cluster address"
     manager = record["manager"]
     trouble, status = _command_trouble(slurm, "sinfo", manager)
@@ -393,7 +393,7 @@ def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, userspace_only
         known, flags = show.node_state([state])
         working = show.ready(known, flags)
         if show.held(flags) and known != "down" and reason and not _of_programs(reason):
-            # Who has taken it out knows why, and it is no fault of the cluster's.
+            # Whoever drained it knows why, and it is not a fault of the cluster.
             words = f"The node is {state}: {reason}."
             made.append(check("slurm.node", purpose, machine, "skipped", state, required, reason=words))
             continue
@@ -423,7 +423,7 @@ def slurm_checks(record: Record, slurm: Mapping[str, Any] | None, userspace_only
 
 
 def _of_programs(reason: str) -> bool:
-    """Whether this collection or Slurm itself has drained the node, by what its controller and its daemons write."""
+    """Whether this collection or Slurm drained the node, by the reasons that the controller and its daemons write."""
     return reason.startswith(("gpumesh", *_SLURMS_REASONS)) or "reported lower than configured" in reason
 
 
@@ -436,7 +436,7 @@ def _node_remedy(machine: str, reason: str) -> str:
 
 
 def _command_trouble(result: Mapping[str, Any] | None, program: str, manager: str) -> tuple[str, str]:
-    """Why a command on the manager gave nothing, and the status that this means; two empty texts where it did."""
+    """Why a command on the manager returned nothing, and the resulting status; two empty texts if it did."""
     if result is None or result.get("skipped"):
         return f"{program} was not run in this run.", "skipped"
     if result.get("unreachable"):
@@ -446,7 +446,7 @@ def _command_trouble(result: Mapping[str, Any] | None, program: str, manager: st
         if "No such file" in said:
             return f"Slurm is not installed on the manager {manager}.", "skipped"
         return f"{program} on {manager} returned no result: {said or 'no message'}.", "error"
-    # coreutils' timeout, which we run it under, says 127 for a program that is not there.
+    # coreutils' timeout, with which it is run, exits 127 for a missing program.
     if result["rc"] == 127:
         return f"Slurm is not installed on the manager {manager}.", "skipped"
     if result["rc"] != 0:
@@ -456,7 +456,7 @@ def _command_trouble(result: Mapping[str, Any] | None, program: str, manager: st
 
 
 def _held_words(held: Mapping[str, Sequence[str]]) -> str:
-    """Which jobs hold which nodes; each job once, with the nodes that it holds."""
+    """Which jobs occupy which nodes; each job once, with its nodes."""
     by_job: dict[str, list[str]] = {}
     for node, jobs in held.items():
         for job in jobs:
@@ -465,7 +465,7 @@ def _held_words(held: Mapping[str, Sequence[str]]) -> str:
 
 
 def _not_launched(job: Mapping[str, Any]) -> str:
-    """Where no task was launched and why; the empty text for nowhere."""
+    """Where no task was launched, and why; empty if there are no such nodes."""
     held, barred = job.get("held") or {}, job.get("barred") or {}
     words = [_held_words(held)] if held else []
     words += [f"{node} is {state}" for node, state in barred.items()]
@@ -476,7 +476,7 @@ def _not_launched(job: Mapping[str, Any]) -> str:
 def job_checks(
     record: Record, job: Mapping[str, Any] | None, userspace_only: Sequence[str] = ()
 ) -> tuple[list[Check], list[dict[str, Any]]]:
-    """A task of one job ran on every member that has room. Gives the checks and the job as the report shows it."""
+    """Whether a task of one job ran on every member with room. Returns the checks, and the job for the report."""
     purpose = "A job runs on every member"
     trouble, status = _command_trouble(job, "srun", record["manager"])
     if job is None or status == "skipped":
@@ -526,7 +526,7 @@ def _job_check(purpose: str, machines: Sequence[str], job: Mapping[str, Any], tr
 
 
 def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -> list[Check]:
-    """Each collective that ran, by its own judgement."""
+    """Each collective that ran, by its own result."""
     purpose = "Collectives are correct and fast enough"
     ran = [result for result in results or [] if not result.get("skipped")]
     if not ran:
@@ -540,7 +540,7 @@ def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -
     for result in ran:
         name = str(result.get("collective") or result.get("item") or "unknown")
         if "collective" not in result:
-            # The module itself failed, or its host does not answer: that is no pass, and not to be left out.
+            # The module itself failed, or its host does not respond: that is not a pass, and must be reported.
             said = str(result.get("msg") or "collective_test returned no result").rstrip(".")
             remedy = "Fix the error, and run it again."
             made.append(
@@ -576,7 +576,7 @@ def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -
 
 
 def earlier(previous: Any) -> Mapping[str, Any] | None:
-    """The previous verdict from its text or value; None where it cannot be used, which starts a new history."""
+    """Parse the previous verdict; None if it cannot be used, which starts a new history."""
     if isinstance(previous, str):
         try:
             previous = json.loads(previous)
@@ -596,7 +596,7 @@ def judge(
     rdma_limits: rdma.Limits = rdma.BY_THEIR_KIND,
     previous: Any = None,
 ) -> Verdict:
-    """The verdict on a cluster from all that a run has found."""
+    """The verdict on a cluster from all results of a run."""
     machines = [member["machine"] for member in record["members"]]
     userspace_only = evidence.get("userspace_only", [])
     judged = [machine for machine in machines if machine not in userspace_only]
@@ -640,7 +640,7 @@ def judge(
 
 
 def _shown(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a collective's result that belongs in the verdict: no output of the program, no environment."""
+    """The part of a collective's result that belongs in the verdict: neither the program's output, nor its environment."""
     keys = (
         "collective",
         "ranks",

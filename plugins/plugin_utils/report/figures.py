@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The geometry of the report's figures: numbers in, coordinates in SVG user units out. No markup is made here."""
+"""The geometry of the report's figures: from values to coordinates in SVG user units. No markup is created here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 Figure = dict[str, Any]
 
-#: From here on a name per member would be set smaller than one can read beside a horizontal label, so it turns radial.
+#: From this number on, names of members would be too small to read beside horizontal labels, so they are radial.
 _RADIAL_LABELS_FROM = 13
 
 
 def link_kind(mesh: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """How two members talk: ``lan``, ``tunnel`` or ``relayed`` (neither end can be dialled, so a third forwards)."""
+    """How two members communicate: ``lan``, ``tunnel`` or ``relayed`` (neither has an endpoint, so a third forwards)."""
     if mesh.get("backend") in (None, "none"):
         return "lan"
     if one["site"] != other["site"] and not one["endpoint"] and not other["endpoint"]:
@@ -25,10 +25,10 @@ def link_kind(mesh: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[st
 
 
 def topology(cluster: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> Figure:
-    """Members on a ring, grouped by site, a chord for each pair that is linked.
+    """Members on a ring, grouped by site, with a chord for each connected pair.
 
-    A chord is ``broken`` when either direction failed, ``slow`` when one carries too little, and ``unmeasured`` when
-    neither was judged.
+    A chord is ``broken`` if either direction failed, ``slow`` if one is too slow, and ``unmeasured`` if neither was
+    judged.
     """
     sites: list[str] = list(dict.fromkeys(member["site"] for member in cluster["members"]))
     members = sorted(cluster["members"], key=lambda member: sites.index(member["site"]))
@@ -77,7 +77,7 @@ def topology(cluster: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> 
             )
             angle += step
         last = angle - step
-        # A lone member of its site gets an arc that can be seen too.
+        # A site with a single member gets a visible arc, too.
         spread = min(step * 0.32, 0.16)
         start, end = at(first - spread, radius + 13), at(last + spread, radius + 13)
         arcs.append(
@@ -115,7 +115,7 @@ def topology(cluster: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> 
             )
     # Those with a fault last, on top of the others.
     links.sort(key=lambda link: ("slow", "broken").index(link["kind"]) if link["kind"] in ("slow", "broken") else -1)
-    # A triangle does not fill the square around its circle: the page shows no more than what is drawn.
+    # A triangle does not fill the square around its circle, so the page shows only the drawn area.
     top = min([node["y"] for node in nodes], default=0.0) - (margin + 30 if radial else 38)
     bottom = max([node["y"] for node in nodes], default=0.0) + (margin + 30 if radial else 38)
     return {
@@ -134,9 +134,9 @@ def topology(cluster: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> 
 
 
 def steps(values: Sequence[float], number: int = 5) -> list[float]:
-    """Upper bounds of ``number`` classes of equal ratio over the values: latencies span decades.
+    """Upper bounds of ``number`` classes of equal ratio over the values, since latencies span decades.
 
-    One class where all values are about the same, so that noise does not look like a pattern.
+    One class if all values are about the same, so that noise does not look like a pattern.
     """
     positive = [value for value in values if value > 0]
     if not positive:
@@ -156,7 +156,7 @@ def step_of(value: float, bounds: Sequence[float]) -> int:
     return max(len(bounds) - 1, 0)
 
 
-#: Each of them gives round numbers when an axis is cut in four.
+#: Each of these gives round numbers when an axis is divided in four.
 _AXIS_TOPS = (1.0, 1.2, 1.6, 2.0, 2.4, 3.0, 4.0, 5.0, 6.0, 8.0)
 
 
@@ -172,7 +172,7 @@ def nice_ceiling(value: float) -> float:
 
 
 def size_name(size: float) -> str:
-    """Bytes in binary units, as people give message sizes: 8 B, 64 KiB, 1 GiB."""
+    """Bytes in binary units, as message sizes are usually written: 8 B, 64 KiB, 1 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             return f"{size:.0f} {unit}" if size == int(size) else f"{size:.1f} {unit}"
@@ -181,13 +181,13 @@ def size_name(size: float) -> str:
 
 
 def _points(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Out-of-place rows with a bandwidth, or in-place ones where there are no others."""
+    """Out-of-place rows with a bandwidth, or in-place ones if there are no others."""
     rows = [row for row in result["rows"] if row["busbw_gbps"] is not None and row["size_bytes"] > 0]
     return [row for row in rows if not row["in_place"]] or rows
 
 
 def curves(results: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Bus bandwidth (10^9 bytes/s) against message size on a log axis; None where there is no row."""
+    """Bus bandwidth (10^9 bytes/s) against message size on a log axis; None if there is no row."""
     drawn = [result for result in results if _points(result)]
     if not drawn:
         return None
@@ -235,7 +235,7 @@ def curves(results: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def history_bars(history: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> Figure:
-    """A column a run, oldest first, this run last: its height is the number of checks, its parts their results."""
+    """One column per run, oldest first, this run last: its height is the number of checks, its parts their results."""
     runs = [*history, now]
     tallest = max([sum(run["counts"].values()) for run in runs] + [1])
     width, gap, height = 18, 6, 56
@@ -246,7 +246,7 @@ def history_bars(history: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -
         for status in ("pass", "skipped", "error", "fail"):
             size = run["counts"][status] / tallest * height
             if size:
-                # A single failing check among hundreds must still be seen.
+                # A single failing check among hundreds must still be visible.
                 size = max(size, 2.0)
                 top -= size
                 parts.append({"status": status, "y": round(top, 1), "height": round(size, 1)})

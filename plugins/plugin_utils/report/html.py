@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import
 )
 
 _FOLDER = os.path.dirname(__file__)
-#: What this page shares with others.
+#: What this page shares with other pages.
 _SHARED = {"every_page.css": STYLE, "theme.html": THEME_BUTTON, "theme.js": THEME_SCRIPT}
 
 

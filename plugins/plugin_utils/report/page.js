@@ -4,7 +4,7 @@
 
   function element(tag, text, className) {
     const made = document.createElement(tag);
-    // textContent only: whatever a host said stays text.
+    // Only textContent, so that text from hosts is never interpreted.
     if (text !== undefined) { made.textContent = text; }
     if (className) { made.className = className; }
     return made;
@@ -57,7 +57,7 @@
       do {
         place = [place[0] + move[0], place[1] + move[1]];
         next = table.querySelector('[data-pair="' + place.join(",") + '"]');
-        // The diagonal has no cell: step over it.
+        // The diagonal has no cell, so skip it.
       } while (!next && place[0] === place[1] && place[0] >= 0 && place[0] < data.machines.length);
       if (next) {
         cell.tabIndex = -1;

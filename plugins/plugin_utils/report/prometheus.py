@@ -19,7 +19,7 @@ def _label(value: Any) -> str:
 
 
 def _metric(name: str, text: str, samples: list[Sample]) -> list[str]:
-    """A gauge with its samples; nothing where there are none."""
+    """A gauge with its samples; empty if there are none."""
     if not samples:
         return []
     lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
@@ -30,7 +30,7 @@ def _metric(name: str, text: str, samples: list[Sample]) -> list[str]:
 
 
 def render(verdict: Mapping[str, Any]) -> str:
-    """The text exposition: one gauge for the verdict, counts, each check, and what was measured of the pairs."""
+    """The text exposition: gauges for the verdict, the counts, each check, and the measurements of the pairs."""
     cluster = {"cluster": verdict["cluster"]["name"]}
     when = datetime.strptime(verdict["generated_at"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     pairs = verdict["reachability"]["pairs"]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RDMA between the members as checks: each says what was measured, or why nothing was."""
+"""RDMA between the members as checks: each reports what was measured, or why nothing was."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, Pair
 
-#: The part of the slower port's rate that RDMA carries on a healthy fabric, at the least.
+#: The minimum fraction of the slower port's rate that RDMA reaches on a healthy fabric.
 _SHARE_OF_RATE = 0.8
-#: A latency is out of line above so many times the median, of at least so many measurements.
+#: A latency is an outlier above this multiple of the median, if there are at least this many measurements.
 _TIMES_MEDIAN = 5
 _ENOUGH_LINKS = 6
 
@@ -25,12 +25,12 @@ _LOOK = (
 )
 
 
-#: The port of each member that could be asked.
+#: The port of each member that could be queried.
 Ends = Mapping[str, RdmaEnd]
 
 
 class Limits(NamedTuple):
-    """What links have to reach. 0: by the rate of the ports, and by the latency of the others."""
+    """The requirements of links. 0: derived from the rate of the ports, and from the latency of the others."""
 
     min_gbps: float = 0.0
     max_latency_us: float = 0.0
@@ -40,7 +40,7 @@ BY_THEIR_KIND = Limits()
 
 
 class _Kind(NamedTuple):
-    """One of the two things that are measured."""
+    """One of the two measured values."""
 
     name: str
     purpose: str
@@ -69,7 +69,7 @@ _LATENCY = _Kind(
 
 
 def mark_slow(pairs: Sequence[Pair], ends: Ends, limits: Limits) -> list[Pair]:
-    """The pairs, those whose RDMA was measured with ``rdma_slow``."""
+    """Add ``rdma_slow`` to the pairs whose RDMA was measured."""
     return [
         pair
         if pair.get("rdma_gbps") is None
@@ -79,7 +79,7 @@ def mark_slow(pairs: Sequence[Pair], ends: Ends, limits: Limits) -> list[Pair]:
 
 
 def checks(pairs: Sequence[Pair], ends: Ends, limits: Limits, asked: Sequence[str], level: str) -> list[Check]:
-    """For each member with RDMA its slowest link and its longest latency; for the others why they have none."""
+    """For each member with RDMA, its slowest link and its longest latency; for the others, why they have none."""
     able = [machine for machine in asked if machine in ends and ends[machine]["device"]]
     why = ""
     if not any(pair.get("bandwidth_gbps") is not None or pair.get("rdma_gbps") is not None for pair in pairs):
@@ -127,7 +127,7 @@ def _judge(kind: _Kind, machine: str, own: Sequence[Pair], gates: Sequence[float
 
 
 def _least(pair: Pair, ends: Ends, limits: Limits) -> float | None:
-    """What a link has to carry; None where nobody says and the ports are no hardware."""
+    """The rate that a link must reach; None if there is no requirement, and the ports are not hardware."""
     rates = [ends[pair[end]]["rate_gbps"] if pair[end] in ends else None for end in ("from", "to")]
     known = [float(rate) for rate in rates if rate]
     return limits.min_gbps or (min(known) * _SHARE_OF_RATE if len(known) == len(rates) else None)
@@ -150,7 +150,7 @@ def _absent(machine: str, able: Sequence[str], ends: Ends, own: Sequence[Pair]) 
 
 
 def _reasons(ends: Ends, machines: Sequence[str]) -> str:
-    """Each reason once, with the machines that it holds for."""
+    """Each reason once, with the machines to which it applies."""
     found: dict[str, list[str]] = {}
     for machine in machines:
         reason = ends[machine]["reason"] if machine in ends else "its ports were not examined"

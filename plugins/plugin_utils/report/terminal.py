@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import table
 
 _NAMED_HOSTS = 6
-#: Pairs, and findings of one kind, that are told one by one.
+#: The maximum number of pairs, and of findings of one kind, that are shown individually.
 _NAMED_PAIRS = 100
 
 
@@ -64,7 +64,7 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
         lines += ["", f"{sign} {rest} more of this kind are in the report."] if rest else []
     skipped = findings(verdict["checks"], ("skipped",))
     if skipped:
-        # One line a reason: a host without GPUs skips half a dozen checks for it.
+        # One line per reason: a host without GPUs skips half a dozen checks for the same one.
         reasons: dict[tuple[str, str], list[str]] = {}
         for finding in skipped:
             reasons.setdefault((_hosts(finding["hosts"]), finding["reason"]), []).append(finding["id"])

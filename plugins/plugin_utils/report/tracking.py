@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether the experiments of a cluster are tracked: a run written and read back, and a server that every member reaches."""
+"""Whether experiments are tracked: a run is written and read back, and every member reaches the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tracking_checks(
     results: Mapping[str, Mapping[str, Any]] | None,
     userspace_only: Sequence[str] = (),
 ) -> list[Check]:
-    """Nothing where no experiments are tracked. ``results``: those of the module tracking_test; None: not looked at."""
+    """Empty if no experiments are tracked. ``results``: those of the module tracking_test; None: not checked."""
     tracking = record.get("tracking")
     if tracking is None:
         return []

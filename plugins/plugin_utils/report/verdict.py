@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The verdict document: one JSON value from which the HTML, JUnit, Prometheus and terminal reports are all made.
+"""The verdict document: one JSON value from which the HTML, JUnit, Prometheus and terminal reports are created.
 
-Its shape is fixed by ``verdict.schema.json`` beside this file.
+Its structure is defined in ``verdict.schema.json`` beside this file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.statuses im
 
 SCHEMA_VERSION = 1
 
-#: Earlier runs that a verdict carries along; one a day makes a month.
+#: The number of earlier runs in a verdict; with one per day, this is a month.
 HISTORY_LENGTH = 30
 
 Check = dict[str, Any]
@@ -26,13 +26,13 @@ Verdict = dict[str, Any]
 
 
 class Layer(NamedTuple):
-    """A part of the cluster under the checks whose id starts with ``id``."""
+    """A part of the cluster, covered by the checks whose ID starts with ``id``."""
 
     id: str
     title: str
 
 
-#: In the order in which they build on each other: the first failing one is the one to look at first.
+#: In the order in which they build on each other: the first failing one should be examined first.
 LAYERS = (
     Layer("members", "Members"),
     Layer("reachability", "Network"),
@@ -48,9 +48,9 @@ LAYERS = (
 
 
 def worst(statuses: Sequence[str]) -> str:
-    """The worst of some statuses; ``skipped`` where nothing was judged.
+    """The worst of some statuses; ``skipped`` if nothing was judged.
 
-    A pass beside a skipped check stays a pass: the skipped one is listed by itself.
+    A pass beside a skipped check remains a pass: the skipped one is listed separately.
     """
     if "fail" in statuses:
         return "fail"
@@ -60,18 +60,18 @@ def worst(statuses: Sequence[str]) -> str:
 
 
 def count(checks: Sequence[Check]) -> dict[str, int]:
-    """How many checks have each status."""
+    """The number of checks with each status."""
     return {status: sum(1 for check in checks if check["status"] == status) for status in STATUSES}
 
 
 def overall(checks: Sequence[Check]) -> str:
-    """``pass`` only where something passed and nothing failed or could not be checked."""
+    """``pass`` only if something passed, and nothing failed or could not be checked."""
     judged = worst([check["status"] for check in checks])
     return "error" if judged == "skipped" else judged
 
 
 def summarise(verdict: Verdict) -> dict[str, Any]:
-    """What a later run needs to know about this one: its result, its failing checks and its slowest pair."""
+    """What a later run needs of this one: its result, its failing checks and its slowest pair."""
     summary = verdict["reachability"].get("summary")
     if summary:
         rtts = [summary["slowest"]["rtt_ms"]] if summary["slowest"] else []
@@ -97,9 +97,10 @@ def summarise(verdict: Verdict) -> dict[str, Any]:
 
 
 def _history(previous: Mapping[str, Any] | None, cluster_id: str) -> list[dict[str, Any]]:
-    """Earlier runs, oldest first: those that the previous verdict knew, and itself.
+    """Earlier runs, oldest first: those in the previous verdict, and the previous verdict itself.
 
-    A verdict of another cluster (deleted and created anew under its name) or of another schema starts a new history.
+    A verdict of another cluster (deleted and created again with the same name) or of another schema starts a new
+    history.
     """
     if not previous or previous.get("schema_version") != SCHEMA_VERSION:
         return []
@@ -140,7 +141,7 @@ def _layers(record: Mapping[str, Any], checks: Sequence[Check]) -> list[dict[str
 
 
 def _cluster(record: Mapping[str, Any], answered: Sequence[str]) -> dict[str, Any]:
-    """The part of the record that a reader wants: no key, no history."""
+    """The part of the record that is useful to a reader: no keys, no history."""
     mesh = dict(record.get("mesh") or {"backend": "none"})
     members = []
     for member in record["members"]:
@@ -180,9 +181,9 @@ def assemble(
     volumes: Sequence[Mapping[str, Any]] = (),
     previous: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """One verdict document. ``answered`` are the machines that the run could talk to over SSH.
+    """Create a verdict document. ``answered`` are the machines that the run could reach over SSH.
 
-    Of a large cluster the pairs are summed up, and those with a fault listed.
+    For a large cluster, the pairs are summarized, and those with a fault listed.
     """
     reachability: dict[str, Any] = (
         {"pairs": [dict(pair) for pair in pairs]}
@@ -208,7 +209,7 @@ def assemble(
         "volumes": [dict(volume) for volume in volumes],
         "history": _history(previous, record["id"]),
     }
-    # Hosts and their users have a say in it, and it is read in terminals, browsers and job logs.
+    # It contains text from hosts and their users, and is shown in terminals, browsers and job logs.
     shown: Verdict = all_printable(verdict)
     return shown
 
@@ -231,12 +232,12 @@ def _checks(number: int) -> str:
 
 
 def changes(verdict: Verdict) -> dict[str, list[str]] | None:
-    """What fails now and did not in the run before, and the reverse; None where there was none before."""
+    """What fails now and did not in the previous run, and the reverse; None if there was no previous run."""
     if not verdict["history"]:
         return None
     before = set(verdict["history"][-1]["failing"])
     now = set(summarise(verdict)["failing"])
-    # What belongs to no host has nothing behind the sign.
+    # Checks that belong to no host have nothing after the sign.
     return {
         key: [name.rstrip("@") for name in sorted(names)]
         for key, names in (("new", now - before), ("fixed", before - now))

@@ -28,11 +28,12 @@ _LINK_WORDS = {
     "broken": "unreachable",
     "unmeasured": "not measured",
 }
-#: Up to here a matrix cell has room for its number.
+#: Up to this number, a matrix cell has room for its value.
 _NUMBERS_UP_TO = 8
 #: The keys that mark a measured value as too low.
 _SLOW = {"bandwidth_gbps": "slow", "rdma_gbps": "rdma_slow"}
-#: Findings, and pairs that do not reach each other, that the page shows one by one. The others are in verdict.json.
+#: The maximum number of findings, and of failed pairs, that the page shows individually. The others are in
+#: verdict.json.
 _SHOWN = 200
 #: The properties of a pair on the page.
 _TOLD = (
@@ -47,25 +48,25 @@ _TOLD = (
     "rdma_gbps",
     "rdma_latency_us",
 )
-#: Up to here the node health table has room for the values themselves.
+#: Up to this number, the node health table has room for the values.
 _VALUES_UP_TO = 5
 
 
 def moment(iso: str) -> str:
-    """``2026-11-20T20:31:00Z`` as people write it."""
+    """``2026-11-20T20:31:00Z`` in a readable form."""
     when = datetime.strptime(iso, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     return f"{when.day} {when:%b %Y, %H:%M} UTC"
 
 
 def number(value: float) -> str:
-    """Two or three significant figures without an exponent, down to a thousandth of a thousandth."""
+    """Two or three significant figures without an exponent, down to a millionth."""
     if 0 < value < 0.01:
         return f"{value:.6f}".rstrip("0") if value < 0.0001 else f"{value:.4f}"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def quantity(value: Any, unit: str) -> str:
-    """A check's value with its unit; a dash where there is none."""
+    """A check's value with its unit; a dash if there is none."""
     if value is None or value == "":
         return "–"
     if isinstance(value, bool):
@@ -77,9 +78,9 @@ def quantity(value: Any, unit: str) -> str:
 def findings(
     checks: Sequence[Mapping[str, Any]], statuses: Sequence[str], by_remedy: bool = False
 ) -> list[dict[str, Any]]:
-    """Checks of these statuses in the order of the layers; those of several hosts that say the same in one entry.
+    """Checks with these statuses in the order of the layers; those of several hosts with the same message in one entry.
 
-    With ``by_remedy`` also those that only need the same: of a thousand members, each says it in words of its own.
+    With ``by_remedy``, also those that only have the same remedy: the messages of a thousand members may all differ.
     """
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     order = [layer.id for layer in LAYERS]
@@ -87,7 +88,7 @@ def findings(
         chosen = [check for check in checks if check["status"] == status]
         for check in sorted(chosen, key=lambda one: order.index(one["id"].split(".")[0])):
             actual, required = quantity(check["actual"], check["unit"]), quantity(check["required"], check["unit"])
-            # What was not checked says the same of all, whatever would have been required of each.
+            # Skipped checks have the same reason for all hosts, whatever would have been required of each.
             measured = () if status == "skipped" else (actual, required)
             key: tuple[str, ...] = (status, check["id"], *measured, check["reason"], check["remedy"])
             if by_remedy and check["remedy"]:
@@ -100,7 +101,7 @@ def findings(
 def matrix(
     machines: Sequence[str], pairs: Mapping[tuple[str, str], Mapping[str, Any]], key: str, unit: str
 ) -> dict[str, Any] | None:
-    """Rows of cells for one measured value of the pairs; None where no pair has it nor failed."""
+    """Rows of cells for one measured value of the pairs; None if no pair has it or failed."""
     values = [pair[key] for pair in pairs.values() if pair.get(key) is not None and pair["status"] == "pass"]
     bounds = figures.steps(values)
     rows = []
@@ -145,7 +146,7 @@ def matrix(
 
 
 def counted(checks: Sequence[Mapping[str, Any]], prefix: str = "") -> list[dict[str, Any]]:
-    """How often each check has each result, and who failed it: what is left of a table of a thousand columns."""
+    """How often each check has each result, and which hosts failed it, instead of a table of a thousand columns."""
     found: dict[str, dict[str, Any]] = {}
     for check in checks:
         if not check["id"].startswith(prefix):
@@ -161,7 +162,7 @@ def counted(checks: Sequence[Mapping[str, Any]], prefix: str = "") -> list[dict[
 
 
 def health(machines: Sequence[str], checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Node health as a table: a row a check, a column a member."""
+    """Node health as a table: one row per check, one column per member."""
     own = [check for check in checks if check["id"].startswith("health.")]
     by_place = {(check["id"], check["host"]): check for check in own}
     rows = []
@@ -185,7 +186,7 @@ def health(machines: Sequence[str], checks: Sequence[Mapping[str, Any]]) -> dict
 
 
 def pair_counts(verdict: Mapping[str, Any]) -> dict[str, int]:
-    """How many ordered pairs have each status."""
+    """The number of ordered pairs with each status."""
     reachability = verdict["reachability"]
     if "summary" in reachability:
         return dict(reachability["summary"]["counts"])
@@ -202,7 +203,7 @@ def _slowest(verdict: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _facts(verdict: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The few numbers under the headline."""
+    """The main numbers, below the headline."""
     members = verdict["cluster"]["members"]
     pairs = pair_counts(verdict)
     number_probed = sum(pairs.values()) - pairs["skipped"]
@@ -265,7 +266,7 @@ def _crowd_cluster(cluster: Mapping[str, Any], names: Mapping[str, Sequence[str]
 
 
 def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that the template needs. Text stays text here; the template escapes it."""
+    """Everything that the template needs. Text is not escaped here, but by the template."""
     document = dict(verdict)
     cluster, checks = verdict["cluster"], verdict["checks"]
     listed, summary = verdict["reachability"]["pairs"], verdict["reachability"].get("summary")
@@ -274,7 +275,7 @@ def build(verdict: Mapping[str, Any]) -> dict[str, Any]:
         cluster = _crowd_cluster(cluster, {crowd.name_of(group): group for group in summary["groups"]})
     else:
         pairs = {(pair["from"], pair["to"]): pair for pair in listed}
-    # The rows and columns of the figures: groups where there are too many members for one each.
+    # The rows and columns of the figures: groups if there are too many members.
     machines = [member["machine"] for member in cluster["members"]]
     place = {machine: index for index, machine in enumerate(machines)}
     counts = pair_counts(verdict)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what volume_probe found on each member to checks, to the volumes of a verdict, and to a table. Pure."""
+"""Convert the results of volume_probe on each member to checks, to the volumes of a verdict, and to a table. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import rend
 
 PHASES = ("write", "compare", "release", "take")
 
-#: What is measured: the check, its key in a result, the phase that has it, its unit and what it is for.
+#: The measurements: the check, its key in a result, the phase that has it, its unit and its purpose.
 _RATES = (
     ("storage.write", "write_mbps", "MB/s", "Writing to volumes is fast enough"),
     ("storage.read", "read_mbps", "MB/s", "Reading from volumes is fast enough"),
@@ -39,7 +39,7 @@ _LOCK_REMEDY = (
 
 
 class Limits(NamedTuple):
-    """What volumes have to do. 0: no such requirement."""
+    """The requirements for volumes. 0: no requirement."""
 
     write_mbps: float = 0.0
     read_mbps: float = 0.0
@@ -48,7 +48,7 @@ class Limits(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What one volume has shown on one member, under one check."""
+    """The result of one check of one volume on one member."""
 
     status: str
     words: str = ""
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
 
 
 class Found:
-    """The results of all phases: by phase, machine and volume. ``ring``: the members that took part, in their order."""
+    """The results of all phases: by phase, machine and volume. ``ring``: the participating members in their order."""
 
     def __init__(self, record: Record, evidence: Mapping[str, Any]) -> None:
         self.volumes = record["storage"]["volumes"]
@@ -69,7 +69,7 @@ class Found:
         return result.get("volumes") or {}
 
     def of(self, phase: str, machine: str, volume: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One result; where there is none, what kept it from being made is its trouble."""
+        """One result. If there is none, it contains the reason."""
         found = self._results(phase, machine).get(volume["name"])
         if found is not None:
             return dict(found)
@@ -77,7 +77,7 @@ class Found:
         return {"trouble": f"volume_probe on {machine} failed: {said}"}
 
     def users(self, machine: str) -> Mapping[str, int]:
-        """The numbers of the people there."""
+        """The UIDs of people's accounts on a machine."""
         return ((self.evidence.get("write") or {}).get(machine) or {}).get("users") or {}
 
     def wrote(self, machine: str, volume: Mapping[str, Any]) -> bool:
@@ -86,7 +86,7 @@ class Found:
         return not found["trouble"] and found.get("uid") is not None
 
     def unproven(self, machine: str, volume: Mapping[str, Any]) -> Finding | None:
-        """Why nothing that needs files can be said; None where it can."""
+        """Why checks that need files cannot be made; None if they can."""
         found = self.of("write", machine, volume)
         if volume.get("read_only"):
             return Finding("skipped", f"{volume['name']} is read-only, so no member can write a file there.")
@@ -135,7 +135,7 @@ def _over_volumes(
     found: Found,
     judge: Callable[[Found, str, Mapping[str, Any]], Finding],
 ) -> Check:
-    """One check of a member: all its volumes."""
+    """One check of a member for all its volumes."""
     findings = [judge(found, machine, volume) for volume in found.volumes]
     status = worst([finding.status for finding in findings])
     judged = [finding for finding in findings if finding.status != "skipped"]
@@ -153,7 +153,7 @@ def _over_volumes(
 
 
 def _joined(texts: Iterable[str]) -> str:
-    """Each text once, one after the other."""
+    """Each text once, joined."""
     return " ".join(dict.fromkeys(text for text in texts if text))
 
 
@@ -206,7 +206,7 @@ def _locks(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
 
 
 def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: float) -> Check:
-    """One measurement of a member: its slowest volume."""
+    """One measurement of a member, on its slowest volume."""
     name, _key, unit, purpose = rate
     findings = [_rate_of(rate, machine, found, volume, least) for volume in found.volumes]
     status = worst([finding.status for finding in findings])
@@ -240,7 +240,7 @@ def _rate_of(
         remedy = "Free some space, or reduce check_volume_size_mib."
         return Finding("error", f"{volume['name']} was not measured: {refusal}.", remedy)
     if value is None:
-        # Its neighbour in the ring has left nothing to read, and says so itself.
+        # Its neighbour in the ring has left nothing to read, and reports that itself.
         trouble = result["trouble"]
         if not trouble:
             return Finding("skipped", f"{volume['name']} had nothing to read on {machine}.")
@@ -252,7 +252,7 @@ def _rate_of(
 
 
 def _space(found: Found, limit: float) -> Check:
-    """The fullest volume, as the member sees it that has the least room: quotas differ."""
+    """The fullest volume, as seen by the member with the least space, since quotas differ."""
     seen = [
         (found.of("write", machine, volume).get("used_percent"), volume, machine)
         for volume in found.volumes
@@ -276,7 +276,7 @@ def _space(found: Found, limit: float) -> Check:
 
 
 def _users(found: Found) -> Check:
-    """Volumes know users by their numbers, whatever their names."""
+    """Volumes identify users by their UIDs, whatever their names."""
     holders: dict[str, dict[int, list[str]]] = {}
     for machine in found.ring:
         for name, number in found.users(machine).items():
@@ -323,7 +323,7 @@ def _shown(found: Found, volume: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(volume: Mapping[str, Any]) -> dict[str, Any]:
-    """What the record says of a volume, with null where it has no server."""
+    """A volume in the record, with null for values that it does not have without a server."""
     return {
         "name": volume["name"],
         "server": volume.get("server"),
@@ -333,11 +333,11 @@ def described(volume: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state(looked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Where a volume is mounted and how much room it has, from what each member has seen."""
+    """Where a volume is mounted, and its free space, from the results of all members."""
     seen = {machine: result for machine, result in looked.items() if not result.get("trouble") and "point" in result}
     room = min(seen.values(), key=lambda result: int(result["free_bytes"]), default={})
     return {
-        # On its server a volume is of the type of the disk below, elsewhere of that which brings it there.
+        # On its server, a volume has the type of the file system below, elsewhere that of the network file system.
         "filesystem": ", ".join(sorted({result["filesystem"] for result in seen.values()})) or None,
         "total_bytes": room.get("total_bytes"),
         "free_bytes": room.get("free_bytes"),
@@ -346,7 +346,7 @@ def state(looked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def in_bytes(value: int | None) -> str:
-    """As people write it; empty for nothing."""
+    """A size in readable form; empty for None."""
     if value is None:
         return ""
     amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
@@ -357,7 +357,7 @@ def in_bytes(value: int | None) -> str:
 
 
 def _span(volume: Mapping[str, Any], key: str) -> str:
-    """The slowest and the fastest member; one number where they are alike."""
+    """The slowest and the fastest member; one number if they are equal."""
     values = [float(member[key]) for member in volume.get("members", []) if member.get(key) is not None]
     if not values:
         return ""
@@ -367,7 +367,7 @@ def _span(volume: Mapping[str, Any], key: str) -> str:
 
 
 def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, str]]:
-    """The volumes as texts, for a table on a terminal or a page."""
+    """The volumes as texts, for a table in a terminal or on a page."""
     return [
         {
             "volume": volume["name"],
@@ -388,7 +388,7 @@ def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, s
 
 
 def table(volumes: Sequence[Mapping[str, Any]], members: int, width: int = 0) -> str:
-    """The same, drawn. Columns in which nothing is known take no room."""
+    """The volumes as a drawn table, without empty columns."""
     drawn = rows(volumes, members)
     columns: list[dict[str, str]] = [
         {"key": "volume"},

@@ -10,7 +10,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
-#: In the order in which a connection comes to them. The troubleshooting guide has each of them.
+#: In the order in which they can occur during a connection. The troubleshooting guide describes each of them.
 CAUSES = (
     "configuration",
     "name",
@@ -45,10 +45,10 @@ SHELL_REMEDY = "Check the account's shell, its password's age (chage -l), and a 
 
 
 class SilentHostError(GpumeshError):
-    """Why one host does not answer. ``cause`` is one of CAUSES."""
+    """Why a host does not answer. ``cause`` is one of CAUSES."""
 
     def __init__(self, cause: str, message: str, remedy: str, **details: Any) -> None:
-        # Much of it is what the other end has said, which may be anybody.
+        # Much of it is text from the other end, which may be any machine.
         super().__init__(printable(message), printable(remedy), cause=cause, **details)
         self.cause = cause
 

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Goes the way of an SSH connection step by step and says at which one it ends, and why.
+"""Perform an SSH connection step by step, and report at which step it fails, and why.
 
-A program of its own: the process that runs Ansible's task neither loads paramiko while all hosts answer, nor hangs nor
-fails with it. Reads a Question as JSON on the standard input and writes the error as JSON.
+This is a separate program, so the process that runs Ansible's task neither loads paramiko while all hosts answer, nor
+hangs or fails with it. Reads a Question as JSON from standard input, and writes the error as JSON.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ except ImportError:
 else:
     _PARAMIKO = True
 
-#: Seconds for a step, of LIMIT for all of them. Ansible's ssh has waited before, and in vain.
+#: Seconds for each step, out of LIMIT for all of them. Ansible's ssh has already waited before, in vain.
 _LOOKUP, _CONNECT, _GREETING, _ANSWER = 4.0, 4.0, 5.0, 4.0
 _MARK = "gpumesh-answers"
 _HTTPS_ALERT = b"\x15\x03"
 
 
 class _Heard:
-    """A socket that remembers what came first: paramiko says that a greeting is wrong, not what it was."""
+    """A socket that records what it received first: paramiko reports that a greeting is wrong, but not its content."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self.first = b""
-        #: Whether the other end has closed it.
+        #: Whether the other end has closed the connection.
         self.closed = False
 
     def recv(self, size: int) -> bytes:
@@ -65,7 +65,7 @@ class _Heard:
 
 
 class Examination:
-    """One host. Each step raises SilentHostError where the connection ends there."""
+    """The examination of one host. Each step raises SilentHostError if the connection fails there."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -78,10 +78,10 @@ class Examination:
         return max(0.2, min(most, self._end - time.monotonic()))
 
     def run(self) -> SilentHostError:
-        """All steps; that all succeed is an answer too."""
+        """Perform all steps. That all succeed is a result, too."""
         connection = self._through_proxy() if self._settings.proxy else self._connect()
         heard = _Heard(connection)
-        # paramiko takes whatever behaves like a socket.
+        # paramiko accepts any object that behaves like a socket.
         with connection, self._transport(heard) as transport:
             self._greet(transport, heard)
             self._compare_host_key(transport)
@@ -108,7 +108,7 @@ class Examination:
                 failures.append((str(address[0]), failure))
             else:
                 return connection
-        # Somebody who refuses tells more than nobody.
+        # A refusal is more informative than silence.
         told = min(failures, key=lambda one: one[1].errno != errno.ECONNREFUSED)
         raise self._no_connection(*told)
 
@@ -123,7 +123,7 @@ class Examination:
             except (OSError, UnicodeError) as failure:
                 failed.append(failure)
 
-        # The resolver has no time limit of its own that one could set.
+        # The resolver has no time limit that could be set.
         thread = threading.Thread(target=look, daemon=True)
         thread.start()
         thread.join(self._left(_LOOKUP))
@@ -159,17 +159,19 @@ class Examination:
         )
 
     def _through_proxy(self) -> socket.socket:
-        """Our end of a pair of sockets; the other one is the command's input and output, which paramiko's own
-        ProxyCommand reads without end once it is closed."""
+        """One end of a pair of sockets; the other one is the input and output of the command.
+
+        paramiko's own ProxyCommand would read from a closed command forever.
+        """
         ours, its = socket.socketpair()
-        # As ssh does it: the command is a line for the shell.
+        # As with ssh, the command is a line for the shell.
         argv = ["/bin/sh", "-c", f"exec {self._settings.proxy}"]
         with its:
             self._proxy = subprocess.Popen(argv, stdin=its.fileno(), stdout=its.fileno(), stderr=subprocess.PIPE)
         return ours
 
     def _proxy_words(self) -> str:
-        """What the command said when it ended; empty where there is none, or it still runs."""
+        """The command's error message when it has ended; empty if there is none, or it still runs."""
         if self._proxy is None or self._proxy.stderr is None:
             return ""
         try:
@@ -194,11 +196,11 @@ class Examination:
     def _greet(self, transport: paramiko.Transport, heard: _Heard) -> None:
         options = transport.get_security_options()
         known = {one.type for one in self._known()}
-        # The server shows the key of a type that we know, as it does to ssh.
+        # The server presents the key of a type that we know, as it does to ssh.
         options.key_types = sorted(options.key_types, key=lambda one: _family(one) not in known)
         transport.banner_timeout = self._left(_GREETING)
         try:
-            # When its time is over it returns all the same; then there is no key.
+            # After its timeout, it returns without an error; then there is no key.
             transport.start_client(timeout=self._left(_GREETING))
             transport.get_remote_server_key()
         except (paramiko.SSHException, EOFError, OSError) as failure:
@@ -293,7 +295,7 @@ class Examination:
     # The login
 
     def _log_in(self, transport: paramiko.Transport) -> str:
-        """The words for the key that is taken."""
+        """Log in. Returns a description of the accepted key."""
         user = self._settings.user
         transport.auth_timeout = self._left(_ANSWER)
         try:
@@ -404,7 +406,7 @@ class Examination:
 
 
 def _family(algorithm: str) -> str:
-    """The type of key that a signature algorithm is for, as known_hosts has it."""
+    """The type of key of a signature algorithm, as in known_hosts."""
     return "ssh-rsa" if algorithm.startswith("rsa-") else algorithm
 
 
@@ -416,7 +418,7 @@ def examine(question: Question) -> SilentHostError:
             "The reason was not examined: the Python that runs Ansible has no paramiko.",
             f"Install it: {sys.executable} -m pip install paramiko",
         )
-    # Its threads also log the exceptions.
+    # Its threads log the exceptions as well.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     try:
         return Examination(question).run()
@@ -431,7 +433,7 @@ def examine(question: Question) -> SilentHostError:
 
 
 def main() -> None:
-    """One question in, one error out."""
+    """Read one question, and write one error."""
     why: GpumeshError = examine(Question(**json.load(sys.stdin)))
     json.dump(why.as_result(), sys.stdout)
 

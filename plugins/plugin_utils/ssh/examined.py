@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action of a module with which plays begin: of a host on which it cannot run, the result says why."""
+"""The action of a module with which plays start. If the module cannot run on a host, the result explains why."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOOK = 'for program in {programs}; do command -v "$program" >/dev/null 2>&1 && 
 
 
 class ExaminedModule(RunModule):
-    """Runs the module, as Ansible would by itself. ``said`` of a result is what Ansible would have said."""
+    """Runs the module as Ansible would itself. ``said`` in a result is Ansible's own message."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """In the worker of each host, so that as many are examined at once as Ansible has forks."""
+        """Runs in the worker of each host, so that as many hosts are examined at once as Ansible has forks."""
         try:
             result = self.outcome(tmp, task_vars)
         except AnsibleConnectionFailure as failure:
@@ -49,7 +49,9 @@ class ExaminedModule(RunModule):
         return str(self._connection.transport).rpartition(".")[2] == "ssh"
 
     def _question(self) -> Question:
-        """The host with the arguments that Ansible gives ssh, in the order of the connection plugin: the first counts."""
+        """The host, with the arguments that Ansible passes to ssh, in the connection plugin's order: the first one
+        applies.
+        """
         option = self._connection.get_option
         key = os.path.expanduser(option("private_key_file") or "")
         single = {
@@ -71,7 +73,7 @@ class ExaminedModule(RunModule):
         )
 
     def _password_of_become(self, said: str) -> dict[str, Any] | None:
-        """The error where Ansible says that the password of become is missing or wrong."""
+        """The error if Ansible reports that the password of become is missing or wrong."""
         become = self._connection.become
         if become is None or f"{become.name} password" not in said:
             return None
@@ -84,12 +86,12 @@ class ExaminedModule(RunModule):
         ).as_result()
 
     def _explained(self, result: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
-        """A result that no module wrote, with its reason where that is a missing Python or sudo."""
+        """A result that no module has written, with the reason if that is a missing Python or sudo."""
         said = str(result.get("module_stderr") or result.get("module_stdout") or result.get("msg"))
         try:
             error = self._missing(said, task_vars)
         except AnsibleError:
-            # It has become unreachable meanwhile; then Ansible's words stand.
+            # It has become unreachable meanwhile; then Ansible's message is kept.
             return result
         if error is None:
             return result
@@ -134,6 +136,6 @@ class ExaminedModule(RunModule):
 
 def _worded(error: dict[str, Any], said: str) -> dict[str, Any]:
     if error["cause"] in ("answers", "not_checked"):
-        # Then what Ansible has said is all that there is.
+        # Then Ansible's message is all that there is.
         error = {**error, "message": f"{printable(said.strip().rstrip('.'))}. {error['message']}"}
     return {"msg": worded(error), "error": error, "said": said}

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The keys that ssh would offer a host: those of the agent and those in files, and why others are left out.
+"""The keys that ssh would offer to a host, from the agent and from files, and why others are excluded.
 
-Runs in a process of its own, as examine.py says.
+Runs in a separate process, as described in examine.py.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ try:
     from cryptography.exceptions import UnsupportedAlgorithm
     from paramiko.pkey import UnknownKeyType
 except ImportError:
-    # examine.py has said so before anything here is called.
+    # examine.py has reported a missing paramiko before anything here is called.
     pass
 
 
 class Offer(NamedTuple):
-    """A key, and what people know it by."""
+    """A key, and its description for people."""
 
     words: str
     key: paramiko.PKey
 
 
 class Keys(NamedTuple):
-    """In the order in which ssh offers them; and for each key that it cannot use, the reason."""
+    """The keys in the order in which ssh offers them, and for each key that it cannot use, the reason."""
 
     offers: list[Offer]
     unusable: list[SilentHostError]
@@ -41,7 +41,7 @@ class Keys(NamedTuple):
 
 @contextmanager
 def of_agent(socket: str) -> Iterator[list[paramiko.AgentKey]]:
-    """Those that sign without somebody at hand, as long as this lasts: a key on a token waits for a touch."""
+    """The agent's keys that sign without user interaction, within this context. A key on a token waits for a touch."""
     if not os.path.exists(socket):
         yield []
         return
@@ -54,7 +54,7 @@ def of_agent(socket: str) -> Iterator[list[paramiko.AgentKey]]:
 
 
 def gather(settings: Settings, given: str, in_agent: Sequence[paramiko.AgentKey]) -> Keys:
-    """``given``: the file that the inventory names, which has to be there."""
+    """``given``: the file that the inventory names, which must exist."""
     keys = Keys([], [])
     wanted = {}
     for file in settings.keys:
@@ -65,7 +65,7 @@ def gather(settings: Settings, given: str, in_agent: Sequence[paramiko.AgentKey]
         file = wanted.pop(key.get_base64(), "")
         if file or not settings.only_these_keys:
             keys.offers.append(Offer(f"{file or key.comment or key.get_name()} (agent)", key))
-    # As ssh does: keys of the agent that files name come before its others.
+    # As with ssh, the agent's keys that are named by files come before its others.
     keys.offers.sort(key=lambda offer: offer.words not in [f"{file} (agent)" for file in settings.keys])
     held = {offer.words for offer in keys.offers}
     for file in settings.keys:
@@ -75,7 +75,7 @@ def gather(settings: Settings, given: str, in_agent: Sequence[paramiko.AgentKey]
 
 
 def _public(file: str) -> str:
-    """The public half of a key file in base64, where it lies beside it."""
+    """The public half of a key file in base64, if it is beside it."""
     try:
         with open(f"{file}.pub", encoding="utf-8") as opened:
             return opened.read().split()[1]
@@ -107,7 +107,7 @@ def _load(file: str, given: bool, keys: Keys) -> None:
     try:
         keys.offers.append(Offer(file, paramiko.PKey.from_path(file)))
     except (TypeError, paramiko.PasswordRequiredException):
-        # cryptography's word for a key that needs a passphrase.
+        # cryptography's message for a key that needs a passphrase.
         keys.unusable.append(
             SilentHostError(
                 "key_encrypted",

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The entries of a host in the known_hosts files, according to OpenSSH: patterns, hashed names and markers included."""
+"""A host's entries in the known_hosts files, according to OpenSSH, including patterns, hashed names and markers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Known(NamedTuple):
 
 
 def find(name: str, files: Iterable[str]) -> list[Known]:
-    """The lines of the files that stand for a host."""
+    """The lines of the files that match a host."""
     found = []
     for file in files:
         if os.path.isfile(file):
@@ -38,7 +38,7 @@ def find(name: str, files: Iterable[str]) -> list[Known]:
 
 
 def parse(text: str, file: str) -> list[Known]:
-    """What ``ssh-keygen -F`` prints."""
+    """Parse the output of ``ssh-keygen -F``."""
     found = []
     line = 0
     for printed in text.splitlines():
@@ -53,11 +53,11 @@ def parse(text: str, file: str) -> list[Known]:
 
 
 def judge(known: Iterable[Known], key_type: str, key: str) -> str:
-    """What ssh makes of the key that a host shows: ``known``, ``unknown``, ``changed`` or ``revoked``."""
+    """How ssh judges the key that a host presents: ``known``, ``unknown``, ``changed`` or ``revoked``."""
     marks = {(one.mark, one.key == key) for one in known}
     if ("@revoked", True) in marks:
         return "revoked"
-    # A certificate counts, and whether the host has one is not seen here.
+    # A certificate may be valid, and whether the host has one cannot be seen here.
     if ("", True) in marks or any(mark == "@cert-authority" for mark, _same in marks):
         return "known"
     return "changed" if any(one.type == key_type and not one.mark for one in known) else "unknown"

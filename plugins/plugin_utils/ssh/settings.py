@@ -18,11 +18,11 @@ _SECONDS = 5
 
 
 class Settings(NamedTuple):
-    """What decides whether and how a connection comes about.
+    """The settings that determine whether and how a connection is made.
 
-    ``known_as``: the name under which known_hosts files have the host. ``strict``: StrictHostKeyChecking. ``agent``: the
-    agent's socket; empty for none. ``proxy``: the command that connects to the host, None where ssh itself does.
-    ``jump``: the hosts on the way, for people.
+    ``known_as``: the host's name in known_hosts files. ``strict``: StrictHostKeyChecking. ``agent``: the agent's
+    socket; empty for none. ``proxy``: the command that connects to the host, None if ssh does itself. ``jump``: the
+    hosts on the path, for messages.
     """
 
     host: str
@@ -61,7 +61,10 @@ def ask(arguments: Sequence[str], host: str) -> Settings:
 
 
 def parse(text: str, arguments: Sequence[str] = ()) -> Settings:
-    """What ``ssh -G`` prints. ``arguments`` are those that it was given; a jump host is reached with its files."""
+    """Parse the output of ``ssh -G``.
+
+    ``arguments`` are those that it was given; a jump host is reached with its files.
+    """
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _space, value = line.partition(" ")
@@ -95,16 +98,16 @@ def parse(text: str, arguments: Sequence[str] = ()) -> Settings:
 
 
 def _through(jump: str, arguments: Sequence[str]) -> str:
-    """The command by which ssh reaches a host through others: the last one forwards, those before it are its own."""
+    """The command with which ssh reaches a host through jump hosts: the last one forwards, the others lead to it."""
     *before, last = jump.split(",")
     argv = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4"]
     for index, argument in enumerate(arguments[:-1]):
-        # As ssh does by itself: of all arguments, only the file of settings counts for the hosts on the way.
+        # As with ssh, only the configuration file among the arguments applies to the hosts on the path.
         argv += ["-F", arguments[index + 1]] if argument == "-F" else []
     argv += ["-J", ",".join(before)] if before else []
     return shlex.join([*argv, "-W", "[%h]:%p", "--", last if last.startswith("ssh://") else _as_url(last)])
 
 
 def _as_url(place: str) -> str:
-    """``user@host:port`` as ssh takes it in one word."""
+    """``user@host:port`` as a single word for ssh."""
     return f"ssh://{place}"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Examines a host that does not answer, in a separate process. Costs nothing while all hosts answer."""
+"""Examine a host that does not answer in a separate process. Costs nothing while all hosts answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.causes import SilentHostError
 
-#: Seconds for all steps together; what starts the process gets some more.
+#: Seconds for all steps together; the parent process waits somewhat longer.
 LIMIT = 10.0
 _PROGRAM = "ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.examine"
 
 
 class Question(NamedTuple):
-    """One host. ``arguments``: those of ssh. ``key``: the file that the inventory names. ``password``: there is one."""
+    """One host.
+
+    ``arguments``: those of ssh. ``key``: the file that the inventory names. ``password``: whether there is one.
+    """
 
     host: str
     arguments: tuple[str, ...] = ()
@@ -30,8 +33,8 @@ class Question(NamedTuple):
 
 
 def why_silent(question: Question) -> dict[str, Any]:
-    """The ``error`` of a result. Whatever goes wrong here is an error of cause ``not_checked``."""
-    # Not resolved: the folder in which ansible_collections lies is that of the link.
+    """The ``error`` of a result. Any failure here is an error with the cause ``not_checked``."""
+    # Not resolved: with a link, the folder that contains ansible_collections is that of the link.
     root = str(Path(__file__).parents[6])
     try:
         done = subprocess.run(

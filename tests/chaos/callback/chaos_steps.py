@@ -16,15 +16,15 @@ from ansible.plugins.callback import CallbackBase
 DOCUMENTATION = r"""
 name: chaos_steps
 type: aggregate
-short_description: Say in a file which task runs, and die when one starts
+short_description: Record in a file which task runs, and kill the playbook when a given task starts
 description:
-  - For C(make chaos). A line of JSON in E(CHAOS_STEPS) for each task that starts, and for each host that it changed.
-  - When the task of the number E(CHAOS_DIE_AT) starts, the process group of the playbook is killed.
+  - For C(make chaos). Writes a line of JSON to E(CHAOS_STEPS) for each task that starts, and for each host that it changes.
+  - When the task with the number E(CHAOS_DIE_AT) starts, the process group of the playbook is killed.
 """
 
 
 class CallbackModule(CallbackBase):
-    """Counts the tasks from 1."""
+    """Counts tasks, starting from 1."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -42,7 +42,7 @@ class CallbackModule(CallbackBase):
             stream.write(json.dumps(words) + "\n")
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
-        """Write it down before anything of it runs."""
+        """Record the task before any of it runs."""
         self._number += 1
         self._say(task=self._number, name=task.get_name(), at=time.monotonic())
         if self._number == self._dies_at:
@@ -53,6 +53,6 @@ class CallbackModule(CallbackBase):
         self.v2_playbook_on_task_start(task, False)
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """A host has ended the task."""
+        """Record that a host has completed the task and was changed."""
         if result.is_changed():
             self._say(changed=self._number)

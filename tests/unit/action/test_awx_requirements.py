@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an AWX lacks is said at once. That the real lookup plugin takes these questions is shown by setting one up."""
+"""Whatever an AWX lacks is reported at once. Setting one up shows that the real lookup plugin accepts these queries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from action_runs import play
 
 from ansible_collections.gpumesh.cluster.plugins.action import awx_requirements
 
-#: A controller by its endpoints.
+#: The objects of a controller, by endpoint.
 THERE: dict[str, list[dict[str, Any]]] = {
     "organizations": [{"id": 7, "name": "Research"}],
     "organizations/7/galaxy_credentials": [{"id": 1}],
@@ -36,7 +36,7 @@ GIVEN: dict[str, Any] = {
 
 
 class Lookup:
-    """In place of controller_api."""
+    """Stands in for controller_api."""
 
     def __init__(self, there: dict[str, list[dict[str, Any]]]) -> None:
         self.there = there

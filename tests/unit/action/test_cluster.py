@@ -45,7 +45,7 @@ def holding(*records: Any) -> dict[str, Any]:
 def on_hosts(
     action: Any, arguments: dict[str, Any], hosts: dict[str, dict[str, Any]], results: Any = None, **own: Any
 ) -> Played:
-    """Run it once for these hosts, with their variables; ``own``: those of the first besides."""
+    """Run an action once for these hosts, with their variables. ``own``: additional variables of the first host."""
     variables = {
         "inventory_hostname": next(iter(hosts)),
         "hostvars": {**{f"n{n}": {} for n in range(1, 10)}, **hosts},
@@ -78,7 +78,7 @@ class TestCopies:
         found = on_hosts(cluster_copies, again, hosts, found=first, asked=asked).result
         assert (found["ask"], found["record"], found["source"]) == ([], NEW, "n1")
         assert found["answering"] == ["n2"]
-        # What has been decided stays.
+        # The decision stands.
         assert on_hosts(cluster_copies, again, hosts, found=found, asked={"results": []}).result == found
 
     def test_what_one_tells_of_and_does_not_send_is_asked_of_others_and_then_damaged(self) -> None:
@@ -152,7 +152,7 @@ class TestMembers:
             "n1": {"held": NOTHING},
             "n2": {"held": {**NOTHING, "tun": False}},
             "n3": {"held": NOTHING, "mesh_userspace": "always"},
-            # It is not a member: that is not for this to judge.
+            # It is not a member, so it is not judged here.
             "n4": {"held": {**NOTHING, "tun": False}},
         }
         given = {**self.GIVEN, "record": plan.commit(draft, STAMP)}
@@ -166,7 +166,7 @@ class TestMembers:
         assert refused["failed"] and "n3: mesh_userspace_nodes is 'sometimes'" in refused["msg"]
 
     def test_a_pod_that_is_a_node_stays_one_while_it_is_a_member(self) -> None:
-        """Without the library its slurmd would be cut off."""
+        """Without the library, its slurmd would be cut off."""
         hosts = held(**{machine: {**NOTHING, **facts, "tun": machine != "n3"} for machine, facts in LAN.items()})
         given = {**self.GIVEN, "record": with_pod(), "announce": True}
         found = {"record": with_pod(), "source": "n1", "outside": {}, "records": {}, "replaced": [], "answering": []}
@@ -180,7 +180,7 @@ class TestMembers:
             refused = on_hosts(action, arguments, hosts, found=found).result
             assert refused["failed"] and refused["error"]["machines"] == ["n3"]
             assert "Nothing has been changed. Set mesh_userspace_nodes=true" in refused["msg"]
-        # That is the way out.
+        # Removing the member is the way out.
         assert not on_hosts(cluster_removal, {**removed, "machines": "n3"}, hosts, found=found).result.get("failed")
         hosts["n3"]["mesh_userspace_nodes"] = True
         assert on_hosts(play_members, given, hosts).result["pods"] == ["n3"]
@@ -223,7 +223,7 @@ class TestRegistration:
         arguments = {"name": "lab", "registration": "decision"}
         written = on_hosts(cluster, arguments, hosts, decision=decision)
         assert (written.ran, written.result["record"], written.result["changed"]) == ([], OLD, False)
-        # The copy of another one does not say what the manager has.
+        # Another host's copy does not show what the manager has.
         other = on_hosts(cluster_registration, self.GIVEN, hosts, found={**found, "source": "n2"}).result
         assert other["writes"]
 

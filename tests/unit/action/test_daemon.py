@@ -30,7 +30,7 @@ def test_supervisord_is_installed_where_it_is_missing() -> None:
         "ansible.builtin.apt",
         "gpumesh.cluster.daemon",
     ]
-    # Else Debian would start it, and what it runs, behind our back.
+    # Otherwise, Debian would start the daemon before it is configured.
     assert played.ran[1][1]["policy_rc_d"] == 101
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An empty answer of a survey is none: for every question of every survey, the inventory counts then."""
+"""An empty answer in a survey counts as none: for every question of every survey, the inventory's value is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTIONS = {
     for question in [SURVEYS["__gpumesh_awx_cluster"], *survey]
     if isinstance(question, dict)
 }
-#: Shows options as the roles have them, by the way that all actions take.
+#: Returns options with the values that roles would have, in the way that all actions use.
 PROBE = """
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
 
@@ -37,7 +37,7 @@ class ActionModule(HostAction):
 
 
 def read(folder: Path, inventory: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """What the roles have of the questions' variables."""
+    """The values of the questions' variables in the roles."""
     (folder / "action_plugins").mkdir()
     (folder / "action_plugins" / "probe.py").write_text(PROBE, encoding="utf-8")
     (folder / "library").mkdir()
@@ -84,7 +84,7 @@ def test_what_is_empty_in_the_inventory_is_so(tmp_path: Path, value: Any) -> Non
 
 
 def test_an_empty_list_of_something_else_is_an_answer(tmp_path: Path) -> None:
-    """For one run without volumes."""
+    """A run without volumes."""
     tasks = [{"gpumesh.cluster.role_options": {"roles": ["storage"]}}]
     run = run_tasks(tmp_path, {"a": {"storage_volumes": "wrong"}}, {}, tasks, "-e", '{"storage_volumes": []}')
     assert run.code == 0, run.output

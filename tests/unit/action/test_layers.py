@@ -28,7 +28,7 @@ RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend
 
 
 def on_host(action: Any, arguments: dict[str, Any], result: dict[str, Any], **variables: Any) -> Played:
-    """Run it on n1, where its module gives this result."""
+    """Run an action on n1, where its module returns this result."""
     module = action.__name__.rpartition(".")[2]
     here = {"inventory_hostname": "n1", **variables}
     return play(action.ActionModule, arguments, {f"gpumesh.cluster.{module}": [result]}, here)

@@ -36,7 +36,7 @@ BARE = {**RAN, "public_key": None, "tools": False, "interface_up": False, "boot"
 
 
 def on(host: str, present: list[str] | None = None, **registered: dict[str, Any]) -> dict[str, Any]:
-    """The variables of a host in a play of ``present``. ``registered``: what each host has registered, by its name."""
+    """The variables of a host in a play of ``present``. ``registered``: the registered results of each host, by name."""
     hosts = present or ["head", "dialled"]
     return {
         "inventory_hostname": host,

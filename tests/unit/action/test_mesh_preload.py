@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action mesh_preload: what it takes from the record, and the compiler where it is missing."""
+"""The action mesh_preload: the values that it takes from the record, and the compiler, which it installs if missing."""
 
 from __future__ import annotations
 

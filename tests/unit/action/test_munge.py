@@ -43,7 +43,7 @@ def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = 
 
 
 def sent(played: Played) -> dict[str, Any]:
-    """What the module was given, without the time."""
+    """The arguments of the module, without the time."""
     ((_module, given),) = played.ran
     assert given.pop("asked_at", 1) > 0
     return given

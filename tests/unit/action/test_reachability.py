@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The actions of reachability: who listens for whom, who is probed, and what becomes of the answers."""
+"""The actions of reachability: who listens for whom, who is probed, and how the results are combined."""
 
 from __future__ import annotations
 

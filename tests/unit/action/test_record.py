@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A task is given the cluster record, or the name of the variable that holds it."""
+"""A task receives the cluster record, or the name of the variable that contains it."""
 
 from __future__ import annotations
 

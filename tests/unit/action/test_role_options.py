@@ -19,7 +19,7 @@ PLAYBOOKS = Path(__file__).resolve().parents[3] / "playbooks"
 
 
 def roles_of(path: Path) -> list[str]:
-    """The roles that a playbook runs, also through those that it imports."""
+    """The roles that a playbook runs, including those of imported playbooks."""
     found = []
     for each in yaml.safe_load(path.read_text(encoding="utf-8")):
         if "ansible.builtin.import_playbook" in each:

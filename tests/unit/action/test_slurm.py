@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action of slurm: the record and the options of the role in, what a host has of Slurm out."""
+"""The action of slurm: from the record and the options of the role to the Slurm setup of a host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The accounting in MariaDB: what is done in it, in which order, and what is left alone."""
+"""The accounting in MariaDB: which changes are made, in which order, and what is left alone."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ OURS = ["information_schema", "mysql", "performance_schema", "sys", "slurm_acct_
 
 
 def answers(database: bool = False, others: Sequence[str] = (), there: Sequence[bool] = ()) -> dict[str, Any]:
-    """What the modules say. ``database``: it has to be made; ``others``: databases of somebody else; ``there``: whether
-    the database's folder and the configuration of slurmdbd exist."""
+    """The results of the modules.
+
+    ``database``: it has to be created; ``others``: other databases; ``there``: whether the database's folder and the
+    configuration of slurmdbd exist.
+    """
     run = {"changed": False, "missing": [], "socket": SOCKET, "database": database}
     return {
         "gpumesh.cluster.slurm": [run],
@@ -41,7 +44,7 @@ def account(state: str, check_mode: bool = False, **given: Any) -> Played:
 
 
 def words(played: Played) -> list[tuple[str, str]]:
-    """Which modules ran, each with the state that it was given."""
+    """The modules that ran, each with its state."""
     return [(name.rpartition(".")[2], str(given.get("state", ""))) for name, given in played.ran]
 
 
@@ -75,7 +78,7 @@ def test_mariadb_stays_for_those_who_have_something_in_it() -> None:
             done = words(account(state, others=others))
             assert (("daemon", "absent") in done) == stopped
             assert (("mysql_db", "absent") in done) == (state == "absent")
-            # A run that was cut off may have stopped it already.
+            # An interrupted run may have stopped it already.
             assert done[0] == ("slurm", "stored")
 
 
@@ -92,7 +95,7 @@ def test_mariadb_is_installed_where_it_is_missing() -> None:
     ("keep", "there", "accounting"),
     [
         (True, [True, True], ["stored", "saved", "absent", "absent", ""]),
-        # A run that was cut off has deleted the database, and not its account.
+        # An interrupted run has deleted the database, but not its account.
         (True, [False, True], ["stored", "absent", "absent", ""]),
         (False, [True, True], ["stored", "absent", "absent", ""]),
         (True, [False, False], []),

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action storage: what it hands to the module of its name, and when it installs packages."""
+"""The action storage: the parameters of the module with the same name, and when packages are installed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RECORD = {
 def run(
     *results: dict[str, Any], check_mode: bool = False, manager: str = "apt", host: str = "n2", **arguments: Any
 ) -> Played:
-    """Run it on a member."""
+    """Run the action on a member."""
     variables = {"inventory_hostname": host, "ansible_facts": {"pkg_mgr": manager}}
     modules = {NAME: results, f"ansible.builtin.{manager}": [{"changed": True}]}
     return play(ActionModule, {"record": RECORD, **arguments}, modules, variables, check_mode)
@@ -64,7 +64,7 @@ def test_the_host_gets_its_own_part_of_the_record() -> None:
 
 def test_other_volumes_can_be_looked_at_beforehand() -> None:
     assert run(RAN, volumes=[]).ran[0][1]["mounts"] == []
-    # A form leaves fields empty.
+    # A form may leave fields empty.
     given = run(RAN, host="n1", volumes=[{**VOLUME, "mount_point": "/data", "quota": None}]).ran[0][1]
     assert [mount["mount_point"] for mount in given["mounts"]] == ["/data"]
     assert given["quotas"] == []

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The actions of the tailnet: who gets a key, which device is whose, and what a host says of itself."""
+"""The actions of the tailnet: who gets a key, which device belongs to whom, and what a host reports about itself."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_a_pod_is_ready_once_its_proxy_has_the_port_that_its_programs_go_by() ->
     assert login(POD, variables=wanted).result["ready"] is True
     result = login(POD, variables={**wanted, "mesh_proxy_port": 1056}).result
     assert (result["ready"], result["flags_differ"]) == (False, True)
-    # A daemon that does not run is started with them anyway.
+    # A daemon that is not running is started with them anyway.
     assert login({**POD, "running": False, "command": []}, variables=wanted).result["flags_differ"] is False
-    # Other members keep the settings of a daemon that runs.
+    # Other members keep the settings of a running daemon.
     for kept in (IN, POD):
         assert login(kept, variables=on("t2", mesh_proxy_port=1056)).result["ready"] is True
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The actions of tracking: what the record makes of a member, what has to be written to it, and the files with secrets."""
+"""The actions of tracking: the parameters of a member from the record, changes to the record, and files with secrets."""
 
 from __future__ import annotations
 

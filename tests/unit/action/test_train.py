@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The actions of training: what the host is told of the cluster, and how a run is followed without a connection to it."""
+"""The actions of training: the settings of a host, and how a run is followed without a connection to it."""
 
 from __future__ import annotations
 

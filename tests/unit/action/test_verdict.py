@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The action verdict: which answers it judges, where it writes the reports, and what it hands on."""
+"""The action verdict: which answers it judges, where it writes the reports, and what it returns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SICK = {"checks": [samples.check("health.disk", None, "fail", reason="It is full
 def judged(
     folder: Path, found: dict[str, dict[str, Any]], present: tuple[str, ...] = ("n1", "n2"), **variables: Any
 ) -> dict[str, Any]:
-    """Of a play on n1 and n2, with what n1 and n2 have registered; the task runs on n1."""
+    """Judge a play on n1 and n2, with their registered results; the task runs on n1."""
     given = {
         "ansible_play_hosts_all": list(present),
         "ansible_play_hosts": list(present),

@@ -83,7 +83,7 @@ def through_pipe(files: Path, *more: str, **variables: str) -> str:
 
 
 def through_terminal(files: Path, *more: str, **variables: str) -> str:
-    """The raw bytes that a terminal of 100 columns gets."""
+    """The raw bytes that a terminal with 100 columns receives."""
     leader, follower = pty.openpty()
     with subprocess.Popen(
         command(files, *more),
@@ -99,7 +99,7 @@ def through_terminal(files: Path, *more: str, **variables: str) -> str:
             try:
                 part = os.read(leader, 65536)
             except OSError:
-                break  # Linux says so when the other end is closed.
+                break  # Linux reports this when the other end is closed.
             if not part:
                 break
             seen += part
@@ -148,7 +148,7 @@ def test_live_line_on_a_terminal_and_no_color(files: Path, variables: dict[str, 
     assert "\r\x1b[K" in text
     assert "task 1: Quiet task" in text
     assert bool(re.search("\x1b\\[[0-9;]*m", text)) is colours
-    # What others print starts on a line of its own.
+    # Output of others starts on a line of its own.
     assert re.search("(\n|\x1b\\[K)text of a plugin\r?\n", text), text
     for part in re.findall("\x1b\\[K([^\r\n]*)", text):
         assert len(re.sub("\x1b\\[[0-9;]*m", "", part)) < 100

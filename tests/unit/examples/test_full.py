@@ -28,7 +28,7 @@ FULL = Path(__file__).parents[3] / "examples" / "full"
 
 @pytest.fixture(name="load", autouse=True)
 def _path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The modules find each other as they do where they are run."""
+    """The modules import each other as they do where they are run."""
     monkeypatch.syspath_prepend(str(FULL))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield
@@ -88,7 +88,7 @@ def test_nothing_is_read_twice_or_left_out_when_the_number_of_ranks_changes() ->
     assert sorted(read) == list(range(72))
     assert data.fingerprint(read, 30) == data.fingerprint(list(range(72)), 30)
     assert data.fingerprint(read[1:], 30) != data.fingerprint(read, 30) != data.fingerprint([*read[1:], read[1]], 30)
-    # A float64, in which the ranks add it up, holds it exactly.
+    # A float64, in which the ranks add it up, represents it exactly.
     assert data.fingerprint(list(range(4096)), 30) < 2**53
 
 
@@ -172,7 +172,7 @@ def test_half_a_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="No space left"):
         checkpoint.write(tmp_path, 2, b"state 2", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.checkpoint"]
-    # What a process leaves that is killed meanwhile.
+    # The remains of a process that was killed during a write.
     (tmp_path / "step-0000000003.new").write_bytes(b"{")
     assert checkpoint.newest(tmp_path) == b"state 1"
     monkeypatch.undo()
@@ -238,7 +238,7 @@ def test_the_picture_has_the_loss_and_what_has_ended_attempts(tmp_path: Path) ->
     (tmp_path / "run.json").write_text(json.dumps({"name": "gpt", "attempts": attempts}))
     made = [(1, step) for step in range(1, 51)] + [(2, step) for step in range(41, 101)]
     lines = [json.dumps({"attempt": attempt, "step": step, "loss": 6 / step}) for attempt, step in made]
-    # The last line of a rank that was killed.
+    # The incomplete last line of a killed rank.
     (tmp_path / "loss.jsonl").write_text("\n".join(lines[:50]) + '\n{"step": 5' + "\n".join(["", *lines[50:]]) + "\n")
     output = tmp_path / "loss.svg"
     subprocess.run([sys.executable, "-B", str(FULL / "plot.py"), str(tmp_path), str(output)], check=True)
@@ -253,7 +253,7 @@ def test_a_line_that_the_volume_took_half_of_is_completed_later(tmp_path: Path) 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     log = module("log").Log(tmp_path / "loss.jsonl")
     try:
-        # As a full volume, it takes a part of what is written and then nothing.
+        # Like a full volume, it accepts a part of what is written, and then nothing.
         resource.setrlimit(resource.RLIMIT_FSIZE, (12, before[1]))
         for line in ("first\n", "second\n", "third\n"):
             log.write(line)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filters as templates meet them: names, defaults, and errors as Ansible's own."""
+"""The filters as seen by templates: names, defaults, and errors in Ansible's form."""
 
 from __future__ import annotations
 

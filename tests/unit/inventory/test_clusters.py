@@ -33,7 +33,7 @@ def write_record(folder: Path, name: str = "lab", machines: str = "ab", subnet: 
 
 
 def ask(tmp_path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """What `ansible-inventory --list` says of a source with these options."""
+    """The output of `ansible-inventory --list` for a source with these options."""
     source = tmp_path / "x.clusters.yml"
     source.write_text(json.dumps({"plugin": "gpumesh.cluster.clusters", "path": "records", **options}))
     tool = Path(sys.executable).with_name("ansible-inventory")
@@ -46,7 +46,7 @@ def ask(tmp_path: Path, **options: Any) -> subprocess.CompletedProcess[str]:
 def load(tmp_path: Path, **options: Any) -> dict[str, Any]:
     done = ask(tmp_path, **options)
     assert done.returncode == 0, done.stderr
-    # What comes from a file is marked, so that it is never taken for a template.
+    # Values from a file are marked, so that they are never templated.
     found: dict[str, Any] = json.loads(done.stdout, object_hook=lambda item: item.get("__ansible_unsafe", item))
     return found
 
@@ -113,7 +113,7 @@ def test_the_cache_answers_when_the_records_cannot(tmp_path: Path) -> None:
 
 
 def test_over_ssh_nothing_is_expanded_by_the_far_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in does what sshd does: it hands the last word to a shell."""
+    """The stand-in does what sshd does: it passes the last word to a shell."""
     write_record(tmp_path / "re$(touch oops)cords")
     stand_in = tmp_path / "bin" / "ssh"
     stand_in.parent.mkdir()
@@ -158,7 +158,7 @@ def test_the_name_of_the_source(tmp_path: Path, name: str, ours: bool) -> None:
 
 
 def test_texts_come_as_texts(tmp_path: Path) -> None:
-    """AWX reads what `ansible-inventory` prints, and would take a mark for the value."""
+    """AWX reads the output of `ansible-inventory`, and would take a mark for the value."""
     write_record(tmp_path / "records")
     done = ask(tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A library that is compiled on the host: the whole of it, or the one that was there before."""
+"""A library that is compiled on the host: either the complete new one, or the previous one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Comm
 
 
 class Gcc:
-    """Writes its source where the library is wanted, and then may fail."""
+    """Writes its source to the path of the library, and then may fail."""
 
     def __init__(self, fails: bool = False) -> None:
         self.fails, self.argv = fails, list[str]()

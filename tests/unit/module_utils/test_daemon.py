@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is done to have a daemon run, from what systemd and supervisord say of it."""
+"""The steps to run a daemon, from the output of systemd and supervisord."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_new_settings_restart_it() -> None:
     assert (plan.after, plan.restarts) == ("[Service]\n", True)
     assert plan.commands == [["systemctl", "daemon-reload"], RESTART]
     assert of_systemd(RUNS, state="restarted").commands == [RESTART]
-    # A run that was cut off between writing and reloading.
+    # A run that was interrupted between writing and reloading.
     assert of_systemd({**RUNS, "NeedDaemonReload": "yes"}).commands == [["systemctl", "daemon-reload"]]
 
 
@@ -107,10 +107,10 @@ def of_supervisord(up: bool, status: str, program: str | None, **changes: object
 def test_a_program_is_started_only_where_it_has_to_be() -> None:
     text = daemon.program_text(wanted())
     assert not of_supervisord(True, "RUNNING", text).changed
-    # It may have been given other settings that supervisord has not read, and starts by itself when it has.
+    # It may have other settings that supervisord has not read yet, and starts by itself when it has.
     assert of_supervisord(True, "EXITED", text).commands == [*UPDATE, [*CONTROL, "start", "slurmd"]]
     assert of_supervisord(True, "RUNNING", text, state="restarted").commands == [[*CONTROL, "restart", "slurmd"]]
-    # A restart would go on with the old settings.
+    # A restart would use the old settings.
     renewed = of_supervisord(True, "RUNNING", "old", state="restarted")
     assert (renewed.commands, renewed.restarts) == (UPDATE, True)
     assert of_supervisord(False, "", None).commands == [["supervisord", *CONTROL[1:]]]
@@ -143,7 +143,7 @@ def test_a_program_is_what_supervisord_and_the_shell_read() -> None:
 
 
 class Host:
-    """Answers commands by their first words, and remembers them."""
+    """Replies to commands by their first words, and records them."""
 
     def __init__(self, **answers: Completed) -> None:
         self.answers = answers
@@ -171,7 +171,7 @@ def test_settings_are_written_before_the_start_and_removed_at_the_end(tmp_path: 
 
 
 def test_the_folders_of_a_program_go_with_it_unless_something_is_in_them(tmp_path: Path) -> None:
-    """systemd removes a RuntimeDirectory; supervisord knows of none."""
+    """systemd removes a RuntimeDirectory; supervisord has no equivalent."""
     places = daemon.Places("", "", str(tmp_path))
     folders = [Path(f"/run/gpumesh-test-{os.getpid()}-{name}") for name in ("empty", "used")]
     made = daemon.program_text(wanted(user="slurm", directories=list(map(str, folders))))
@@ -202,7 +202,7 @@ def test_a_daemon_that_does_not_start_is_told_with_its_last_words() -> None:
 
 
 def test_a_daemon_that_is_older_than_what_it_reads_is_restarted(tmp_path: Path) -> None:
-    """Also by a run that changes nothing, after one that was cut off between the file and the restart."""
+    """Even in a run that changes nothing, after one that was interrupted between the file and the restart."""
     settings = tmp_path / "slurmd.env"
     began = daemon.started_at(os.getpid())
     assert began is not None and 0 < time.time() - began < 86400
@@ -229,7 +229,7 @@ def test_a_daemon_that_is_older_than_what_it_reads_is_restarted(tmp_path: Path) 
 
 
 def test_a_daemon_that_is_older_than_its_own_settings_is_restarted(tmp_path: Path) -> None:
-    """A run that was cut off has written them, and has got no further."""
+    """An interrupted run has written them, and nothing else."""
     places = daemon.Places(str(tmp_path), "", str(tmp_path))
     pid = os.getpid()
     drop_in = Path(places.drop_in("slurmd"))
@@ -261,7 +261,7 @@ def test_a_reload_comes_first_and_may_be_enough(tmp_path: Path) -> None:
     assert host.asked[1] == ["scontrol", "reconfigure"]
     assert host.asked[-1] == RESTART
     plan = daemon.make_plan(host, daemon.SYSTEMD, reader, PLACES)
-    # It has begun anew by itself.
+    # It has restarted itself.
     os.utime(settings, (1000, 1000))
     host.asked.clear()
     daemon.apply(host, daemon.SYSTEMD, reader, PLACES, plan)

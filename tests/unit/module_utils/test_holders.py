@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who holds a volume or a login, on this machine's own /proc and on one that was made up."""
+"""Who uses a volume or a login, with this machine's own /proc and with an artificial one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_process_is_found_by_its_folder_and_by_an_open_file(tmp_path: Path) ->
 
 
 def test_a_process_with_another_mount_at_the_same_path_uses_no_volume(tmp_path: Path) -> None:
-    """As a container's process, in a mount namespace of its own; one that sees the volume itself counts."""
+    """Such as a container's process, in its own mount namespace; one that sees the volume itself counts."""
     if os.geteuid() != 0:
         pytest.skip("not checked: only root can mount")
     volume = tmp_path / "volume"
@@ -123,7 +123,7 @@ def test_logins_over_the_cluster_alone(tmp_path: Path) -> None:
     made_up_process(tmp_path, 11, "sshd: bob@notty\0\0", 1, "101")
     made_up_process(tmp_path, 12, "sshd-session: eve@pts/2", 1, "102")
     made_up_process(tmp_path, 13, "sshd-session: alice [priv]", 1, "100")
-    # The login that asks: an ancestor of this process.
+    # The login that runs the query: an ancestor of this process.
     made_up_process(tmp_path, 14, "sshd-session: root@notty", 1, "103")
     made_up_process(tmp_path, os.getpid(), "python3", 14, "104")
     found = holders.logins(str(tmp_path), ["10.99.0.2", "10.99.0.3"])

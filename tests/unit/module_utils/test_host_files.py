@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files, folders and blocks of lines: planned from what is there, written, and not touched a second time."""
+"""Files, folders and blocks of lines: planned from the current state, written, and not changed a second time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def steps(entries: list[dict[str, Any]]) -> list[host_files.Step]:
 
 
 def settle(entries: list[dict[str, Any]]) -> list[str]:
-    """Apply, then prove that nothing is left to do; the paths that were changed."""
+    """Apply the entries, and check that nothing is left to do. Returns the changed paths."""
     found = steps(entries)
     for step in found:
         host_files.apply(step)
@@ -104,10 +104,10 @@ def test_a_link_is_followed_in_a_folder_of_ones_own(tmp_path: Path):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A folder of nobody's that nobody can get to."""
+    """A folder of nobody's that nobody cannot reach."""
     if os.geteuid() != 0:
         pytest.skip("not checked: only root can write for another account")
-    # Below the folder of pytest, which is root's alone.
+    # Not below the folder of pytest, which only root can access.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         home = Path(folder, "home")

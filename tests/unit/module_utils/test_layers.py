@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has against what its record makes of it: each way in which a file or a service can differ."""
+"""A host compared with its record: each way in which a file or a service can differ."""
 
 from __future__ import annotations
 

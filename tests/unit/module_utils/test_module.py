@@ -14,7 +14,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outc
 def test_parts_are_applied_in_order_unless_this_is_a_look(look_only: bool, applied: list[str]) -> None:
     told: list[str] = []
     parts = [
-        # An earlier run may have been cut off, so this one is applied too.
+        # An earlier run may have been interrupted, so this one is applied too.
         Part(False, "", "", lambda: told.append("same")),
         Part(True, "old\n", "new\n", lambda: told.append("new")),
     ]

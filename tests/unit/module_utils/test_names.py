@@ -20,7 +20,7 @@ OURS = "# BEGIN gpumesh cluster lab\n10.99.0.1 n1 gpu1\n10.99.0.2 n2\n# END gpum
 
 
 def after(text: str, params: dict[str, Any], node: str = "gpu1.example.net") -> str:
-    """The file once the module has run."""
+    """The file after the module has run."""
     (wanted,) = host_files.parse(names.files(params, node))
     step = host_files.plan(wanted, host_files.Current(host_files.FILE, text, 0o644), (0, 0))
     return text if step is None or step.text is None else step.text
@@ -36,9 +36,9 @@ def test_the_names_go_before_the_loopback_address_that_they_replace() -> None:
 
 @pytest.mark.parametrize("line", ["172.17.0.4\tgpu1\n", "fd00::4\tgpu1 3f2c\n"])
 def test_an_engine_s_line_for_its_container_is_hidden_too(line: str) -> None:
-    """With it the own name stands for an address outside of the mesh as well."""
+    """With it, the own name resolves to an address outside of the mesh as well."""
     assert after(line, PARAMS) == f"{OURS}# gpumesh: {line}"
-    # Without a mesh, that is where the member is.
+    # Without a mesh, that is the member's address.
     assert after("10.99.0.1\tgpu1\n", PARAMS).endswith("\n10.99.0.1\tgpu1\n")
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host has once belongs to one of its clusters."""
+"""What exists only once on a host belongs to one of its clusters."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_the_module_notes_refuses_and_gives_up(tmp_path: Path) -> None:
     before = note.read_text()
     refused = run(folder, TWO, **things)
     assert "they belong to cluster 'one': munge, slurm" in refused["msg"]
-    # Who never joined is told so, and takes nothing away.
+    # A machine that never joined is refused, and removes nothing.
     left = run(folder, TWO, state="absent")
     assert (left["member"], left["others"], left["changed"]) == (False, ["munge", "slurm"], False)
     assert note.read_text() == before
-    # A record that cannot be read may well be the owner's.
+    # An unreadable record may be the owner's.
     (folder / "one.json").write_text("{")
     assert "they belong to cluster 'one'" in run(folder, TWO, **things)["msg"]
-    # And tells that there was a sound one, without the note too.
+    # It also shows that there was a valid one, even without the file of owners.
     note.unlink()
     assert run(folder, one, state="absent")["member"]
     note.write_text(before)
@@ -97,5 +97,5 @@ def test_the_module_notes_refuses_and_gives_up(tmp_path: Path) -> None:
     left = run(folder, one, state="absent")
     assert (left["member"], left["others"], left["changed"]) == (True, [], True)
     assert not note.exists()
-    # A clean-up that was cut off goes on: the record is there.
+    # An interrupted cleanup continues: the record still exists.
     assert run(folder, one, state="absent")["member"]

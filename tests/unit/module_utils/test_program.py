@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How programs end: with a status of their own, with a reason, or because nobody reads what they print."""
+"""How programs end: with their own status, with a reason, or because their output is no longer read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_reason_of_what_is_refused_begins_with_the_name(capsys: pytest.Captu
 
 
 def test_what_the_users_locale_cannot_write_ends_nothing() -> None:
-    """The supervisor of a run prints what its ranks have said."""
+    """The supervisor of a run prints the output of its ranks."""
     text = f"""
 import sys
 from {program.__name__} import exit_status
@@ -45,7 +45,7 @@ sys.exit(exit_status("x", lambda: sys.stdout.write("\\u2192 \\udcff") and 0))
 
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_nobody_reads_on(lines: int) -> None:
-    """A few lines are not written before the end."""
+    """A few lines are only written at exit."""
     with subprocess.Popen(
         [sys.executable, "-c", _PRINTS, str(lines)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

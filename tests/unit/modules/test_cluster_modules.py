@@ -128,7 +128,7 @@ def test_what_is_refused(
 
 
 def test_twenty_machines_join_at_once(folder: str, lab: dict[str, Any]) -> None:
-    """Twenty processes: all are in, each is one generation, and the history tells of each once."""
+    """Twenty processes: all machines are in, each is one generation, and the history mentions each once."""
     numbers = range(2, 22)
     processes = [
         start("cluster_member", {"cluster": "lab", "path": folder, "members": [entry(n)], "lock_timeout": 60})

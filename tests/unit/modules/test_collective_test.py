@@ -17,7 +17,7 @@ from module_runs import result_of, start
 
 FIXTURES = Path(__file__).parents[1] / "module_utils" / "collective" / "fixtures"
 MODULE = Path(__file__).parents[3] / "plugins" / "modules" / "collective_test.py"
-#: Both start the binary once, as if on several nodes, and say on stderr what they were asked for.
+#: Both start the binary once, as if on several nodes, and print their arguments on stderr.
 LAUNCHER = """#!/bin/sh
 echo "$0 $*" >>"{record}"
 while [ $# -gt 1 ]; do case $1 in */all_reduce_perf) break ;; esac; shift; done
@@ -31,7 +31,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.record = folder / "record"
-        # Where the tests run as root, what is started is nobody's.
+        # If the tests run as root, the programs run as nobody.
         self.record.touch()
         self.record.chmod(0o666)
         for name in ("srun", "mpirun"):
@@ -53,7 +53,7 @@ class Stage:
 
 @pytest.fixture(name="stage")
 def _stage() -> Iterator[Stage]:
-    """Not in a folder of pytest's, which is closed to others."""
+    """Not in a folder of pytest's, which other users cannot access."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Stage(Path(folder))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module as Ansible runs it, on a recorded host, and what its documentation promises."""
+"""The module as Ansible runs it, on a recorded host, compared with its documentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.tests.unit.module_utils.net.recorded im
 
 @pytest.fixture(autouse=True)
 def _no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from Ansible; what tests modules in their own process came with ansible-core 2.19."""
+    """As from Ansible; helpers to test modules in their own process came with ansible-core 2.19."""
     monkeypatch.setattr(basic, "_ANSIBLE_ARGS", b'{"ANSIBLE_MODULE_ARGS": {}}')
     monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy", raising=False)
 

@@ -24,7 +24,7 @@ KEY = base64.b64encode(bytes(range(64))).decode()
 
 
 def run(module: str, programs: Path, **arguments: Any) -> dict[str, Any]:
-    """The result of a module on a host that has these programs of its own."""
+    """The result of a module on a host with these programs."""
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     return result_of(start(module, arguments, environment))
 
@@ -45,7 +45,7 @@ def _given(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture(name="programs")
 def _programs(tmp_path: Path) -> Path:
-    """A host with a munge that signs, and accepts only that."""
+    """A host with a munge that signs, and accepts only its own signature."""
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = {

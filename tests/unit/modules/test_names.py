@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What puts the names back on a host whose container engine writes /etc/hosts anew."""
+"""The program that restores the names on a host whose container engine rewrites /etc/hosts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module session_run: what it says, and what it keeps to itself."""
+"""The module session_run: what it returns, and what it does not reveal."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _given(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture(name="programs")
 def _programs(tmp_path: Path) -> Path:
-    """A host whose supervisord runs everything, and whose slurmd accepts every file."""
+    """A host whose supervisord runs everything, and whose slurmd accepts all files."""
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = {
@@ -61,7 +61,7 @@ def test_a_node_is_written_and_run_in_one_call(programs: Path, given: dict[str, 
     would = run(programs, given, _ansible_check_mode=True, _ansible_diff=True)
     assert would["changed"] and not list(folder.iterdir())
     assert "node/slurmd.env" in would["diff"]["after"]
-    # The controller is not there.
+    # The controller is not running.
     waiting = run(programs, given, controller_port=1, forgotten=True, task_prolog="", epilog="", machine="n3")
     assert "The controller on n1 does not answer at 127.0.0.1:1 (TCP)" in waiting["msg"]
     assert (folder / "node" / "slurmd.env").exists()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hosts tell the digests of their records, one of them sends each, and a run of many members sends little."""
+"""Hosts report the digests of their records, one of them sends each, and a run with many members transfers little."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def key(number: int, salt: int) -> str:
 
 
 def entry(number: int) -> dict[str, Any]:
-    """A member with all that a cluster with WireGuard and SSH trust notes of it."""
+    """A member with everything that a cluster with WireGuard and SSH trust records about it."""
     return {
         "machine": f"gpu{number:04}",
         "address": f"10.20.{number // 250}.{number % 250 + 1}",
@@ -97,7 +97,7 @@ class TestWhomToRead:
         results = {name: telling(NEW) for name in (A, B, C, D)}
         first = to_read(results, {}, ["lab"])
         assert [request["machine"] for request in to_read(results, {}, ["lab"], asked=first)] == [B, C]
-        # Where there is no other, the one once more.
+        # If there is no other, the same one is queried again.
         alone = {A: telling(NEW)}
         assert to_read(alone, {}, ["lab"], asked=first) == first
 
@@ -111,7 +111,7 @@ class TestWhatIsBelieved:
     def test_a_record_that_is_told_of_is_the_one_that_was_sent(self) -> None:
         answers = read_answers({A: telling(NEW), B: telling(NEW)}, sent([sending(NEW)], {}))
         assert answers[A].copy_of("lab") == answers[B].copy_of("lab") == NEW
-        # Read once, however many tell of it.
+        # Parsed once, however many report it.
         assert answers[A].copy_of("lab") is answers[B].copy_of("lab")
 
     def test_what_was_told_of_and_not_sent_is_no_copy_and_stops_nobody(self) -> None:
@@ -148,14 +148,14 @@ class TestOutdated:
 
 
 class Wire:
-    """Modules as Ansible runs them on hosts of the same record, and what is sent to them and by them, in bytes."""
+    """Modules as Ansible runs them on hosts with the same record, and the bytes that are transferred."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.bytes = 0
 
     def call(self, module: str, hosts: int = 1, **arguments: Any) -> dict[str, Any]:
-        """One call for each of so many hosts, of which all give the same answer."""
+        """One call for each of this many hosts, all of which return the same answer."""
         result = result_of(start(module, {**arguments, "path": self.folder}))
         assert not result.get("failed"), result
         self.bytes += hosts * (len(json.dumps(arguments)) + len(json.dumps(result)))
@@ -165,7 +165,7 @@ class Wire:
 def test_a_run_that_finds_all_as_it_should_be_sends_less_than_a_mebibyte_for_a_thousand_members(
     tmp_path: Path,
 ) -> None:
-    """What `site` says to the record's modules and they to it, as the tasks of the role cluster have it."""
+    """The data exchanged between `site` and the record's modules, as in the tasks of the role cluster."""
     record = made(MANY)
     folder = tmp_path / "clusters"
     folder.mkdir(mode=0o700)
@@ -185,7 +185,7 @@ def test_a_run_that_finds_all_as_it_should_be_sends_less_than_a_mebibyte_for_a_t
     assert found is not None
     assert (found.record, len(found.standing)) == (record, MANY)
 
-    # Two members more than the record knows of would be told of whole.
+    # Two members that are not in the record would be sent completely.
     present = [{**entry(number), "mesh": None} for number in range(MANY + 2)]
     decision = {"members": present[:MANY], "enrolling": [], "enrol_settings": record["mesh"], "subnet": "10.20.0.0/16"}
     entries = enrolled(decision, record, {})
@@ -200,7 +200,7 @@ def test_a_run_that_finds_all_as_it_should_be_sends_less_than_a_mebibyte_for_a_t
     for _layer in range(4):
         wire.call("cluster_info", hosts=MANY, cluster="lab", generation=record["generation"])
     assert wire.bytes < 1 << 20, wire.bytes
-    # Another playbook of the same run, as one that asks again.
+    # Another playbook of the same run, which queries again.
     before = wire.bytes
     assert to_read(ask(list(records)), records) == []
     assert wire.bytes - before < 220 * MANY

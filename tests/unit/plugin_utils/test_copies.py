@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which copy of the record is gone by, whoever of its holders answers; where a removal is written; what show says."""
+"""Which copy of the record is used, whoever of its holders answers; where a removal is written; what show reports."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def holding(record: model.Record) -> dict[str, Any]:
     return {"clusters": [record], "damaged": []}
 
 
-#: What the inventory says of each machine.
+#: The inventory's variables of each machine.
 HOSTS: dict[str, dict[str, str]] = {f"n{n}": {"ansible_host": f"198.51.100.{n}"} for n in range(1, 10)}
 
 
 def find_cluster(answers: dict[str, Any], name: str, **said: Any) -> dict[str, Any]:
     found = decisions.find_cluster(answers, name, machines=list(HOSTS), variables=HOSTS, **said)
-    # It is the same where each host tells the digest of its record, and each record was sent once.
+    # It is the same if each host reports the digest of its record, and each record was sent once.
     records = sent(answers.values(), {})
     assert found == decisions.find_cluster(
         telling(answers), name, machines=list(HOSTS), variables=HOSTS, records=records, **said
@@ -196,14 +196,14 @@ class TestRemoval:
         assert "n9 is not among the members of cluster 'lab', and was not removed from it" in refused
 
     def test_a_hand_over_that_was_cut_off_goes_on_from_who_was_the_manager(self) -> None:
-        """n1 was the manager, and n2, who leaves too and is named first, was not."""
+        """n1 was the manager; n2, which leaves too and is named first, was not."""
         stamp = plan.Stamp(AT, "alice")
         handed = plan.commit(plan.remove(NEW, ["n1", "n2"], stamp, "n3"), stamp)
         answers = {"n1": NOTHING, "n2": NOTHING, "n3": holding(handed)}
         assert removal(answers, ["n2", "n1"], new_manager="n3")["former_manager"] == "n1"
-        # Without a change of the manager nobody hands anything over.
+        # Without a change of the manager, there is no hand-over.
         assert removal(answers, ["n2"])["former_manager"] == ""
-        # A name that the inventory does not know is nobody's to delegate to.
+        # Tasks are not delegated to a name that is not in the inventory.
         handed["history"][-1]["detail"] = "the manager is n3, it was localhost; machine n1 left"
         answers["n3"] = holding(handed)
         assert removal(answers, ["n1"], new_manager="n3") == {"refusal": "", "authority": "n3", "former_manager": ""}
@@ -329,7 +329,7 @@ class TestOverview:
         text = page([cluster], {}, width=0)
         for words in ("n1:/srv/data", "external", "512 GiB", "4 TiB", "n1, n2", "110", "check of 2026-11-19T08:00:00Z"):
             assert words in text
-        # That of another cluster of the same name says nothing of this one.
+        # A record of another cluster with the same name proves nothing about this one.
         verdict["cluster"] = {"id": "other"}
         (cluster,) = overview({"n1": holding(record)}, AT, states, verdict)
         assert cluster["volumes"][0]["state"]["measured_at"] is None

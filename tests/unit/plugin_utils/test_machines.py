@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""However a person, a survey or another playbook writes a list of machines."""
+"""A list of machines in all forms that a user, a survey or another playbook may write."""
 
 from __future__ import annotations
 

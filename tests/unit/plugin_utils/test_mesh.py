@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a member's mesh must be, by the record and by what the members say of themselves."""
+"""The desired mesh of a member, from the record and from what members report."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.names import desir
 
 
 def record(*machines: str, backend: str = "none") -> Any:
-    """The part of a record that names are made of."""
+    """The part of a record from which names are derived."""
     return {
         "name": "lab",
         "mesh": {"backend": backend},
@@ -28,7 +28,7 @@ def record(*machines: str, backend: str = "none") -> Any:
 
 
 def hosts_entries(cluster: Any, machine: str = "", hostname: str = "") -> str:
-    """The lines that come of it on a machine, which calls itself ``hostname``; without one, on any."""
+    """The resulting lines on a machine whose own name is ``hostname``; without one, on any machine."""
     derived = desired(cluster, machine or cluster["members"][0]["machine"])
     return "\n".join(lines(derived["members"], derived["address"], hostname))
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node has to be like, by the record, and what the action node_health makes of it."""
+"""The requirements for a node, from the record, and how the action node_health uses them."""
 
 from __future__ import annotations
 

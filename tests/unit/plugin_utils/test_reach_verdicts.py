@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What cannot be built from namespaces: clouds, switches that answer for others, and results in every odd shape.
+"""Cases that cannot be built from namespaces: clouds, switches that answer for others, and all kinds of odd results.
 
-That real faults give these results is proven by tests/integration/reach.
+tests/integration/reach proves that real faults give these results.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def peer_result(one: int, other: int) -> dict[str, Any]:
 
 
 def sound(number: int) -> dict[str, Any]:
-    """The results of a network in which all is well."""
+    """The results of a healthy network."""
     names = range(1, number + 1)
     return {
         "listen": {f"n{i}": {"changed": False, "ports": deepcopy(PORTS)} for i in names},
@@ -167,7 +167,7 @@ def test_members_outside_of_the_run_are_targets_and_no_sources() -> None:
 
 def test_a_member_that_dropped_out_before_keeps_the_listeners_waiting() -> None:
     results = sound(3)
-    # It is in the play, and has no results: the others' listeners expect a visitor that never comes.
+    # It is in the play, but has no results: the others' listeners expect a visitor that never comes.
     for phase in results.values():
         phase["n3"] = {}
     found = judge(results, members(3))
@@ -234,7 +234,7 @@ def test_an_address_that_the_sender_has_itself() -> None:
 def test_ports(outcomes: tuple[str, str], verdict: str, words: str) -> None:
     results = sound(2)
     for one, other in (("n1", "n2"), ("n2", "n1")):
-        # Without a session UDP is not tried.
+        # Without a session, UDP is not tested.
         udp = "ok" if "ok" in outcomes or outcomes == ("connected", "filtered") else "not_checked"
         for port, outcome in zip(there(results, one, other)["ports"], (*outcomes, udp)):
             port["outcome"] = outcome
@@ -418,7 +418,7 @@ def test_every_pair_gets_one_verdict_whatever_was_found(data: st.DataObject) -> 
         assert item["verdict"] in VERDICTS
         assert (item["status"] == "pass") == (item["verdict"] == "ok")
         assert item["message"].endswith(".")
-        # Whoever reads of a fault must read what to do.
+        # A message about a fault must include what to do.
         assert bool(item["remedy"]) == (item["status"] in ("fail", "error"))
     assert draw(found["pairs"])
 
@@ -483,7 +483,7 @@ class TestMatrix:
 
 
 def test_of_a_pod_only_tcp_counts() -> None:
-    """Its kernel has the route of the provider, and only programs with its library see the mesh."""
+    """Its kernel has the provider's route, and only programs with its library use the mesh."""
     results, cast = sound(2), targets(members(2))
     for one, other in (("n1", "n2"), ("n2", "n1")):
         found = there(results, one, other)
@@ -494,7 +494,7 @@ def test_of_a_pod_only_tcp_counts() -> None:
     found = judge(results, [cast[0], cast[1]._replace(pod=True)])
     assert found["counts"] == {"ok": 2}
     assert "UDP and the path MTU not checked" in pair(found, "n1", "n2")["message"]
-    # What does not pass by TCP is a fault as ever.
+    # What does not pass through TCP is still a fault.
     there(results, "n1", "n2")["ports"][1]["outcome"] = "refused"
     assert pair(judge(results, [cast[0], cast[1]._replace(pod=True)]), "n1", "n2")["status"] == "fail"
 

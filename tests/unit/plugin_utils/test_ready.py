@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A worker of Ansible is a copy of the process that forked it: what is loaded there, no worker loads again."""
+"""A worker of Ansible is a copy of the process that forked it, so it need not load what that has loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 FILTERS = {path.stem for path in (ROOT / "plugins" / "filter").glob("*.py")}
 
-#: As a strategy does before it forks: it looks for the action of a task, which need not be one of ours.
+#: What a strategy does before it forks: it looks up the action of a task, which need not be one of ours.
 QUEUE = """
 import sys
 from ansible.plugins.loader import action_loader, init_plugin_loader

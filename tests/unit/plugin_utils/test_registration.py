@@ -18,7 +18,7 @@ STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
 
 
 def facts(*addresses: str, gpus: int = 2) -> dict[str, Any]:
-    """What interface_info returns on a host with these ADDRESS/MASK, each on an interface of its own."""
+    """The result of interface_info on a host with these ADDRESS/MASK, each on an interface of its own."""
     interfaces = []
     for number, text in enumerate(addresses):
         address, length = text.split("/")
@@ -68,7 +68,7 @@ RECORD = plan.commit(
 )
 
 
-#: What a machine is of which the inventory says nothing.
+#: The defaults of a machine about which the inventory specifies nothing.
 UNSAID = {"gpus": 2, "interface": "eth0", "site": "default", "lan_address": "", "endpoint": ""}
 
 APART = {key: value for key, value in UNSAID.items() if key != "interface"}
@@ -155,7 +155,7 @@ def test_a_lost_gpu_does_not_become_what_the_machine_has() -> None:
     assert found() == 8
     assert found(machines=["n2"]) == 8
     assert found(machines=["n3"], join_only=True) == 8
-    # Who names it to join again has said so.
+    # Naming it in a join confirms the lower number.
     assert found(machines=["n2"], join_only=True) == 7
     assert found(machines=["n2"], join_only=True, manager="n1") == 7
     lost["n2"] = facts("10.0.0.2/24", gpus=9)
@@ -190,14 +190,14 @@ def test_machines_that_share_only_the_mesh() -> None:
     )
     assert decided["subnet"] == "10.99.0.0/16"
     assert decided["members"] == [
-        # Its own public address is on its own interface; b is behind NAT, and c was given a forwarded port.
+        # One has its public address on its own interface; b is behind NAT, and c has a forwarded port.
         {**APART, "machine": "a", "endpoint": "8.8.4.4:51820"},
         {**APART, "machine": "b"},
         {**APART, "machine": "c", "endpoint": "8.8.8.8:40123"},
     ]
 
 
-#: Two sites that use the same private network, and a machine that says nothing of where it is.
+#: Two sites that use the same private network, and a machine whose site is not given.
 SITES = {
     "a": facts("8.8.4.4/24", "192.168.0.1/24"),
     "b": facts("192.168.0.2/24"),
@@ -215,9 +215,9 @@ def lans(decided: dict[str, Any]) -> dict[str, str | None]:
 def test_the_machines_of_a_site_dial_each_other_on_the_network_that_they_share() -> None:
     decided = decide(SITES, subnet="10.99.0.0/16", sites=SITE_OF)
     assert lans(decided) == {"a": "192.168.0.1", "b": "192.168.0.2", "c": "192.168.0.1", "d": "192.168.0.3", "e": ""}
-    # Where they share the cluster's network, that is it.
+    # If they share the cluster's network, it is used.
     assert set(lans(decide(sites={"n1": "x", "n2": "x"})).values()) == {None, ""}
-    # A tailnet finds the way at a site by itself.
+    # A tailnet finds the path inside a site by itself.
     assert set(lans(decide(SITES, subnet="100.64.0.0/10", mesh=TAILNET, sites=SITE_OF)).values()) == {None, ""}
 
 
@@ -287,7 +287,7 @@ def test_machines_that_share_only_a_tailnet_are_enrolled_first() -> None:
     assert decided["enrol_settings"] == plan.DEFAULT_TAILNET
     addresses = {"n1": ["fd7a:115c:a1e0::1", "100.64.0.9"], "n2": ["100.64.0.1"], "n3": []}
     members = enrolled_members(decided, None, addresses)
-    # In check mode a machine may not be in the tailnet yet.
+    # In check mode, a machine may not be in the tailnet yet.
     assert [member["mesh"]["address"] for member in members] == ["100.64.0.9", "100.64.0.1", "100.64.0.2"]
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which other playbooks of a user test reachability at the same time, by the notes in their temporary folders."""
+"""Which other playbooks of a user test reachability at the same time, from the files in their temporary folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_runs_of_other_playbooks_that_live_are_named(tmp_path: Path) -> None:
     (folder(tmp_path, "plain") / "source").touch()
     (tmp_path / "file").touch()
     assert runs_beside("beef", own, os.getpid()) == ["cafe"]
-    # Its own run is seen by others.
+    # Its own run is visible to others.
     assert runs_beside("cafe", folder(tmp_path, "third"), os.getppid()) == ["beef"]
 
 

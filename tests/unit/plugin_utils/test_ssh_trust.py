@@ -62,7 +62,7 @@ def test_what_is_no_user_is_refused(user: str) -> None:
 
 
 def ssh_settings(tmp_path: Path, host: str, users: list[str], port: int = 22) -> list[str]:
-    """What ssh itself makes of the file."""
+    """How ssh itself interprets the file."""
     config = tmp_path / "config"
     config.write_text(ssh_trust.client_config(record(), users, port))
     done = subprocess.run(["ssh", "-G", "-F", str(config), host], capture_output=True, text=True, check=True)

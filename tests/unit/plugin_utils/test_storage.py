@@ -76,12 +76,12 @@ def test_a_mount_waits_for_the_mesh_and_for_no_one_else() -> None:
     assert ",soft,timeo=50,retrans=1," in mount["mount"]
     assert "softreval" not in mount["mount"]
     assert "softerr" not in mount["mount"]
-    # By these systemd has logins and jobs end before it is unmounted.
+    # Because of these, systemd stops logins and jobs before it is unmounted.
     assert ",_netdev," in mount["mount"]
     assert "nofail" not in mount["mount"]
     assert "StartLimitIntervalSec=0\n" in mount["mount"]
     assert "WantedBy=multi-user.target" in mount["automount"]
-    # A circle with local-fs.target, which a boot breaks by leaving out a part of itself.
+    # A cycle with local-fs.target, which a boot breaks by leaving out a part of itself.
     assert "After=" not in mount["automount"]
 
 
@@ -201,7 +201,7 @@ def test_ganesha_exports_to_members_alone_with_root_squashed() -> None:
     assert "Access_Type = None;" in data
     assert "CLIENT { Clients = 10.99.0.2; Access_Type = RW; Squash = Root_Squash; }" in data
     assert "CLIENT { Clients = 10.99.0.2; Access_Type = RO; Squash = No_Root_Squash; }" in more
-    # A number that a volume keeps whatever comes beside it.
+    # The number of a volume, which does not change when others are added.
     alone = storage.exports(record(VOLUME), "n1", "ganesha")
     assert alone.split("EXPORT {")[1] == data
     assert storage.exports(record(VOLUME), "n2", "ganesha") == ""

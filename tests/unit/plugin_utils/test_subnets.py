@@ -24,7 +24,7 @@ ACTIVE = {"device": "mlx5_0", "port": 1, "state": "active", "link_layer": "Infin
 
 
 def interface(name: str, *addresses: str, **values: Any) -> dict[str, Any]:
-    """An interface as interface_info gives it, a physical one that is up unless told otherwise."""
+    """An interface in the form of interface_info, by default a physical one that is up."""
     parsed = [ipaddress.ip_interface(address) for address in addresses]
     return {
         "name": name,
@@ -111,7 +111,7 @@ def test_a_member_is_told_in_full() -> None:
 )
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_order_of_the_criteria_is_strict(better: dict[str, Any], worse: dict[str, Any], swapped: bool) -> None:
-    # Whichever of the two has the lower number must not matter.
+    # Which of the two has the lower number must not matter.
     first, second = ("10.9", "10.1") if swapped else ("10.1", "10.9")
     facts = hosts(
         *[
@@ -182,7 +182,7 @@ def test_other_names_are_not_mistaken_for_them(name: str) -> None:
 
 
 def test_a_decoy_with_the_same_range_on_each_host_is_never_chosen() -> None:
-    """Even under a name that nobody knows, on hardware, and with everything else in its favour."""
+    """Even with an unknown name, on hardware, and with everything else in its favour."""
     facts = hosts(
         *[
             [virtual("eth0", f"192.168.1.{host}/24"), interface("fast0", "10.5.0.1/24", rdma=ACTIVE, mtu=9000)]
@@ -301,7 +301,7 @@ def test_a_differing_mask_is_named() -> None:
 
 
 def test_the_asked_subnet_may_hold_single_addresses() -> None:
-    """Google gives its machines /32 addresses of a subnet that only the user knows."""
+    """Google assigns machines /32 addresses of a subnet that only the user knows."""
     facts = hosts([interface("ens4", "10.128.0.9/32")], [interface("ens4", "10.128.1.7/32")])
     assert ranked(facts) == []
     choice = choose(facts, options_from("10.128.0.0/20"))
@@ -464,7 +464,7 @@ class CountedName(str):
 
 
 def test_four_times_the_hosts_are_four_times_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts lookups, not seconds. One pass over all hosts for each subnet would make it sixteen times."""
+    """Counts lookups, not seconds. One pass over all hosts for each subnet would multiply them by sixteen."""
     monkeypatch.setattr(subnets, "DETAIL_BUDGET", 0)
     lookups = []
     for count in (40, 160):
@@ -513,6 +513,6 @@ def test_a_candidate_is_always_a_network_of_all_with_one_address_each(found: lis
         assert not {member["interface"] for member in candidate["members"].values()} & {"docker0", "gpumesh0"}
     seen = [item["subnet"] for item in [*shared.candidates, *shared.rejected]]
     assert len(set(seen)) == len(seen)
-    # The order of the hosts decides nothing.
+    # The order of the hosts does not matter.
     turned = find_shared(dict(reversed(facts.items())))
     assert turned.candidates == shared.candidates

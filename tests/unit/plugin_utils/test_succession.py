@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose queue a manager's controller goes on with, and what becomes of those of former managers."""
+"""Which queue a manager's controller continues with, and what happens to those of former managers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOSTS = ("n1", "n2", "n3")
 
 
 def cluster(*managers: str) -> Record:
-    """A cluster of three that n1 has created, and that these have managed since, each from the next generation on."""
+    """A cluster of three, created by n1, and then managed by these machines, each from the next generation on."""
     members = [{"machine": name, "address": f"10.0.0.{name[1]}", "interface": "eth0"} for name in HOSTS]
     record = plan.commit(plan.create(ID, "lab", "10.0.0.0/24", "n1", {}, members, AT), AT)
     for manager in managers:
@@ -32,7 +32,7 @@ def cluster(*managers: str) -> Record:
 
 
 def queue(*tenures: int, cluster: str = ID, machine: str = "n1", node: bool = True) -> dict[str, Any]:
-    """What a machine with a queue says of itself."""
+    """The state that a machine with a queue reports."""
     marker = {"cluster": cluster, "machine": machine, "tenures": list(tenures)} if tenures else None
     return {"used": True, "marker": marker, "accounting": False, "node": node}
 
@@ -46,7 +46,7 @@ SKIPPED: dict[str, Any] = {"skipped": True}
 def asked(
     record: Record, answer: dict[str, Any], machine: str = "n1", inventory: Sequence[str] = HOSTS, **options: Any
 ) -> dict[str, Any]:
-    """The result of the task, where the host that it asks gives this answer."""
+    """The result of the task, where the queried host returns this answer."""
     arguments = {"record": record, "state": "inspected", **options}
     here = {"inventory_hostname": machine, "groups": {"all": list(inventory)}}
     return play(ActionModule, arguments, {"gpumesh.cluster.slurm_state": [answer]}, here).result
@@ -55,7 +55,7 @@ def asked(
 def outcome(
     record: Record, own: dict[str, Any], former: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """The result of the last task of the role: the manager is asked, and the machine before where that has to be."""
+    """The result of the last task of the role: the manager is queried, and the previous one if necessary."""
     result = asked(record, own, **options)
     if former is not None and result.get("succession", {}).get("former"):
         result = asked(record, former, manager_queue=own, **options)
@@ -65,7 +65,7 @@ def outcome(
 def decided(
     record: Record, own: dict[str, Any], former: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """What the role does, without what is empty."""
+    """The decision of the role, without empty values."""
     return {key: value for key, value in outcome(record, own, former, **options)["succession"].items() if value}
 
 
@@ -87,7 +87,7 @@ def test_the_tenures_are_those_of_the_history() -> None:
     record = cluster("n2")
     left = plan.commit(plan.remove(record, ["n2"], AT, "n3"), AT)
     assert derive.tenures(left) == [(1, "n1"), (2, "n2"), (3, "n3")]
-    # A history that does not lead to the manager tells nothing.
+    # A history that does not lead to the manager proves nothing.
     record["manager"] = "n3"
     assert derive.tenures(record) == [(1, "n3")]
 
@@ -118,10 +118,10 @@ def test_handed_back_the_old_queue_of_a_member_does_not_count() -> None:
     record = cluster("n2", "n1")
     taken = decided(record, queue(1), queue(1, 2), handing="n2")
     assert taken == mark(1, 2, 3, action="take", retire="delete")
-    # After a loss, in which the second manager began anew, it is kept.
+    # After a loss in which the second manager started with an empty queue, it is kept.
     taken = decided(record, queue(1), queue(2), handing="n2")
     assert taken == mark(2, 3, action="take", retire="keep")
-    # What says nothing of itself is kept or deleted by the machine's last time.
+    # A state without a marker is kept or deleted depending on the machine's last tenure.
     assert decided(record, queue(), queue(1, 2), handing="n2")["retire"] == "delete"
     assert decided(record, queue(), queue(2), handing="n2")["retire"] == "keep"
 
@@ -150,7 +150,7 @@ def test_a_manager_that_cannot_be_asked_is_waited_for() -> None:
 
 def test_a_queue_of_another_time_is_not_taken_for_the_one_that_counts() -> None:
     record = cluster("n2", "n1", "n3")
-    # n1 managed twice, and has only what it had the first time; n2 may have the rest.
+    # n1 was the manager twice, and has only its first state; n2 may have the rest.
     refused(record, NONE, queue(1), "does not have them either", handing="n1")
     refused(cluster("n2"), NONE, queue(1, cluster=OTHER), "does not have them either", handing="n1")
     refused(cluster("n2", "n1"), queue(1), NONE, "n2 had before, and which does not have them either")
@@ -194,11 +194,11 @@ def test_what_is_no_marker_is_no_answer(marker: object) -> None:
         # It was handed over.
         (["n2"], queue(1), queue(1, 2), "delete"),
         (["n2"], queue(), queue(1, 2), "delete"),
-        # It was lost, and the next one began anew.
+        # It was lost, and the next one started with an empty queue.
         (["n2"], queue(1), queue(2), "keep"),
         (["n2"], queue(), queue(2), "keep"),
         (["n2"], queue(1, cluster=OTHER), queue(1, 2), "keep"),
-        # The manager has not got it yet.
+        # The manager does not have it yet.
         (["n2"], queue(1), NONE, ""),
         (["n2"], queue(1), queue(1), ""),
         (["n2"], queue(1), queue(1, 2, cluster=OTHER), ""),

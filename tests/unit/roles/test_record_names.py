@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Only modules that take the record by name are given it so."""
+"""Only modules that accept the record by name receive it in this way."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every playbook as a job of AWX, on hosts: answers as texts, credentials by injectors, limits, slices, check mode.
+"""Every playbook as a job of AWX: answers as texts, credentials by injectors, limits, slices, check mode.
 
-The execution environment has the oldest ansible-core that is supported. The collection is that of its archive,
-installed as the sync of a project does, and the project has no file: each playbook runs by its full name, and nothing of
-the checkout is used. The jobs run in the order of the file, as the life of a cluster is.
+The execution environment has the oldest supported ansible-core. The collection is installed from its archive, as the
+sync of a project does, and the project contains no files: each playbook is run by its full name, and nothing of the
+checkout is used. The tests run in the order of the file, which is the life of a cluster.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CORE = "2.18"
 def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
     folder = tmp_path_factory.mktemp("awx")
     written = yaml.safe_load((LAB / "hosts.yml").read_text())["lab"]
-    # The machine credential is a key in an agent, and not a file.
+    # The machine credential is a key in an agent, not a file.
     variables = {name: value for name, value in written["vars"].items() if name != "ansible_ssh_private_key_file"}
-    # So are the keys of the hosts one, and not a file that the inventory names.
+    # The host keys are a credential as well, not a file that the inventory names.
     del variables["ansible_ssh_common_args"]
     inventory = {"all": {"vars": variables, "children": {"cluster": written["children"]["cluster"]}}}
     key = (LAB / "id_ed25519").read_text()
@@ -52,7 +52,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
 
 
 def programs() -> Path:
-    """Where Ansible is that has this ansible-core."""
+    """The folder of the programs of this ansible-core."""
     python = subprocess.run([ROOT / "tests" / "matrix", "python", CORE], stdout=subprocess.PIPE, text=True, check=True)
     return Path(python.stdout.strip()).parent
 
@@ -67,7 +67,7 @@ def record(lab: Lab, host: str) -> dict:
 
 
 def allowed(lab: Lab, host: str) -> list[str]:
-    """The addresses of each peer of a host's tunnel."""
+    """The allowed addresses of each peer of a host's tunnel."""
     return sorted(lab.run(host, "wg", "show", "all", "allowed-ips").splitlines())
 
 
@@ -80,7 +80,7 @@ def test_discover(node: Node) -> None:
 
 
 def test_a_host_whose_key_has_changed_gets_nothing(node: Node, lab: Lab) -> None:
-    """a2 answers with a key that is not the one that is known."""
+    """a2 presents a host key that is not the known one."""
     known = [line for line in node.host_keys.splitlines() if not line.startswith("10.77.90.12 ")]
     (other,) = [line for line in known if line.startswith("10.77.90.13 ")]
     changed = "\n".join([*known, f"10.77.90.12 {other.split(' ', 1)[1]}", ""])
@@ -99,7 +99,7 @@ def test_site_in_check_mode_on_bare_hosts(node: Node, lab: Lab) -> None:
 
 
 def test_create(node: Node, lab: Lab) -> None:
-    """The answers of a text, a textarea and a choice, as AWX gives them."""
+    """Answers to a text, a textarea and a choice, as AWX passes them."""
     job = node.run(
         "create",
         limit=PAIR,
@@ -148,7 +148,7 @@ def test_the_job_after_a_failure_fails(node: Node) -> None:
 
 @pytest.mark.parametrize("playbook", ["mesh", "storage", "slurm"])
 def test_a_layer_with_a_limit(node: Node, playbook: str) -> None:
-    """The manager is not in the job."""
+    """The job does not include the manager."""
     job = node.run(playbook, limit="a2", credential=MUNGE if playbook == "slurm" else None)
     assert job.status == "successful", job.stdout
     assert job.changed == {}
@@ -164,7 +164,7 @@ def test_check_answers_with_numbers_and_lists(node: Node) -> None:
 
 
 def test_train_is_refused_where_no_volume_is_shared(node: Node) -> None:
-    """That a run goes on and ends is seen in the scenario train."""
+    """The scenario train covers a run that starts and finishes."""
     job = node.run("train", limit=PAIR, train_name="nano", train_command="python3 train.py", train_nodes=2)
     assert job.status == "failed", job.stdout
     assert "The cluster has no shared volume" in " ".join(job.stdout.split())
@@ -172,7 +172,7 @@ def test_train_is_refused_where_no_volume_is_shared(node: Node) -> None:
 
 
 def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
-    """That containers run is seen in the scenario session."""
+    """The scenario session covers containers that run."""
     roles = "[{name: main, image: debian}, {name: sub, replicas: 3, image: debian}]"
     job = node.run("session", limit=PAIR, session_name="demo", session_roles=roles, session_ports="8888 9000:80")
     assert job.status == "failed", job.stdout
@@ -181,7 +181,7 @@ def test_session_is_refused_where_the_layer_is_off(node: Node) -> None:
 
 
 def test_tracking_is_refused_for_who_is_not_a_member(node: Node) -> None:
-    """That it runs and moves is seen in the scenario tracking."""
+    """The scenario tracking covers a server that runs and moves."""
     job = node.run("tracking", limit=PAIR, tracking_server="bad")
     assert job.status == "failed", job.stdout
     assert "tracking_server 'bad' is not among the members" in " ".join(job.stdout.split())
@@ -204,7 +204,7 @@ def test_join(node: Node, lab: Lab) -> None:
     ],
 )
 def test_a_slice_strips_nobody(node: Node, lab: Lab, playbook: str, hosts: list[str], refusal: str) -> None:
-    """The inventory of a slice does not have the manager, so it is refused, and the others stay members."""
+    """The slice does not contain the manager, so it is refused, and all others stay members."""
     before = record(lab, "a1")
     hosts_file, tunnels = lab.read("a2", "/etc/hosts"), allowed(lab, "a2")
     job = node.run(playbook, only=hosts)
@@ -218,7 +218,7 @@ def test_a_slice_strips_nobody(node: Node, lab: Lab, playbook: str, hosts: list[
 
 
 def test_the_inventory_of_the_records(node: Node, tmp_path: Path) -> None:
-    """As a source of AWX, with a credential."""
+    """As an inventory source of AWX, with a credential."""
     inputs = {
         "manager": "root@10.77.90.11",
         "private_key": (LAB / "id_ed25519").read_text(),
@@ -249,11 +249,11 @@ def test_delete(node: Node, lab: Lab) -> None:
 
 
 def test_every_playbook_ran_from_the_archive(node: Node) -> None:
-    """By its full name, with the roles and playbooks of the installed collection, and no other copy can be found."""
+    """Each was run by its full name, from the installed collection; no other copy can be found."""
     written = {path.stem for path in (ROOT / "playbooks").glob("*.yml")}
     assert {job.playbook for job in node.jobs} == written | {"awx/show_failure"}
     for job in node.jobs:
-        # What a check left there is its report; playbooks there are none.
+        # The files that a check leaves there are its report, not playbooks.
         assert not list((job.folder / "project").rglob("*.yml"))
         assert job.sources
         assert {path for path in job.sources if not path.is_relative_to(node.installed.collection)} == set()
@@ -264,7 +264,7 @@ def test_every_playbook_ran_from_the_archive(node: Node) -> None:
 
 
 def test_no_job_recorded_a_secret(node: Node) -> None:
-    """Events, standard output, artifacts: what AWX keeps of a job."""
+    """Events, standard output and artifacts: everything that AWX keeps of a job."""
     looked_at = 0
     for artifacts in sorted(node.folder.glob("job*/artifacts")):
         for folder, _folders, files in os.walk(artifacts):

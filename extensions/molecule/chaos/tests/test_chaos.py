@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Six operations of a cluster's life, each killed at a random moment; `make chaos` tries all that this cannot."""
+"""Six operations of a cluster's life, each killed at a random moment; `make chaos` covers the rest."""
 
 from __future__ import annotations
 

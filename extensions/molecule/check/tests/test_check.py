@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks on three real hosts, well and with faults. The verdict has to name what we have broken, and nothing else.
+"""Checks on three real hosts, healthy and with faults. The verdict must name what the tests broke, and nothing else.
 
 The tests run in the order of the file; each leaves the cluster as it found it.
 """
@@ -29,13 +29,13 @@ ADDRESSES = {"k1": "10.77.80.11", "k2": "10.77.80.12", "k3": "10.77.80.13"}
 CHECK = "gpumesh.cluster.check"
 SCHEMA = ROOT / "plugins" / "plugin_utils" / "report" / "verdict.schema.json"
 PROGRAM = "/usr/local/sbin/gpumesh-node-health"
-#: A healthy link of this machine carries a hundred times as much, also while it is busy; the shaped one a quarter.
+#: A healthy link on this machine carries a hundred times as much, even under load; the shaped one carries a quarter.
 REQUIRED = "0.01"
 SHAPED = "20mbit"
-#: What all hosts see, since the machine that they run on has mounted it into each of them.
+#: Visible on all hosts, since it is mounted into each of them.
 VOLUME = "/mnt/shared"
 RECORD = "/var/lib/gpumesh/clusters/check.json"
-#: What any user of a node can fill: its shared memory, which NCCL needs.
+#: Any user of a node can fill it: the shared memory, which NCCL needs.
 FILLER = "/dev/shm/filler"
 
 
@@ -46,12 +46,12 @@ def _lab() -> Lab:
 
 @pytest.fixture(name="reports", scope="module")
 def _reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs, so that each is compared with the one before."""
+    """The folder of all runs, so that each is compared with the previous one."""
     return tmp_path_factory.mktemp("report")
 
 
 def check(lab: Lab, reports: Path, *arguments: str, **variables: Any) -> tuple[Run, dict[str, Any]]:
-    """Run the check playbook; what it printed and its verdict."""
+    """Run the check playbook. Returns the run and its verdict."""
     given = {"check_report_dir": str(reports), "reachability_throughput_seconds": 1, **variables}
     run = lab.play(CHECK, "--extra-vars", json.dumps(given), *arguments)
     part = any(word.startswith(("--tags", "--limit")) for word in arguments)
@@ -66,7 +66,7 @@ def full(lab: Lab, reports: Path, *arguments: str) -> tuple[Run, dict[str, Any]]
         "check_level": "full",
         "check_collective_max_bytes": 2 << 20,
         "check_min_busbw_gbps": float(REQUIRED),
-        # All hosts share one processor: what they carry beside each other says nothing.
+        # All hosts share one processor, so their bandwidth under concurrent load proves nothing.
         "check_min_bandwidth_gbps": 0.1,
     }
     return check(lab, reports, *arguments, **wanted)
@@ -162,7 +162,7 @@ def test_show_has_the_volumes_with_what_was_measured(lab: Lab, reports: Path) ->
 
 
 def test_a_healthy_node_is_judged_in_seconds(lab: Lab) -> None:
-    """Under five on a host that has nothing else to do; this one may be busy."""
+    """Within five seconds on an otherwise idle host; this one may be busy."""
     run = lab.module("cluster", "gpumesh.cluster.node_health")
     assert run.code == 0, run.output
     results = [json.loads(line.partition("=> ")[2]) for line in run.output.splitlines() if "=> " in line]
@@ -170,10 +170,10 @@ def test_a_healthy_node_is_judged_in_seconds(lab: Lab) -> None:
     assert all(result["status"] == "pass" and result["seconds"] < 15 for result in results), results
 
 
-# --- Sources that are built
+# --- Programs built from source
 
-#: Stands for nccl-tests, which needs GPUs: it is unpacked, built and started like them, by ranks that know of each other,
-#: and prints the same. What it prints of speed means nothing.
+#: Stand-in for nccl-tests, which needs GPUs: it is unpacked, built and started in the same way, by ranks that know of
+#: each other, and prints the same output. The speeds that it prints are meaningless.
 STAND_IN = """#!/usr/bin/python3
 import os, time
 rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
@@ -209,12 +209,12 @@ def test_sources_that_are_named_are_built_and_used(lab: Lab, tmp_path: Path) -> 
     assert set(run.changed.values()) == {0}
 
 
-# --- A link that is slow
+# --- A slow link
 
 
 @contextmanager
 def shaped(lab: Lab, one: str, other: str) -> Iterator[None]:
-    """The link between two hosts carries little, in both directions; all others are as they were."""
+    """Limit the rate between two hosts in both directions; all other links stay as they are."""
     ends = ((one, other), (other, one))
     try:
         for here, there in ends:
@@ -243,7 +243,7 @@ def test_a_slow_link_is_named(lab: Lab, reports: Path) -> None:
     }, run.output
     assert "the link between k2 and k3" in found["collective.all_reduce@None"]["reason"]
     assert "from k2 to k3" in found["reachability.bandwidth@k2"]["reason"]
-    # All of them are in what the run prints, not the first one only.
+    # The output names all of them, not only the first one.
     for words in ("the link between k2 and k3", "The link from k2 to k3", "The link from k3 to k2"):
         assert words in run.words, run.output
     assert len(verdict["history"]) >= 1
@@ -263,7 +263,7 @@ def test_a_rank_that_dies_is_named_within_the_limit(lab: Lab, tmp_path: Path) ->
     killed: list[str] = []
 
     def kill() -> None:
-        # It has announced itself, and the run lasts far longer than this.
+        # The rank has reported its start, and the run lasts far longer than this test.
         lab.wait("the rank on k3 runs", lambda: bool(ranks_on(lab, "k3")), seconds=limit)
         killed.extend(ranks_on(lab, "k3"))
         lab.run("k3", "kill", "-KILL", *killed)
@@ -276,15 +276,15 @@ def test_a_rank_that_dies_is_named_within_the_limit(lab: Lab, tmp_path: Path) ->
     assert killed, run.output
     assert run.code != 0
     reason = bad(verdict)["collective.all_reduce@None"]["reason"]
-    # Slurm counts the nodes in the order in which they registered.
+    # Slurm numbers the nodes in the order in which they registered.
     assert re.search(r"rank \d on k3: Killed", reason), run.output
     assert run.seconds < limit, "it waited for the limit instead of noticing"
 
 
 # --- A rank that attacks the others
 
-#: Does as rank 1 what the program does, up to where it says who it is. There it sends an object that runs a command in
-#: whoever unpickles it.
+#: Behaves as rank 1 until the ranks exchange who they are. Then it sends an object that runs a command in any process
+#: that unpickles it.
 ATTACKER = """
 import os, torch, torch.distributed as dist
 
@@ -318,12 +318,12 @@ def test_code_that_a_rank_sends_is_run_by_no_other(lab: Lab) -> None:
         lab.run("k1", "sh", "-c", "rm -f /tmp/seized-*")
 
 
-# --- A cluster at work
+# --- A busy cluster
 
 
 @contextmanager
 def at_work(lab: Lab, *hosts: str) -> Iterator[None]:
-    """Somebody's job has these hosts to itself."""
+    """Run a user's job that has exclusive use of these hosts."""
     words = f"--nodes={len(hosts)} --nodelist={','.join(hosts)} --exclusive --job-name=train --output=/dev/null"
     job = lab.run("k1", "sbatch", "--parsable", "--chdir=/", *words.split(), "--wrap=sleep 600").strip()
     try:
@@ -354,12 +354,12 @@ def test_a_cluster_at_work_is_proven_where_it_has_room_and_waited_for_nowhere(la
         assert "occupies k2" in by_id["slurm.room"]["reason"]
 
 
-# --- A node that is unfit, and one that somebody has drained
+# --- An unfit node, and a node that an administrator has drained
 
 
 @contextmanager
 def full_memory(lab: Lab, host: str) -> Iterator[None]:
-    """97 percent of the shared memory of a host are in use, by an ordinary user."""
+    """Let an ordinary user fill 97 percent of the host's shared memory."""
     size = int(lab.run(host, "df", "--output=size", "--block-size=1K", "/dev/shm").split()[-1])
     lab.run(host, "runuser", "--user=nobody", "--", "fallocate", "--length", f"{size * 97 // 100}K", FILLER)
     try:
@@ -370,7 +370,7 @@ def full_memory(lab: Lab, host: str) -> Iterator[None]:
 
 @contextmanager
 def faulty_mount(lab: Lab, host: str) -> Iterator[None]:
-    """The host cannot write to the volume, which makes it unfit and is gone with one command."""
+    """Make the volume read-only on the host, which makes the host unfit and can be undone with one command."""
     lab.run(host, "mount", "-o", "remount,bind,ro", VOLUME)
     try:
         yield
@@ -387,7 +387,7 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
     lab.run("k1", "scontrol", "update", "nodename=k3", "state=drain", "reason=new cables")
     try:
         with faulty_mount(lab, "k2"):
-            # Either the prolog of this job or the regular check is first to see it.
+            # Either the prolog of this job or the periodic check detects it first.
             job = lab.run(
                 "k1", "sbatch", "--parsable", "--nodelist=k2", "--output=/dev/null", "--wrap=hostname"
             ).strip()
@@ -398,18 +398,18 @@ def test_an_unfit_node_takes_no_job_and_comes_back_when_it_is_well(lab: Lab, tmp
             found = bad(verdict)
             assert found["storage.mounts@k2"]["reason"].startswith(f"{VOLUME}: ")
             assert "returns it to service" in found["slurm.node@k2"]["remedy"]
-            # What an administrator has taken out is no fault of the cluster's.
+            # A node that an administrator has drained is not a fault of the cluster.
             (drained,) = (one for one in verdict["checks"] if (one["id"], one["host"]) == ("slurm.node", "k3"))
             assert drained["status"] == "skipped"
             assert "new cables" in drained["reason"]
         lab.wait("k2 is back by itself", lambda: nodes(lab)["k2"][0] in ("idle", "mixed", "allocated"))
         shown = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State"]
-        # Slurm lets a job that it has queued again wait for two minutes; held it is not.
+        # Slurm delays a requeued job by two minutes, unless it is held and released.
         lab.run("k1", "scontrol", "update", f"jobid={job}", "starttime=now", check=False)
         lab.wait("its job ran in the end", lambda: lab.run("k1", *shown).strip() == "COMPLETED", seconds=300)
         with faulty_mount(lab, "k3"):
             assert "already out of service: new cables" in lab.run("k3", PROGRAM, check=False)
-        # Fit as well, and still somebody else's.
+        # The node is fit again, but stays drained by the administrator.
         assert "left alone: new cables" in lab.run("k3", PROGRAM)
         assert state(lab, "k3") == "drained new cables"
     finally:
@@ -438,7 +438,7 @@ def test_what_all_nodes_have_drains_none_and_one_that_had_it_first_comes_back(la
         lab.wait("k1 is drained for what it alone has", lambda: state(lab, "k1").startswith("drained gpumesh health"))
         with faulty_mount(lab, "k2"), faulty_mount(lab, "k3"):
             lab.wait("all are in service", lambda: all_idle(lab))
-            # Rounds of their checks.
+            # Rounds of the nodes' own checks.
             for _again in range(2):
                 time.sleep(10)
                 assert all_idle(lab), nodes(lab)
@@ -469,13 +469,13 @@ def test_what_slurm_runs_and_what_the_playbook_runs_say_the_same(lab: Lab) -> No
 
 
 def store(lab: Lab, volumes: Sequence[dict[str, str]]) -> Run:
-    """Make these the volumes of the cluster."""
+    """Set these as the volumes of the cluster."""
     return lab.play("gpumesh.cluster.storage", "--extra-vars", json.dumps({"storage_volumes": volumes}))
 
 
 @contextmanager
 def faulty_volumes(lab: Lab) -> Iterator[list[dict[str, str]]]:
-    """One that every host has for itself, and one of which the locks do not leave the host."""
+    """One volume that is separate on every host, and one whose locks do not reach other hosts."""
     lab.run("k1", "mkdir", "-p", "/srv/lockless")
     try:
         for host in MACHINES:
@@ -508,7 +508,7 @@ def test_each_fault_of_a_volume_is_named(lab: Lab, tmp_path: Path) -> None:
         assert all(one["remedy"] for one in found.values())
         by_name = {volume["name"]: volume for volume in verdict["volumes"]}
         assert {member["locks"] for member in by_name["shared"]["members"]} == {"pass"}
-        # What is not ours stays as it is, also when it is no volume of the cluster any more.
+        # A file system that the role did not mount stays, even when it is no longer a volume of the cluster.
         run = store(lab, [shared])
         assert run.code == 0, run.output
         assert "tmpfs" in lab.run("k2", "findmnt", "--noheadings", "--output=FSTYPE", "/mnt/own")
@@ -536,9 +536,9 @@ def test_a_volume_that_is_not_there_is_refused_by_name(lab: Lab) -> None:
 
 @contextmanager
 def volume_in_use(lab: Lab, host: str) -> Iterator[str]:
-    """A volume that the record says k1 serves, mounted on the host and held by a process. Gives its mount point.
+    """Mount a volume that the record assigns to k1 on the host, with a process that uses it. Yields its mount point.
 
-    The kernel of these hosts has no NFS, so another file system stands for the mount: who holds it is found all the same.
+    The kernel of these hosts has no NFS, so another file system stands in for it; its users are found in the same way.
     """
     shared = {"name": "shared", "mount_point": VOLUME}
     data = {"name": "data", "server": "k1", "path": "/srv/data", "mount_point": "/mnt/data"}
@@ -566,19 +566,19 @@ def test_neither_a_machine_nor_a_cluster_goes_while_a_volume_is_in_use(lab: Lab)
             assert run.code != 0, run.output
             assert f"sleep of root (process {pid}) uses {point}" in run.words.partition("k3")[2]
             assert lab.read("k1", RECORD) == before
-    # It was drained before it was asked, so that its jobs are not among those who use the volume.
+    # The node was drained before, so its jobs are not among the users of the volume.
     lab.run("k1", "scontrol", "update", "nodename=k3", "state=resume")
     lab.wait("all nodes are idle", lambda: all_idle(lab))
 
 
-# --- A server that is a program, as in a container whose kernel has none
+# --- A user-space NFS server, as in a container whose kernel has none
 
 SERVED = f"{VOLUME}/served"
 SOURCE = f"nfs://{ADDRESSES['k3']}{SERVED}"
 
 
 def serve(lab: Lab, *volumes: dict[str, str], limit: str = "k3") -> Run:
-    """Make these the volumes; k3 alone sets up its part. The others' kernels could not mount them."""
+    """Set these volumes, and run the role on k3 only: the other kernels could not mount them."""
     given = {"storage_backend": "nfs", "storage_server": "ganesha", "storage_volumes": volumes}
     return lab.play("gpumesh.cluster.storage", f"--limit={limit}", "--extra-vars", json.dumps(given))
 
@@ -593,7 +593,7 @@ def serving_since(lab: Lab) -> str:
 
 @contextmanager
 def as_a_stranger(lab: Lab, host: str) -> Iterator[None]:
-    """The host talks to k3 from an address that is no member's."""
+    """Let the host connect to k3 from an address that belongs to no member."""
     stranger, route = "10.77.80.99", f"{ADDRESSES['k3']}/32"
     lab.run(host, "ip", "address", "add", f"{stranger}/24", "dev", "eth0")
     try:
@@ -605,13 +605,13 @@ def as_a_stranger(lab: Lab, host: str) -> Iterator[None]:
 
 
 def refuse_programs_of_users(lab: Lab) -> None:
-    """A job on k2 says that it is user 1000, whose file nobody else may read."""
+    """A job on k2 claims to be user 1000, whose file nobody else may read."""
     lab.run("k3", "chmod", "600", f"{SERVED}/note")
     read = ("nfs-cat", f"{SOURCE}/note?version=4&uid=1000&gid=1000")
     assert "written by k2" in lab.run("k2", *read), "root of a member is who it wants to be"
     port_start = "net.ipv4.ip_unprivileged_port_start"
     assert lab.run("k3", "sysctl", "--values", port_start).strip() == "1024", "the role has closed them, here too"
-    # As it is on members that mount volumes, which k2's kernel cannot.
+    # The setting of members that mount volumes, which k2's kernel cannot.
     before = lab.run("k2", "sysctl", "--values", port_start).strip()
     lab.run("k2", "sysctl", "--quiet", "--write", f"{port_start}=1024")
     try:
@@ -633,7 +633,7 @@ def test_a_server_that_is_a_program_serves_members_alone(lab: Lab) -> None:
         assert run.code == 0, run.output
         lab.run("k2", "sh", "-c", "echo written by k2 > /tmp/note")
         copy = ("nfs-cp", "/tmp/note", f"{SOURCE}/note?version=4&uid=1000&gid=1000")
-        # A server that has just started first lets those in who had files open.
+        # A server that has just started first admits only clients that had files open.
         lab.wait("k2 can write", lambda: "copied" in lab.run("k2", *copy, check=False))
         assert "note" in listed(lab, "k2")
         assert lab.run("k3", "cat", "/mnt/data/note") == "written by k2\n"

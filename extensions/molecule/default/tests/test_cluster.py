@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the main job promises, asked of three real hosts on which `site` has run.
+"""The promises of the main job, checked on three real hosts on which `site` has run.
 
 The tests run in the order of the file; each leaves the cluster as it found it.
 """
@@ -38,12 +38,12 @@ def _record(lab: Lab) -> dict[str, Any]:
 
 
 def addresses(record: dict[str, Any]) -> dict[str, str]:
-    """Where each machine is in the mesh."""
+    """The mesh address of each machine."""
     return {member["machine"]: member["mesh"]["address"] for member in record["members"]}
 
 
 def main_pids(lab: Lab) -> dict[str, dict[str, str]]:
-    """The processes of the services, of those that run."""
+    """The main processes of the running services, by machine."""
     found = {}
     for machine in MACHINES:
         shown = lab.run(machine, "systemctl", "show", "--property=Id,MainPID,ActiveEnterTimestampMonotonic", *SERVICES)
@@ -53,7 +53,7 @@ def main_pids(lab: Lab) -> dict[str, dict[str, str]]:
 
 
 def layers(lab: Lab) -> dict[str, Any]:
-    """What one member's layers say of the others."""
+    """What the layers on one member report about the other members."""
     return {
         machine: {
             "peers": sorted(lab.run(machine, "wg", "show", MESH, "allowed-ips").splitlines()),
@@ -148,7 +148,7 @@ def test_each_host_has_a_private_key_of_its_own_and_the_munge_key_of_all(lab: La
 
 
 def test_no_output_log_or_fact_shows_a_secret(lab: Lab, tmp_path: Path) -> None:
-    """Neither at -vvv, nor while a new munge key is made and given to all."""
+    """Neither at -vvv, nor while a new munge key is generated and distributed."""
     secrets = {f"wireguard {machine}": key.encode() for machine, key in private_keys(lab).items()}
     secrets["munge before"] = munge_keys(lab)["n1"]
     run = lab.play(SITE, "-vvv", "-e", "munge_rotate_key=true", "-e", f"check_report_dir={tmp_path}")
@@ -174,7 +174,7 @@ def test_no_output_log_or_fact_shows_a_secret(lab: Lab, tmp_path: Path) -> None:
 
 
 def forms(secret: bytes) -> set[bytes]:
-    """How a secret can look in a text. Base64 of a long one is looked for by its beginning."""
+    """The forms in which a secret can appear in a text. A long one in Base64 is recognized by its beginning."""
     encoded = base64.b64encode(secret)
     return {secret, encoded[:64], base64.urlsafe_b64encode(secret)[:64], secret.hex().encode()[:64]}
 
@@ -193,12 +193,12 @@ def facts_playbook(folder: Path) -> Path:
     return path
 
 
-# --- Again
+# --- A second run
 
 
 @pytest.fixture(name="again", scope="module")
 def _again(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any], dict[str, Any]]:
-    """One more run of site: the run, and the services before and after. Its time is in tests/bench/bench_site.py."""
+    """Run site once more. Returns the run, and the services before and after it. bench_site.py measures its duration."""
     lab.wait("all nodes are idle", lambda: idle(lab))
     before = main_pids(lab)
     run = lab.play(SITE, "-e", f"check_report_dir={tmp_path_factory.mktemp('report')}")
@@ -243,7 +243,7 @@ def test_check_names_exactly_the_pairs_that_a_stopped_member_breaks(lab: Lab, tm
     }
     assert pairs == {
         "fail": {("n1", "n3"), ("n2", "n3")},
-        # Nobody could ask n3, so that is not called a failure, and not a success either.
+        # n3 could not be reached, so its checks count neither as failed nor as passed.
         "error": {("n3", "n1"), ("n3", "n2")},
         "pass": {("n1", "n2"), ("n2", "n1")},
     }

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The guides for a LAN and for the days after, typed as they stand, by somebody who has the archive and three machines.
+"""The guides for a LAN and for the days after, typed as written, by a user who has the archive and three machines.
 
-Commands are taken from the guides' text. Only addresses differ, and the collection is installed from its archive, since
-there is no Galaxy to ask. The tests run in the order of the file.
+The commands are taken from the text of the guides. Only addresses differ, and the collection is installed from its
+archive, since there is no Galaxy here. The tests run in the order of the file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, 
 MACHINES = ("gpu1", "gpu2", "gpu3")
 #: The network of these machines.
 OURS = "10.77.95."
-#: Commands of these guides that are not typed here, and where they are tried.
+#: Commands of these guides that are not typed here, and where they are tested.
 ELSEWHERE = {
     # Scenario `life_cycle` loses its manager.
     (
         "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu1 -e cluster_new_manager=gpu2 "
         "-e cluster_manager_lost=true"
     ),
-    # Scenario `wireguard` rotates the keys of a mesh, which this cluster does without.
+    # Scenario `wireguard` rotates the keys of a mesh; this cluster has no mesh.
     "ansible-playbook -i inventories/lan gpumesh.cluster.mesh -e mesh_rotate_keys=true",
     # Scenario `slurm` rotates munge's key, has accounts and limits, and runs the examples.
     "ansible-playbook -i inventories/lan gpumesh.cluster.slurm -e munge_rotate_key=true",
@@ -37,11 +37,11 @@ ELSEWHERE = {
     "scp -r examples admin@192.168.1.11:/mnt/shared/",
     "cd /mnt/shared/examples/ddp",
     "sbatch train.sbatch",
-    # Scenario `check` has the levels, and the speed of volumes. Those that are mounted from a member are in `kernel`.
+    # Scenario `check` covers the levels and the speed of volumes. Volumes served by a member are covered by `kernel`.
     "ansible-playbook -i inventories/lan gpumesh.cluster.check -e check_level=full",
     "ansible-playbook -i inventories/lan gpumesh.cluster.check -e check_level=full -e check_min_volume_read_mbps=500",
     "ansible-playbook -i inventories/lan gpumesh.cluster.storage",
-    # The name is not in a Galaxy yet: the fixture installs the archive.
+    # The collection is not on Galaxy yet: the fixture installs the archive.
     "ansible-galaxy collection install gpumesh.cluster",
     "ansible-galaxy collection install --upgrade gpumesh.cluster",
 }
@@ -64,7 +64,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory, lab: Lab) -> Desk:
 
 
 def without_volumes(block: Block) -> str:
-    """These machines are containers of one that may have no NFS: scenario `kernel` has the volumes."""
+    """These machines are containers, whose kernel may have no NFS: scenario `kernel` covers the volumes."""
     return re.sub(r"^storage_volumes:\n(?: .*\n)+", "", block.text, flags=re.MULTILINE)
 
 
@@ -98,19 +98,19 @@ def test_look_for_troubles(desk: Desk) -> None:
     desk.lab.run("gpu1", "scontrol", "update", "NodeName=gpu2", "State=DOWN", "Reason=tests")
     desk.on("gpu1", "troubleshooting", "scontrol update NodeName=gpu2 State=RESUME")
     desk.lab.wait("gpu2 is idle", lambda: desk.lab.run("gpu1", "sinfo", "-hn", "gpu2", "-o", "%T").strip() == "idle")
-    # A member joins as it is: here it has lost nothing.
+    # The member joins again without having lost anything.
     desk.play("troubleshooting", "ansible-playbook -i inventories/lan gpumesh.cluster.join -e cluster_machines=gpu2")
 
 
 def test_remove_and_join(desk: Desk) -> None:
     desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3")
     assert desk.members("gpu1") == ["gpu1", "gpu2"]
-    # The same again, with a time, for a machine that has left.
+    # The same with a time limit, for a machine that has already left.
     desk.play(
         "day2",
         "ansible-playbook -i inventories/lan gpumesh.cluster.remove -e cluster_machine=gpu3 -e cluster_drain_timeout=3600",
     )
-    # And that it is not trusted any more, said later: munge's key changes for those that stay.
+    # Distrusting it afterwards replaces munge's key on the remaining members.
     key = desk.lab.run("gpu1", "sha256sum", "/etc/munge/munge.key")
     desk.play(
         "day2",

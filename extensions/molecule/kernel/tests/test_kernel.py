@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What needs a kernel, asked of three hosts that have one: the data of the cluster outlives its machines' troubles.
+"""Tests that need kernels of their own, on three hosts: the cluster's data survives the failures of its machines.
 
-v1 serves /data, v2 serves /scratch, v3 manages. The tests run in the order of the file; the last ones take v3 out.
+v1 serves /data, v2 serves /scratch, v3 is the manager. The tests run in the order of the file; the last ones remove v3.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from lab_hosts import Run
 
 MACHINES = ("v1", "v2", "v3")
 MESH = "gpumesh0"
-#: A soft mount gives up once its connection is dead, which takes the kernel 180 s at most, and then after 15 s for each
-#: request.
+#: A soft mount gives up once its connection is dead, which the kernel decides after 180 s at most; later requests fail
+#: after 15 s each.
 BOUNDED = 240
 REFUSED = r"access denied|not permitted|No such file"
 STORAGE = "gpumesh.cluster.storage"
@@ -38,12 +38,12 @@ def _lab() -> KernelLab:
 
 
 def address(machine: str) -> str:
-    """Where the machine is in the mesh."""
+    """The mesh address of the machine."""
     return f"10.99.0.{machine[1:]}"
 
 
 def exported(lab: KernelLab, server: str) -> dict[str, set[str]]:
-    """To whom the kernel of the server gives each of its folders."""
+    """The clients to which the kernel of the server exports each of its folders."""
     found: dict[str, set[str]] = {}
     for path, client in re.findall(r"^(\S+)\s+(\S+)\(", lab.shell(server, "exportfs -s"), re.MULTILINE):
         found.setdefault(path, set()).add(client)
@@ -64,7 +64,7 @@ def all_idle(lab: KernelLab, machines: tuple[str, ...] = MACHINES) -> bool:
 
 
 def readable(lab: KernelLab, machine: str) -> bool:
-    """Whether what is kept can be read there, by the first attempt or by a later one."""
+    """Whether the kept file can be read there, at the first or a later attempt."""
     try:
         return lab.ssh(machine, "sha256sum /data/kept").stdout[:64] == CHECKSUM
     except subprocess.TimeoutExpired:
@@ -72,37 +72,37 @@ def readable(lab: KernelLab, machine: str) -> bool:
 
 
 def failed(lab: KernelLab, machine: str) -> set[str]:
-    """The units that have failed, once the machine's boot is over."""
+    """The units that have failed, once the machine has booted."""
     listed = "systemctl is-system-running --quiet --wait; systemctl list-units --failed --plain --no-legend"
     return {line.split()[0] for line in lab.shell(machine, listed).splitlines()}
 
 
 def share(lab: KernelLab, *volumes: dict[str, str]) -> Run:
-    """Have these volumes and no others."""
+    """Set these volumes, and no others."""
     return lab.play(STORAGE, "-e", json.dumps({"storage_volumes": volumes}))
 
 
 def make_filesystem(lab: KernelLab, kind: str, option: str, point: str) -> None:
-    """A file system of v2's own that counts by projects."""
+    """Create a file system on v2 that accounts usage by project."""
     options = "-O project,quota" if kind == "ext4" else ""
     made = f"truncate --size 320M {point}.img && mkfs.{kind} -q {options} {point}.img"
     lab.shell("v2", f"modprobe loop && {made} && mount --mkdir -o loop,{option} {point}.img {point}")
 
 
 def write(path: str, mebibytes: int) -> str:
-    """The command that writes a file, down to the disk."""
+    """The command that writes a file and syncs it to the disk."""
     return f"dd if=/dev/zero of={path} bs=1M count={mebibytes} conv=fsync"
 
 
 def assert_fails(lab: KernelLab, command: str) -> None:
-    """With an error and in time: what does not end raises subprocess.TimeoutExpired."""
+    """It must fail with an error, and in time: a command that hangs raises subprocess.TimeoutExpired."""
     done = lab.ssh("v3", command, timeout=BOUNDED)
     assert done.returncode not in {0, 255}, done.stdout + done.stderr
 
 
 @pytest.fixture(name="usual", scope="module")
 def _usual() -> dict[str, float]:
-    """Seconds that things take where nothing is wrong."""
+    """The seconds that things take when nothing is wrong."""
     return {}
 
 
@@ -147,7 +147,7 @@ def test_exports_are_for_members_alone(lab: KernelLab) -> None:
 
 
 def test_an_address_that_is_no_members_is_refused(lab: KernelLab) -> None:
-    """A member's address outside the mesh stands for any other machine of the network."""
+    """An address outside the mesh stands for any other machine of the network."""
     attempt = lab.ssh("v3", "mount --mkdir -t nfs4 -o vers=4.2,soft,retry=0 10.79.0.11:/srv/data /tmp/no")
     assert attempt.returncode != 0
     assert re.search(REFUSED, attempt.stderr), attempt.stderr
@@ -176,7 +176,7 @@ def test_a_quota_is_the_size_of_a_volume(lab: KernelLab) -> None:
     assert not any(run.changed.values()), run.changed
 
     make_filesystem(lab, "ext4", "prjquota", "/srv/limited")
-    # What was there before counts too, and a link leads nowhere.
+    # Existing files count too, and a link is not followed.
     before = "/srv/limited/data/deep/before"
     lab.shell("v2", f"install -d -m 1777 /srv/limited/data /srv/limited/data/deep && {write(before, 8)}")
     lab.shell("v2", "mkdir /srv/limited/other && ln -s ../other /srv/limited/data/link")
@@ -238,7 +238,7 @@ def test_a_volume_in_use_is_not_unmounted(lab: KernelLab) -> None:
     assert run.code != 0
     assert re.search(r"sleep of root \(process \d+\) uses /data", run.words), run.output[-4000:]
     assert not any(run.changed.values()), run.changed
-    # Nobody else has lost it either.
+    # No other host has lost the volume either.
     assert exported(lab, "v1") == {"/srv/data": {address("v2"), address("v3")}}
     assert checksum(lab, "v2") == CHECKSUM
     lab.shell("v3", "systemctl stop holder")
@@ -247,13 +247,13 @@ def test_a_volume_in_use_is_not_unmounted(lab: KernelLab) -> None:
 def test_a_stale_handle_is_healed_by_the_next_run(lab: KernelLab) -> None:
     for machine in ("v2", "v3"):
         lab.shell(machine, "ls /data/open")
-    # As after the data has come back from a backup: the same path, another folder.
+    # As after a restore from a backup: the same path, another folder.
     lab.shell(
         "v1", "systemctl stop data.mount && mv /srv/data /srv/before && cp -a /srv/before /srv/data && exportfs -f"
     )
     try:
         assert "Stale file handle" in lab.ssh("v3", "ls /data/").stderr
-        # v2 has not asked for anything since, and may go by what it knew for a minute.
+        # v2 has not sent a request since, and may use cached attributes for a minute.
         run = lab.play(STORAGE)
         assert run.code == 0, run.output[-4000:]
         assert (run.changed["v2"], run.changed["v3"]) == (1, 1), run.output[-4000:]
@@ -273,7 +273,7 @@ def test_a_mount_that_was_refused_many_times_is_tried_again(lab: KernelLab) -> N
 
 
 def test_a_shutdown_unmounts_before_the_tunnel_goes(lab: KernelLab, usual: dict[str, float]) -> None:
-    # It has written, and not yet closed the file, when the machine goes down.
+    # The writer has written, but not yet closed the file, when the machine goes down.
     writer = "exec 3>/data/open/late; seq 0 199999 >&3; touch /data/open/written; exec sleep infinity"
     lab.shell("v3", f"systemd-run --quiet --unit=writer --property=After=remote-fs.target sh -c '{writer}'")
     lab.wait("it has written", lambda: lab.ssh("v1", "ls /srv/data/open/written").returncode == 0)
@@ -292,17 +292,17 @@ def test_without_its_server_a_volume_fails_in_bounded_time_and_nothing_else_does
     healthy = failed(lab, "v3")
     lab.cut("v1")
     try:
-        # The machine stays usable while somebody waits.
+        # The machine stays usable while a process waits for the volume.
         lab.shell("v3", "systemd-run --quiet --unit=waits --collect ls /data")
         assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=30).startswith("v3")
         assert_fails(lab, "ls /data/")
         assert lab.reboot("v3") < usual["reboot"] + 90
-        # The mount is attempted anew, and that is bounded too.
+        # The mount is tried again, and that is bounded too.
         assert_fails(lab, "ls /data/")
         assert lab.shell("v3", "hostname; ls /; ls /scratch", timeout=30).startswith("v3")
-        # Or it is just being tried again, for the health check.
+        # The unit may also be starting at this moment, for the health check.
         assert failed(lab, "v3") - healthy <= {"data.mount"}
-        # The health check drains a node whose volume is away, whenever it runs next. The node itself is there.
+        # The health check drains a node whose volume is unavailable, the next time it runs. The node itself stays up.
         back = {"v3 idle", "v3 draining", "v3 drained"}
         lab.wait("the node of v3 is back", lambda: bool(back & nodes(lab)), seconds=240)
     finally:
@@ -319,7 +319,7 @@ def test_who_leaves_is_refused_and_the_data_stays(lab: KernelLab) -> None:
     for machine in ("v1", "v2"):
         assert checksum(lab, machine) == CHECKSUM
     assert lab.ssh("v3", "findmnt --types nfs4,autofs /data").returncode != 0
-    # By the road that every machine of the network has.
+    # Over the network that all machines share.
     attempt = lab.ssh("v3", "mount --mkdir -t nfs4 -o vers=4.2,soft,retry=0 10.79.0.11:/srv/data /tmp/no")
     assert attempt.returncode != 0
     assert re.search(REFUSED, attempt.stderr), attempt.stderr

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The life of a cluster with all of its layers, in the order of the file: each test goes on from the one before it."""
+"""The life of a cluster with all its layers. Each test continues from the state that the previous one left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORD = "/var/lib/gpumesh/clusters/life.json"
 MUNGE_KEY = "/etc/munge/munge.key"
 DAEMONS = ("munge", "slurmctld", "slurmdbd", "mariadb", "slurmd", "wg-quick@gpumesh0")
 
-#: A job that writes down when it runs, and where it was not let run.
+#: A job that records the times at which it runs, so that interruptions show as gaps.
 HEARTBEAT = """#!/bin/sh
 exec srun --ntasks=1 python3 -c '
 import os, time
@@ -46,7 +46,7 @@ def _bare(lab: Lab) -> dict[str, Any]:
 
 
 class Job(NamedTuple):
-    """What the controller says of a job that nobody must disturb."""
+    """What the controller reports about a job that nothing may disturb."""
 
     state: str
     started: str
@@ -74,12 +74,12 @@ def members(lab: Lab, host: str) -> list[str]:
 
 
 def keys(lab: Lab, host: str) -> dict[str, str]:
-    """What the record says of the keys that the machines had which were removed."""
+    """What the record contains about the keys of the removed machines."""
     return {removed["machine"]: removed["keys"] for removed in record(lab, host)["removed"]}
 
 
 def address(lab: Lab, host: str) -> str:
-    """Where a member is in the mesh."""
+    """The mesh address of a member."""
     found = {member["machine"]: member["mesh"]["address"] for member in record(lab, host)["members"]}
     return found[host]
 
@@ -91,7 +91,7 @@ def job(lab: Lab, host: str, number: str) -> Job:
 
 
 def running_job(lab: Lab, host: str) -> str:
-    """The number of the job of the tests before."""
+    """The ID of the job that the earlier tests started."""
     (number,) = lab.run(host, "squeue", "--noheader", "--name=train", "--states=RUNNING", "--format=%i").split()
     return number
 
@@ -101,7 +101,7 @@ def heartbeats(lab: Lab, host: str) -> list[list[str]]:
 
 
 def start_job(lab: Lab, host: str, node: str) -> str:
-    """A job of one core that runs until it is cancelled; its number."""
+    """Start a job on one core that runs until it is cancelled. Returns its ID."""
     options = f"--parsable --nodelist={node} --job-name=train --output=/root/slurm.out"
     number = lab.run(host, "sh", "-c", f'printf %s "$1" | sbatch {options}', "-", HEARTBEAT).strip()
     lab.wait("the job runs", lambda: "RUNNING" in job(lab, host, number) and bool(_beats(lab, node)))
@@ -113,7 +113,7 @@ def _beats(lab: Lab, node: str) -> str:
 
 
 def goes_on(lab: Lab, node: str) -> None:
-    """The job's own clock moves."""
+    """Wait until the job has made progress by its own clock."""
     last = heartbeats(lab, node)[-1]
     lab.wait("the job works on", lambda: heartbeats(lab, node)[-1][2] > last[2], seconds=60)
 
@@ -150,7 +150,7 @@ def cut_off(lab: Lab, host: str) -> Iterator[None]:
 
 
 def nothing_left(lab: Lab, bare: dict[str, Any], host: str) -> None:
-    # What the tests' own jobs have written.
+    # The output of the tests' own jobs.
     lab.run(host, "rm", "-f", "/root/heartbeat", "/root/slurm.out")
     assert host_state.differences(bare[host], host_state.read(lab, host)) == []
 
@@ -181,7 +181,7 @@ def test_a_job_does_not_notice_that_two_machines_join(lab: Lab) -> None:
 
 
 def shown(lab: Lab) -> dict[str, Any]:
-    """What the playbook show says of the cluster."""
+    """What the playbook show reports about the cluster."""
     run = ends_well(lab.play("gpumesh.cluster.show", "-e", "show_output=json"))
     (cluster,) = run.shown
     return cluster
@@ -200,7 +200,7 @@ def test_show_finds_every_layer_and_no_drift(lab: Lab) -> None:
     assert drift(lab) == {"l1": {}, "l2": {}, "l3": {}}
 
 
-# --- Removal
+# --- Removals
 
 
 def test_a_machine_with_a_job_does_not_leave(lab: Lab) -> None:
@@ -229,7 +229,7 @@ def test_the_manager_hands_over_with_queue_and_accounts(lab: Lab, bare: dict[str
     assert queue == {running: "RUNNING", waiting: "PENDING"}
     goes_on(lab, "l3")
     shown = lab.run("l3", "sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State").splitlines()
-    # Who has cancelled it is said by some versions only: "CANCELLED by 0".
+    # Only some versions say who cancelled it: "CANCELLED by 0".
     history = dict(line.partition(" by ")[0].split("|") for line in shown)
     assert (history[ended], history[running]) == ("CANCELLED", "RUNNING")
     assert sorted(lab.run("l3", "srun", "-N2", "hostname").split()) == ["l2", "l3"]
@@ -239,10 +239,10 @@ def test_the_manager_hands_over_with_queue_and_accounts(lab: Lab, bare: dict[str
 
 
 def test_show_says_layer_by_layer_what_differs(lab: Lab) -> None:
-    """The join of the next test sets it right again."""
+    """The join in the next test repairs it."""
     key = next(member["mesh"]["public_key"] for member in record(lab, "l2")["members"] if member["machine"] == "l3")
     lab.run("l2", "wg", "set", "gpumesh0", "peer", key, "remove")
-    # In a container the file is a mount, which sed cannot replace.
+    # In a container the file is a mount, which `sed -i` cannot replace.
     lab.run("l2", "sh", "-c", "grep -v ' l3$' /etc/hosts >/root/hosts; cat /root/hosts >/etc/hosts; rm /root/hosts")
     lab.run("l2", "rm", "/etc/gpumesh/ssh/life/known_hosts", "/etc/gpumesh/task_prolog")
     lab.run("l2", "systemctl", "disable", "munge.service")
@@ -260,7 +260,7 @@ def test_show_says_layer_by_layer_what_differs(lab: Lab) -> None:
 
 
 def test_a_join_through_a_partition_is_finished_by_the_next_run(lab: Lab) -> None:
-    """The former manager joins again, and a member is cut off while it does."""
+    """The former manager joins again, and one member is cut off meanwhile."""
     number = running_job(lab, "l2")
     before = job(lab, "l2", number)
     with ThreadPoolExecutor() as pool:
@@ -281,7 +281,7 @@ def test_a_join_through_a_partition_is_finished_by_the_next_run(lab: Lab) -> Non
 
 
 def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(lab: Lab, bare: dict[str, Any]) -> None:
-    """It is not trusted either, so what it knows is of no use any more."""
+    """It is declared untrusted as well, so the secrets that it knows become useless."""
     lost = ("-e", "cluster_machine=l2", "-e", "cluster_new_manager=l3", "-e", "cluster_manager_lost=true")
     lost += ("-e", "cluster_untrusted=true")
     known = lab.read("l2", MUNGE_KEY)
@@ -304,7 +304,7 @@ def test_a_lost_manager_is_followed_and_cleaned_up_when_it_is_back(lab: Lab, bar
     refused(lab.play("gpumesh.cluster.mesh"), "l2 does not confirm that l3 follows it")
     ends_well(lab.play("gpumesh.cluster.mesh", "-e", "cluster_trusted_copy=l3"))
     assert record(lab, "l2") == before
-    # The same command again cleans up what was out of reach.
+    # The same command again cleans up the machine that was unreachable.
     assert "disk of l2" not in ends_well(lab.play("gpumesh.cluster.remove", *lost)).words
     assert (record(lab, "l3"), lab.read("l3", MUNGE_KEY)) == after
     nothing_left(lab, bare, "l2")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What pods must do as nodes, asked of containers with the engine's own capabilities and a real tailscaled.
+"""Pods as nodes: containers with only the engine's default capabilities, and a real tailscaled.
 
 The tests run in the order of the file; each leaves the cluster as it found it.
 """
@@ -18,7 +18,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, Lab
 
-#: Of the job that prints while it runs; GPUMESH_JOB_SECONDS=600 for a long one.
+#: Duration of the job that prints while it runs; set GPUMESH_JOB_SECONDS=600 for a long one.
 SECONDS = int(os.environ.get("GPUMESH_JOB_SECONDS", "60"))
 PODS = ("p1", "p2", "p3")
 MEMBERS = ("m1", *PODS)
@@ -31,7 +31,7 @@ def _lab() -> Lab:
 
 
 def as_user(lab: Lab, host: str, command: str, check: bool = True, timeout: float = 180) -> str:
-    """Run a command of the shell as an ordinary user."""
+    """Run a shell command as an ordinary user. Returns its stdout."""
     return lab.run(
         host,
         "setpriv",
@@ -61,7 +61,7 @@ def queue_is_empty(lab: Lab) -> bool:
 
 
 def kill_and_start(lab: Lab, pod: str, away: float = 0) -> None:
-    """What a provider does with a pod that keeps its disk and has our start command. ``away``: seconds in between."""
+    """Stop and start a pod as a provider does that keeps its disk and runs our start command. ``away``: seconds between."""
     container = f"gpumesh-molecule-pods-{pod}"
     subprocess.run(["docker", "kill", container], check=True, capture_output=True)
     time.sleep(away)
@@ -108,7 +108,7 @@ def test_jobs_on_pods_have_the_environment(lab: Lab) -> None:
     ranks = sorted(
         line.split() for line in as_user(lab, "m1", f"cd /tmp && srun -N3 -w p1,p2,p3 sh -c '{told}'").splitlines()
     )
-    # Slurm orders nodes as they have registered.
+    # Slurm orders nodes as they registered.
     address = lab.run("p1", "getent", "hosts", ranks[0][1]).split()[0]
     assert address.startswith("100.64.")
     assert [rank[:1] + rank[2:] for rank in ranks] == [[str(one), address, "3", "tailscale0"] for one in range(3)]
@@ -160,7 +160,7 @@ def test_a_file_of_1_gb_is_broadcast(lab: Lab) -> None:
 
 def test_the_output_of_a_job_comes_while_it_runs(lab: Lab) -> None:
     script = f"for i in $(seq {SECONDS}); do echo $i; sleep 1; done"
-    # The moment at which each line comes, after it.
+    # Append the time at which each line arrives.
     stamped = "while read -r line; do echo $line $(date +%s); done"
     output = as_user(lab, "m1", f"cd /tmp && srun -w p2 sh -c '{script}' | {stamped}", timeout=2 * SECONDS + 120)
     lines = [tuple(map(int, line.split())) for line in output.splitlines()]
@@ -170,7 +170,7 @@ def test_the_output_of_a_job_comes_while_it_runs(lab: Lab) -> None:
 
 
 def test_the_check_at_level_full_knows_pods(lab: Lab, tmp_path: Path) -> None:
-    """All ordered pairs, throughput, collectives of PyTorch; and a program that the library cannot serve is named."""
+    """All ordered pairs, throughput, PyTorch collectives; a program that cannot use the library is named."""
     source = (
         "#include <sys/socket.h>\n#include <unistd.h>\n"
         "int main(void) { return listen(socket(AF_INET, SOCK_STREAM, 0), 1) || pause(); }"
@@ -180,7 +180,7 @@ def test_the_check_at_level_full_knows_pods(lab: Lab, tmp_path: Path) -> None:
     given = {
         "check_level": "full",
         "check_collective_max_bytes": 1 << 20,
-        # On a busy machine, a shorter measurement may find a fifth of what another link carries.
+        # On a busy machine, a shorter measurement may show one link at a fifth of another.
         "reachability_throughput_seconds": 3,
         "check_report_dir": str(tmp_path),
     }
@@ -238,13 +238,13 @@ def test_200_jobs_with_a_pod_killed_and_back(lab: Lab) -> None:
     kill_and_start(lab, "p3", away=30)
     lab.wait("all jobs have ended", lambda: queue_is_empty(lab), 600)
     lab.wait("all nodes are idle", lambda: all_idle(lab), 300)
-    # A job of the pod that was killed begins once more, so each has one end.
+    # Jobs on the killed pod are requeued, so each job has completed exactly once.
     ended = lab.run("m1", "sacct", "--allocations", "--noheader", "--parsable2", "--name=many", "--format=state")
     assert ended.split() == ["COMPLETED"] * 200
 
 
 def test_a_pod_that_was_restarted_has_everything_back(lab: Lab) -> None:
-    """Also the names in /etc/hosts, which the engine writes anew."""
+    """Including the names in /etc/hosts, which the engine rewrites."""
     kill_and_start(lab, "p3")
     lab.wait("p3 logs in", lambda: "p1" in lab.run("p3", "ssh", "-o", "BatchMode=yes", "p1", "hostname", check=False))
     lab.wait("all nodes are idle", lambda: all_idle(lab), 300)

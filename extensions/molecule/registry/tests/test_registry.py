@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The record's life on real hosts, one step after the other: each test goes on from where the one before it ended."""
+"""The life of the record on real hosts. Each test continues from the state that the previous one left."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RECORD = "/var/lib/gpumesh/clusters/lab.json"
 
 
 def play(tasks_from: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The role's entry points on the hosts, as the playbooks call them, without the layers.
+    """Run the role's entry points on the hosts, as the playbooks do, without the layers.
 
-    The subnet was proven in converge.yml, and once more where a test asks for it.
+    The subnet was verified in converge.yml, and is verified again only where a test requires it.
     """
     text = json.dumps(
         [
@@ -170,14 +170,14 @@ def test_a_lost_manager_is_followed_from_a_copy_and_told_so_when_it_is_back() ->
         docker("start", "gpumesh-molecule-registry-r2")
         ends_well(run("ansible", "r2", "-m", "ansible.builtin.wait_for_connection", "-a", "timeout=120"))
     before = record_of("r2")
-    # Anybody could say that it follows r2, so it takes the word of the user.
+    # Any host could claim to follow r2, so the user has to name the copy to trust.
     refused(play("load", "-l", "r2"), "r2 does not confirm that r3 follows it")
     ends_well(play("load", "-l", "r2", "-e", "cluster_trusted_copy=r3"), changed=False)
     assert record_of("r2") == before
 
 
 def test_two_managers_that_went_on_alone_are_not_guessed_about() -> None:
-    # The old manager, asked directly, still takes itself for the manager.
+    # The former manager, queried directly, still considers itself the manager.
     alone = json.dumps({"cluster": "lab", "members": [{"machine": "r3", "gpus": 1}]})
     ends_well(run("ansible", "r2", "-m", "gpumesh.cluster.cluster_member", "-a", alone))
     refused(play("load"), "contradict")

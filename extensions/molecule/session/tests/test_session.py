@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sessions on three real hosts: their containers, their network, and what is left when they are over."""
+"""Sessions on three real hosts: their containers, their network, and what remains after they end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from session_lab import (
     start,
 )
 
-#: In each container at once: be reached by all others on every port, and reach them, by TCP and by UDP.
+#: Run in all containers at once: each accepts connections from all others on every port, and connects to them, by TCP
+#: and UDP.
 _PAIRS = """
 import os, socket, sys, threading, time
 names = os.environ["BACKENDAI_CLUSTER_HOSTS"].split(",")
@@ -179,7 +180,7 @@ def test_jobs_that_are_no_sessions_are_as_ever() -> None:
     assert sorted(printed.split()) == ["s1", "s2", "s3"]
 
 
-# --- One session of roles that differ
+# --- One session with different roles
 
 
 def test_roles_that_differ_share_nodes_and_have_images_of_their_own(demo: Demo) -> None:
@@ -200,7 +201,7 @@ def test_roles_that_differ_share_nodes_and_have_images_of_their_own(demo: Demo) 
 def test_each_container_is_held_to_its_own_memory(demo: Demo) -> None:
     found = everywhere("alice", "cat", "/proc/1/cgroup")
     for name, (_address, node) in demo.items():
-        # Where control groups are of version 1, as in labs, or of version 2. The limit is that of the step.
+        # The limit of the step, with control groups of version 1, as in labs, or of version 2.
         groups = dict(line.split(":", 2)[1:] for line in found[name])
         step = re.sub(r"(/step_[0-9]+).*", r"\1", groups.get("memory") or groups[""])
         files = [f"/sys/fs/cgroup/memory{step}/memory.limit_in_bytes", f"/sys/fs/cgroup{step}/memory.max"]
@@ -268,11 +269,11 @@ def test_torch_reduces_over_the_address_of_main(demo: Demo) -> None:
     assert {name: lines[-1] for name, lines in found.items()} == dict.fromkeys(demo, "10.0")
 
 
-# --- Nothing else is reached
+# --- Nothing else is reachable
 
 
 def received(user: str) -> dict[str, int]:
-    """The packets that have come to each container."""
+    """The number of packets that each container has received."""
     lines = everywhere(user, "grep", "eth0", "/proc/net/dev")
     return {name: int(text[0].partition(":")[2].split()[1]) for name, text in lines.items()}
 
@@ -297,7 +298,7 @@ def test_no_packet_passes_between_the_sessions_of_two_users(demo: Demo, other: D
         addresses = [address for address, _node in victims.values()]
         assert everywhere(user, "python3", "-c", _SEND, *addresses) == {}
     assert (received("alice"), received("bob")) == before
-    # That they listen, and that packets are counted.
+    # The control: bob's containers do listen, and packets are counted.
     inside("bob", "main1", "python3", "-c", _SEND, "sub3")
     assert received("bob")["sub3"] > before[1]["sub3"]
 
@@ -311,7 +312,7 @@ def test_a_session_does_not_reach_the_hosts_and_they_do_not_reach_it(demo: Demo,
         assert not [line for line in lines if "connected" in line]
     before = received("bob")
     for host in HOSTS:
-        # Elsewhere, whatever is on the way to other networks may answer for an address that nobody has.
+        # From other hosts, a router towards other networks may answer for an unused address.
         targets = [f"{address}:4242" for address, node in other.values() if node == host]
         LAB.run(host, "python3", "-c", _SEND, *(address for address, _node in other.values()))
         assert "connected" not in LAB.run(host, "python3", "-c", _CONNECT, *targets)
@@ -325,7 +326,7 @@ def test_nobody_enters_the_session_of_another_user(demo: Demo) -> None:
     assert "denied" in said or "Invalid" in said, said
     space = LAB.run("s1", "sh", "-c", f"ls /run/netns | grep '^gms{job}[.]'").split()[0]
     assert "not permitted" in by("carol", "nsenter", f"--net=/run/netns/{space}", "true", check=False)
-    # Nor does a step of the session's own user begin anywhere but in a container's place.
+    # Even a step by the owner of the session runs nowhere but in a container's slot.
     said = by("alice", "srun", f"--jobid={job}", "--overlap", "--mem=0", "--ntasks=1", "--nodes=1", "id", check=False)
     assert "uid=" not in said, said
 
@@ -368,7 +369,7 @@ def test_an_image_that_cannot_be_fetched_ends_the_session_with_the_reason(demo: 
 
 
 def fetched() -> Counter[tuple[str, str]]:
-    """How often each host has fetched each part of the image from the registry, by its log."""
+    """How often each host has fetched each layer of the image, by the registry's log."""
     log = LAB.run(MANAGER, "journalctl", "--unit=docker-registry", "--boot", "--output=cat")
     return Counter(re.findall(r'^(\S+) .*"GET /v2/pulled/blobs/(\S+) HTTP', log, re.MULTILINE))
 
@@ -438,12 +439,12 @@ def test_sessions_in_a_row_leave_nothing() -> None:
 
 
 def test_a_node_dies_and_the_session_starts_again_elsewhere_with_the_same_names() -> None:
-    """One that has not the controller, as s1 has."""
+    """A node other than s1, which runs the controller."""
     start("alice", [role("main", cpus=2), role("sub", TWO, cpus=2)], session_name="again")
     before = places("alice", "again")
     nodes = {node for _address, node in before.values()}
     assert len(nodes) == 2
-    # Slurm orders nodes as they have registered, so these may be any two of the three.
+    # Slurm orders nodes as they registered, so these may be any two of the three.
     dead = max(nodes)
     left = {"s1", "s2", "s3"} - {dead}
     try:
@@ -453,7 +454,7 @@ def test_a_node_dies_and_the_session_starts_again_elsewhere_with_the_same_names(
             lambda: (
                 set(re.findall("s[123]", by("alice", "gpumesh-session", "list").partition("running on ")[2])) == left
             ),
-            # Slurm waits two minutes by itself.
+            # Slurm waits two minutes before it starts a requeued job.
             420,
             2,
         )

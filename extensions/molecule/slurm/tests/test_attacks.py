@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the root of a member, or of a former manager, makes of Slurm on the others."""
+"""What root on a member, or on a former manager, can do to the other members through Slurm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from lab_hosts import Lab
 from slurm_members import LAB
 
-#: Each would leave this file, which the account of slurmdbd may write, or change what is not the accounting's.
+#: The file that an attack would create, in a folder that slurmdbd's account can write to. Other attacks change data
+#: outside the accounting database.
 OWNED = "/var/lib/slurm/owned"
 #: By what it uses: MariaDB's client, then its server.
 ATTACKS = {
@@ -77,7 +78,7 @@ def test_the_accounting_of_a_former_manager_is_sql_and_nothing_else(lab: Lab, tm
 
 
 def test_root_of_a_member_is_root_of_all_as_the_guide_says(lab: Lab) -> None:
-    """DisableRootJobs is a rule of the controller's, and whoever has the munge key does without the controller."""
+    """Only the controller enforces DisableRootJobs, and whoever has the munge key can bypass the controller."""
     keep, settings = "/root/slurm.conf.keep", "/etc/slurm/slurm.conf"
     lab.run("s1", "cp", "--preserve", settings, keep)
     try:

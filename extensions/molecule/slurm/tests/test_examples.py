@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The examples as they are shipped, run as they say: they read nothing but what the cluster sets in a job.
+"""The examples as they are shipped, run as documented: they use only what the cluster sets in a job.
 
 PyTorch is Debian's. `torchrun.sbatch` needs a volume that the nodes share, and runs in the scenario train;
 `tracking/track.py` runs in the scenario tracking.

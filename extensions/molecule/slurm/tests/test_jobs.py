@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What jobs find: nodes and devices to run on, an accounting, an environment. And what a second run leaves alone."""
+"""What jobs find: nodes and devices, accounting, and their environment. A second run changes nothing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from slurm_members import (
     wait_until_idle,
 )
 
-#: Writes down what a task finds, where a test can read it.
+#: Writes what a task finds to a file that a test can read.
 DUMP = """
 import json, os
 hosts = open(os.environ["GPUMESH_HOSTFILE"]).read()
 with open("/root/task.json", "w") as stream:
     json.dump({"environment": dict(os.environ), "hosts": hosts}, stream)
 """
-#: Asks for the nodes in a version of the interface with a token, once with a wrong one.
+#: Requests the nodes in one version of the REST interface, with a valid and an invalid token.
 ASK = """
 import json, sys, urllib.error, urllib.request
 for token in (sys.argv[2], "no.such.token"):
@@ -43,7 +43,7 @@ for token in (sys.argv[2], "no.such.token"):
     except urllib.error.HTTPError as refusal:
         print("refused" if refusal.code >= 400 else refusal.code)
 """
-#: Says what each of a job's readers takes for rank 0 and for the nodes: the script, its tasks, a login on each node.
+#: Prints rank 0 and the nodes as each part of a job sees them: the script, its tasks, a login on each node.
 ASK_ALL = """#!/bin/bash
 echo script $MASTER_ADDR $GPUMESH_NODE_IPS
 srun sh -c 'echo task:$SLURM_PROCID:$(hostname) $MASTER_ADDR $GPUMESH_NODE_IPS'
@@ -130,7 +130,7 @@ def test_jobs_get_the_gpus_that_they_ask_for(lab: Lab, gres: str, machine: str, 
 
 
 def test_gpus_go_to_one_job_at_a_time(lab: Lab) -> None:
-    """The job goes where a GPU is left, and one that asks for more than there are is refused at once."""
+    """The job runs where a GPU is free, and one that requests more than there are is rejected immediately."""
     script = "srun --exclusive --nodes=1 --ntasks=1 --gres=gpu:1 sh -c 'echo $SLURM_STEP_GPUS; sleep 2' &"
     shown = lab.run(
         "s1", "salloc", "--nodelist=s2", "--gres=gpu:2", "--ntasks=2", "sh", "-c", f"{script}\n{script}\nwait"
@@ -145,7 +145,7 @@ def test_gpus_go_to_one_job_at_a_time(lab: Lab) -> None:
 
 @pytest.fixture(name="backwards", scope="module")
 def _backwards(lab: Lab) -> None:
-    """Slurm numbers the nodes of a job in the order of their registration: let that be another than their names'."""
+    """Make the order of registration, in which Slurm numbers the nodes of a job, differ from that of the names."""
     wait_until_idle(lab)
     for machine in TRAINERS:
         lab.run("s1", "scontrol", "delete", f"nodename={machine}")
@@ -157,10 +157,10 @@ def _backwards(lab: Lab) -> None:
 
 @pytest.fixture(name="tasks", scope="module")
 def _tasks(lab: Lab, backwards: None) -> dict[str, dict[str, Any]]:
-    """What the tasks of a job of two roles have found: one node with two GPUs, two nodes without."""
+    """What the tasks of a job with two components have found: one node with two GPUs, two nodes without."""
     for machine in TRAINERS:
         write(lab, machine, "/root/dump.py", DUMP)
-    # bash, since a value of several lines is set by it: see the role's documentation.
+    # bash, since only bash sets values of several lines: see the role's documentation.
     task = ("bash", "-c", "python3 /root/dump.py")
     main = ("--nodes=1", "--ntasks=1", "--nodelist=s2", "--gres=gpu:2")
     sub = ("--nodes=2", "--ntasks=2", "--nodelist=s1,s3")
@@ -174,7 +174,7 @@ def _roles(tasks: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def ranks(roles: dict[str, dict[str, str]]) -> list[str]:
-    """The machines in Slurm's own order, that of the nodes' registration: the first role, then the second."""
+    """The machines in Slurm's order: the first component, then the second, each by registration."""
     return ["s2", *sorted(("s1", "s3"), key=lambda machine: int(roles[machine]["SLURM_PROCID"]))]
 
 
@@ -306,7 +306,7 @@ def test_all_readers_of_a_job_agree_on_the_order_of_its_nodes(lab: Lab, backward
 
 
 def test_a_login_shell_inside_a_job_has_its_environment(lab: Lab) -> None:
-    # What the tasks get counts: the address of rank 0.
+    # The login must agree with what the tasks get: the address of rank 0.
     task = "srun --label --ntasks-per-node=1 sh -c 'echo $(hostname) $MASTER_ADDR'"
     login = ("bash", "-lc", f"echo $MASTER_ADDR $WORLD_SIZE; {task}")
     shown = lab.run("s1", "salloc", "--nodes=2", "--nodelist=s1,s2", *login, timeout=PATIENCE).splitlines()
@@ -317,7 +317,7 @@ def test_a_login_shell_inside_a_job_has_its_environment(lab: Lab) -> None:
 
 
 def test_values_of_several_lines_reach_what_bash_starts_and_nothing_else(lab: Lab) -> None:
-    """A limit of Slurm's own: its task prolog says one line a variable. The same addresses are there on one line."""
+    """A limit of Slurm: its task prolog prints one line per variable. GPUMESH_NODE_IPS has all addresses on one line."""
     values = '",".join(os.environ.get("DSTACK_NODES_IPS", "none").split()), os.environ["GPUMESH_NODE_IPS"]'
     task = ("srun", "--nodes=2", "--nodelist=s1,s2")
     for shell, reached in (("sh", False), ("bash", True)):
@@ -329,7 +329,7 @@ def test_values_of_several_lines_reach_what_bash_starts_and_nothing_else(lab: La
 
 @pytest.mark.parametrize("machine", ["s1", "s4"])
 def test_a_job_that_takes_more_memory_than_it_asked_for_is_ended(lab: Lab, machine: str) -> None:
-    """By a control group, or where a host has none by slurmd, which looks once in a while."""
+    """By a control group, or, on a host without them, by slurmd, which polls the memory of jobs."""
     greedy = "import time; hoard = bytes([1]) * (400 << 20); time.sleep(20); print('whole')"
     run = f'srun --nodelist={machine} --acctg-freq=1 --mem=100 python3 -c "$1" 2>&1 || echo ended'
     shown = lab.run("s1", "sh", "-c", run, "sh", greedy, timeout=PATIENCE)
@@ -342,7 +342,7 @@ def test_jobs_that_do_not_ask_for_memory_share_a_node(lab: Lab) -> None:
     lab.run("s1", "salloc", "--nodelist=s1", "--ntasks=1", "sh", "-c", second, timeout=PATIENCE)
 
 
-# --- Again
+# --- A second run
 
 
 def test_a_second_run_changes_and_restarts_nothing(lab: Lab) -> None:
@@ -369,7 +369,7 @@ def test_settings_that_slurm_refuses_change_nothing(lab: Lab) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_slurm_itself_reads_every_file(lab: Lab, machine: str) -> None:
-    """What the manager serves and what the others have got from it, with the files of the host's own."""
+    """The files that the manager serves, those that the others have received, and each host's own files."""
     folder = "/etc/slurm" if machine == "s1" else "/run/slurm/conf"
     command = f"slurmd -G -L /dev/null -Z -N {machine} -f {folder}/slurm.conf 2>&1"
     assert not re.findall(r"fatal|[Pp]arsing|[Uu]nrecognized|[Ii]nvalid", lab.run(machine, "sh", "-c", command))

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Members come, go and die while jobs run.
+"""Members join, leave and fail while jobs run.
 
-The tests run in the order of the file; each leaves all nodes idle. In the end s1 has left, and s2 manages.
+The tests run in the order of the file; each leaves all nodes idle. In the end s1 has left, and s2 is the manager.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slurm_members import (
 )
 
 STAY = ("s1", "s2", "s4")
-#: Runs at least a minute, and until it is told to end.
+#: Runs for at least a minute, and until it is told to end.
 LONG = "srun sh -c 'sleep 60; until [ -e /root/end ]; do sleep 1; done; echo whole'"
 
 
@@ -41,7 +41,7 @@ def _lab() -> Lab:
 
 @pytest.fixture(name="long_job", scope="module")
 def _long_job(lab: Lab):
-    """A job on three members that runs on while the tests with this fixture do something to the cluster."""
+    """A job on three members that keeps running while the tests with this fixture change the cluster."""
     wait_until_idle(lab)
     for machine in MACHINES:
         lab.run(machine, "rm", "-f", "/root/end")
@@ -110,7 +110,7 @@ def test_a_job_of_a_node_that_dies_runs_again_elsewhere(lab: Lab) -> None:
         assert (ended["NodeList"], ended["Restarts"]) == (other, "1")
     finally:
         lab.start(first)
-    # It comes back by itself.
+    # It recovers without intervention.
     wait_until_idle(lab)
 
 
@@ -165,7 +165,7 @@ def test_what_is_no_longer_chosen_leaves_nothing_behind(lab: Lab) -> None:
 
 
 def sacct(lab: Lab, machine: str) -> set[str]:
-    """The numbers of the jobs in the accounting, as soon as it answers: slurmdbd may just be starting."""
+    """The IDs of the jobs in the accounting, once it answers: slurmdbd may still be starting."""
     asked = ("sacct", "--noheader", "--allocations", "--format=JobID", "--starttime=now-1days")
     lab.wait("the accounting answers", lambda: lab.run(machine, *asked, check=False) != "", PATIENCE)
     return set(lab.run(machine, *asked).split())
@@ -177,13 +177,13 @@ MANAGER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmrestd", "slurmd")
 
 
 def supervised(lab: Lab) -> dict[str, str]:
-    """The processes of the manager's daemons under supervisord; 0 for one that does not run."""
+    """The processes of the manager's daemons under supervisord; 0 for one that is not running."""
     shown = {name: lab.run("s4", "supervisorctl", "pid", name, check=False).strip() for name in MANAGER}
     return {name: pid if pid.isdigit() else "0" for name, pid in shown.items()}
 
 
 def manages(lab: Lab) -> bool:
-    """Whether s4 knows that all nodes are idle."""
+    """Whether s4 reports all nodes as idle."""
     shown = lab.run("s4", "sinfo", "--noheader", "--Node", "--format=%N %T", check=False).splitlines()
     return sorted(shown) == ["s2 idle", "s3 idle", "s4 idle"]
 
@@ -193,7 +193,7 @@ HANDING = ("gpumesh.cluster.remove", "-e", "cluster_machine=s1", "-e", "cluster_
 
 @pytest.mark.once
 def test_a_rented_container_takes_over_as_manager_with_queue_and_accounting(lab: Lab) -> None:
-    """Cut off in between, the queue stays where it is, and nobody begins with an empty one."""
+    """When cut off in between, the queue stays where it is, and no controller starts with an empty one."""
     history = sacct(lab, "s2")
     waiting = submit(lab, "hostname", "--hold")
     cut_off = lab.play(*HANDING, "-e", json.dumps({"slurm_conf": {"NoSuchOption": 1}}))
@@ -228,7 +228,7 @@ def test_supervisord_keeps_the_managers_daemons_alive(lab: Lab) -> None:
 
 @pytest.mark.once
 def test_supervisord_restarts_daemons_that_are_older_than_what_they_read(lab: Lab) -> None:
-    """As a run leaves them that wrote the files and was cut off before the restarts."""
+    """A run that was cut off after writing the files and before the restarts leaves them in this state."""
     before = supervised(lab)
     read = "/etc/munge/munge.key /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf /etc/slurm/node/slurm.conf"
     lab.run("s4", "sh", "-c", f"touch {read}")
@@ -256,13 +256,13 @@ def test_a_rented_manager_is_back_after_a_boot_with_one_run(lab: Lab) -> None:
 
 
 def remains(lab: Lab, machine: str) -> str:
-    """What a machine has of a controller."""
+    """What a machine still has of a controller."""
     files = "/var/lib/slurm/slurmctld/* /var/lib/mysql/slurm_acct_db /etc/slurm/slurm.conf /etc/slurm/slurmdbd.conf"
     return lab.run(machine, "sh", "-c", f"pidof slurmctld slurmdbd mariadbd; ls -d {files}", check=False)
 
 
 def hold(lab: Lab) -> str:
-    """A job that waits; its number."""
+    """Submit a job that stays pending. Returns its ID."""
     return lab.run("s3", "sbatch", "--parsable", "--hold", "--output=/dev/null", "--wrap=hostname").strip()
 
 
@@ -272,10 +272,10 @@ def queue(lab: Lab) -> set[str]:
 
 @pytest.mark.once
 def test_handed_over_and_back_the_queue_is_the_live_one(lab: Lab) -> None:
-    """Both stay members. An old queue that was left on one would come back with it."""
+    """Both stay members. An old queue left on one of them would come back with it."""
     history, waiting = sacct(lab, "s3"), {hold(lab)}
     for former, manager in (("s4", "s2"), ("s2", "s4")):
-        # The machine that is named left long ago.
+        # The named machine left long ago.
         run = lab.play(*HANDING[:3], "-e", f"cluster_new_manager={manager}")
         assert run.code == 0, run.output[-4000:]
         assert remains(lab, former) == ""
@@ -286,7 +286,7 @@ def test_handed_over_and_back_the_queue_is_the_live_one(lab: Lab) -> None:
 
 @pytest.mark.once
 def test_a_lost_manager_that_joins_again_is_an_ordinary_member(lab: Lab) -> None:
-    """Its own controller starts with it, and goes on with a queue that does not count any more."""
+    """Its own controller starts with it, and continues with an obsolete queue."""
     lab.stop("s4")
     lost = ("-e", "cluster_machine=s4", "-e", "cluster_new_manager=s2", "-e", "cluster_manager_lost=true")
     run = lab.play("gpumesh.cluster.remove", *lost, "-e", "ansible_ssh_timeout=5")

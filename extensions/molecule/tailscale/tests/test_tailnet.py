@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster over a tailnet must hold, asked of real hosts with a real tailscaled and a Headscale of their own.
+"""A cluster over a tailnet, on real hosts with a real tailscaled and a Headscale server of their own.
 
 The tests run in the order of the file; each leaves the tailnet as it found it.
 """
@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import ROOT, La
 MEMBERS = ("t1", "t2", "t3")
 STATE = ROOT / ".lab" / "molecule-tailscale"
 ALL = ("-e", "cluster_hosts=cluster:rented")
-#: A connection through a SOCKS5 proxy (RFC 1928), or without one; prints what the server says first.
+#: Connects through a SOCKS5 proxy (RFC 1928) or directly, and prints the first data that the server sends.
 DIAL = """
 import socket, sys
 address, port, proxy = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -42,17 +42,17 @@ def _lab() -> Lab:
 
 
 def with_key() -> tuple[str, ...]:
-    """Arguments with which a host may log in."""
+    """The arguments that let a host log in."""
     return ("-e", f"mesh_auth_key_file={STATE / 'auth.key'}")
 
 
 def with_archive() -> tuple[str, ...]:
-    """Arguments with which tailscale is installed from an archive as its makers publish it."""
+    """The arguments that install tailscale from an archive as its vendor publishes it."""
     return ("-e", f"mesh_tailscale_archive={STATE / 'tailscale.tgz'}")
 
 
 def joined(lab: Lab, *arguments: str) -> None:
-    """Take the container back that has neither TUN nor a service manager. Only a join does: it was removed."""
+    """Join the container without TUN and without a service manager again. It was removed, so only a join adds it."""
     run = lab.play("gpumesh.cluster.join", *ALL, *with_key(), *with_archive(), "-e", "cluster_machines=t3", *arguments)
     assert run.code == 0, run.output[-6000:]
 
@@ -64,13 +64,13 @@ def removed(lab: Lab, *arguments: str) -> None:
 
 
 def drift(lab: Lab, *arguments: str) -> dict[str, dict[str, str]]:
-    """What the playbook show says of each member."""
+    """What the playbook show reports about each member."""
     run = lab.play("gpumesh.cluster.show", *arguments, "-e", "show_output=json")
     return {member["machine"]: member["drift"] for member in run.shown[0]["members"]}
 
 
 def started(lab: Lab, member: str) -> dict[str, str]:
-    """When each service of the member was started."""
+    """The start time of each service of the member."""
     names = ("tailscaled", "munge", "slurmctld", "slurmd", "slurmdbd", "mariadb", "ssh")
     shown = lab.run(member, "systemctl", "show", "--property=Id,ActiveEnterTimestampMonotonic", *names)
     found = [dict(line.split("=", 1) for line in unit.splitlines()) for unit in shown.strip().split("\n\n")]
@@ -78,7 +78,7 @@ def started(lab: Lab, member: str) -> dict[str, str]:
 
 
 def with_api_key() -> tuple[str, ...]:
-    """Arguments with which devices are changed at the control server."""
+    """The arguments with which devices are changed at the control server."""
     key = (STATE / "api.key").read_text().strip()
     return ("-e", f"mesh_api_key={key}", "-e", f"mesh_api_ca_path={STATE / 'cert.pem'}")
 
@@ -90,13 +90,13 @@ def mesh(lab: Lab, *arguments: str) -> Run:
 
 
 def status(lab: Lab, member: str) -> dict[str, Any]:
-    """What tailscaled says there; nothing where it does not run."""
+    """The status that tailscaled on the member reports; empty if it is not running."""
     text = lab.run(member, "tailscale", "status", "--json", check=False)
     return dict(json.loads(text)) if text.startswith("{") else {"BackendState": "", "Self": {}}
 
 
 def ephemeral_key(lab: Lab) -> str:
-    """A key for one login, whose device the control server forgets as soon as it is gone."""
+    """A key for one login, whose device the control server removes as soon as it is offline."""
     argv = ("preauthkeys", "create", "--user", "1", "--ephemeral", "--expiration", "1h", "--output", "json")
     return str(json.loads(lab.run("headscale", "headscale", *argv))["key"])
 
@@ -108,7 +108,7 @@ def address(lab: Lab, member: str) -> str:
 
 
 def nodes(lab: Lab) -> dict[str, str]:
-    """The devices that the control server knows: name to ID."""
+    """The devices that the control server knows: ID by name."""
     listed = json.loads(lab.run("headscale", "headscale", "nodes", "list", "--output", "json")) or []
     return {str(node["given_name"]): str(node["id"]) for node in listed}
 
@@ -167,7 +167,7 @@ def test_with_it_a_second_run_changes_nothing(lab: Lab) -> None:
 
 
 def test_a_member_that_is_logged_in_does_not_get_the_key(lab: Lab) -> None:
-    """Of an option that is secret Ansible shows that it was given."""
+    """For a secret option, Ansible only shows that it was given."""
     run = mesh(lab, "-vvv", *with_key())
     assert "auth_key" in run.output
     assert "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER" not in run.output
@@ -188,7 +188,7 @@ def test_the_way_to_every_peer_is_reported(lab: Lab) -> None:
         if len(cells) == 4 and cells[0] in MEMBERS:
             ways[cells[0], cells[1]] = cells[2]
     assert len(ways) == 6, run.output[-4000:]
-    # What lets only TCP through can only be relayed.
+    # t3's network lets only TCP through, so its connections are relayed.
     assert {way for pair, way in ways.items() if "t3" in pair} == {"relayed"}
     assert ways["t1", "t2"] == ways["t2", "t1"] == "direct"
 
@@ -198,12 +198,12 @@ def test_a_member_without_tun_is_dialled_and_dials_by_its_proxy(lab: Lab) -> Non
     assert "tailscale0" not in lab.run("t3", "ip", "link")
     assert dial(lab, "t1", address(lab, "t3"), 22).startswith("SSH-2.0")
     assert dial(lab, "t3", address(lab, "t1"), 22, proxy=1055).startswith("SSH-2.0")
-    # The limit that is documented: what knows no proxy gets nowhere.
+    # The documented limit: a program that does not support proxies cannot connect.
     assert dial(lab, "t3", address(lab, "t1"), 22) == ""
 
 
 def test_other_members_cannot_use_the_proxy(lab: Lab) -> None:
-    """It would lead them into the network of the provider."""
+    """It would give them access to the provider's network."""
     ask = (
         "import socket, sys; peer = socket.create_connection((sys.argv[1], 1055), 20); "
         "peer.sendall(bytes([5, 1, 0])); print(peer.recv(2))"
@@ -233,7 +233,7 @@ def test_a_restart_of_a_member_brings_it_back_without_a_key(lab: Lab) -> None:
 
 @contextmanager
 def command_lines(lab: Lab, member: str) -> Iterator[list[str]]:
-    """The command lines of all processes, looked at many times a second."""
+    """Yields the command lines of all processes, sampled many times a second."""
     watch = "rm -f /run/stop; while [ ! -e /run/stop ]; do cat /proc/[0-9]*/cmdline | tr '\\0' ' '; sleep 0.02; done"
     lab.run(member, "systemd-run", "--unit=watch", "--collect", "sh", "-c", f"({watch}) >/run/lines 2>/dev/null")
     seen: list[str] = []
@@ -276,7 +276,7 @@ def test_a_machine_that_left_comes_back_under_its_own_name(lab: Lab) -> None:
     failed = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3", *wrong)
     assert failed.code != 0
     assert nodes(lab)["t3"] == identity
-    # Logged out by now, and not in the record any more: the same command finishes it.
+    # It is logged out by now, and no longer in the record: the same command completes the removal.
     removed(lab, *with_api_key())
     assert "t3" not in nodes(lab)
     assert status(lab, "t3")["BackendState"] == ""
@@ -312,7 +312,7 @@ def test_without_the_api_it_comes_back_as_the_same_device(lab: Lab) -> None:
 def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
     lab.stop("t3")
     try:
-        # A deletion that fails leaves the machine in the record, for another run of the same command.
+        # If the deletion fails, the machine stays in the record, and the same command can be run again.
         wrong = (*with_api_key(), "-e", "mesh_api_key=wrong")
         refused = lab.play("gpumesh.cluster.remove", *ALL, "-e", "cluster_machine=t3", *wrong)
         assert refused.code != 0
@@ -323,7 +323,7 @@ def test_the_device_of_a_machine_that_is_dead_is_deleted(lab: Lab) -> None:
     finally:
         subprocess.run(["docker", "start", "gpumesh-molecule-tailscale-t3"], check=True, capture_output=True)
         lab.wait("t3 answers", lambda: lab.module("t3", "ansible.builtin.ping").code == 0)
-    # It is back, and the removal is finished; then its name is free.
+    # It is reachable again, and the removal is completed; then its name is free.
     removed(lab, *with_api_key())
     assert lab.run("t3", "sh", "-c", "ls /var/lib/tailscale /var/lib/gpumesh/tailscale-login", check=False) == ""
     joined(lab)
@@ -350,7 +350,7 @@ def test_the_firewall_lets_members_in_and_nobody_else(lab: Lab) -> None:
         argv = ("python3", "-c", f"{dialled}; print('yes')")
         return "yes" in lab.run(member, *argv, check=False, timeout=120)
 
-    # Everybody is on one LAN here, and the controller of Slurm listens on it.
+    # All hosts are on one LAN here, and Slurm's controller listens on it.
     assert reaches("headscale", lan, 6817, 20)
     on, own = ("-e", "firewall_enabled=true"), "table inet own { chain input { type filter hook input priority 0; }; }"
     lab.run("t1", "sh", "-c", "command -v nft >/dev/null || apt-get install --yes -q nftables")

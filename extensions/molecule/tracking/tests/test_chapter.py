@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The guide "See your training", typed as it stands: its commands, its files and its programs are taken from its text.
+"""The guide "See your training", typed as written: its commands, files and programs are taken from its text.
 
-The tests run in the order of the file, and the other files of this scenario go on with what is there in the end.
+The tests run in the order of the file, and the other files of this scenario continue from the resulting state.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ GUIDE = "profile"
 HERE = "/mnt/shared/alice/tracking"
 RUNS = SHARED / "alice" / "runs"
 STEPS = 20
-#: The rank, and the milliseconds of its pause in each step.
+#: The slow rank, and the milliseconds by which it pauses in each step.
 SLOW, PAUSE = 1, 1000.0
 ON = "ansible-playbook -i inventories/lan gpumesh.cluster.tracking -e tracking_users_file=secrets/tracking-users"
 AGAIN = "ansible-playbook -i inventories/lan gpumesh.cluster.tracking"
 #: Commands that are not typed here, and why.
 ELSEWHERE = {
-    # These machines have no GPU, and no package of non-free. The units have what is asked of nsys.
+    # These machines have no GPU, and no non-free packages. The unit tests cover the command line of nsys.
     "gpumesh-train --name nano-nsys --nodes 3 --gpus-per-node 8 --profile nsys -- python3 train.py --steps 20000",
 }
 
@@ -49,18 +49,18 @@ def _desk(tmp_path_factory: pytest.TempPathFactory, lab: TrackingLab) -> Desk:
 
 
 def written(name: str) -> str:
-    """A file as the guide has it."""
+    """The content of a file, as the guide shows it."""
     (text,) = (block.text for block in blocks(GUIDES / f"{GUIDE}.md") if block.file == name)
     return f"{text}\n"
 
 
 def alice(desk: Desk, line: str, now: str = "", machine: str = MANAGER, folder: str = HERE) -> str:
-    """Type a line as the user of the guide."""
+    """Type a line as the user in the guide."""
     return desk.log_in(machine, "alice", folder, GUIDE, line, now)
 
 
 def report(name: str) -> list[dict[str, Any]]:
-    """What gpumesh-trace has found, for programs."""
+    """The machine-readable results of gpumesh-trace."""
     return list(json.loads((RUNS / name).read_text(encoding="utf-8")))
 
 
@@ -79,7 +79,7 @@ def test_a_run_with_its_metrics_and_its_file(desk: Desk, lab: TrackingLab) -> No
     alice(desk, "cp -r /mnt/shared/examples/tracking /mnt/shared/alice/", folder="/")
     alice(desk, f"cd {HERE}", folder="/")
     alice(desk, "gpumesh-train --name nano --nodes 3 -- python3 track.py")
-    # What the end of the program did not wait for.
+    # What was not sent before the program ended.
     alice(desk, "srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/nano/track")
     run = lab.runs("alice")["nano"]
     assert lab.history(run, "loss") == list(range(1, STEPS + 1))
@@ -97,7 +97,7 @@ def test_a_profile_whose_page_names_the_slow_rank(desk: Desk) -> None:
     (found,) = report("slow/profile/001/report.json")
     (node,) = (share["node"] for share in found["ranks"] if share["rank"] == SLOW)
     assert found["slowest"]["ranks"] == [SLOW] and found["slowest"]["node"] == node
-    # The pause, and what a busy machine adds to it. Traces of known truth are right to 5 % in the units.
+    # The pause, plus the delays of a busy machine. The unit tests check traces with known values to within 5 %.
     assert found["slowest"]["cost_ms"] == pytest.approx(PAUSE, rel=0.1)
     assert f"because rank {SLOW} on {node} is slower than the others" in said
     page = (RUNS / "slow" / "profile" / "001" / "report.html").read_text(encoding="utf-8")
@@ -123,7 +123,7 @@ def test_jobs_of_your_own(desk: Desk, lab: TrackingLab) -> None:
     assert len(found["steps"]) == 10
 
 
-#: What a job finds out about the server: an answer, by the certificates that it is told to trust.
+#: What a job finds out about the server: its answer, verified with the certificates that the job trusts.
 LOOK = """python3 -c "
 import os, ssl, urllib.request as u
 trust = os.environ.get('MLFLOW_TRACKING_SERVER_CERT_PATH')

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the guide has led to, in a real browser: the run, its metrics and its file, and the page that names the slow rank."""
+"""The results of the guide in a real browser: the run, its metrics and its file, and the page that names the slow rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_run_its_metrics_and_its_file(browser, lab: TrackingLab) -> None:
     run = lab.runs("alice")["nano"]["info"]
     scheme, _slashes, place = lab.uri.partition("://")
     browser.set_window_size(1400, 1000)
-    # Who logs in once is known to the pages that follow.
+    # A login is remembered for the following pages.
     browser.get(f"{scheme}://alice:{PASSWORDS['alice']}@{place}/api/2.0/mlflow/experiments/get?experiment_id=0")
     where = f"{lab.uri}/#/experiments/{run['experiment_id']}"
     for page, words in (

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The server beside the guide, which has moved it to the second machine: who gets in, what jobs are told, an outage, an
-upgrade, and a machine that goes.
+"""The server after the guide, which has moved it to the second machine: access control, the environment of jobs, an
+outage, an upgrade, and a machine that leaves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 #: Seconds, and the part of the time that an outage may cost.
 STEPS, SECONDS, OUTAGE, PART = 560, 0.25, 60, 0.02
 OLD = "3.16.1"
-#: MLflow before, on top of the packages of the present one.
+#: Creates the database with a previous version of MLflow, on top of the packages of the current one.
 OLDER = """
 set -e
 environment=$(ls -d /usr/local/lib/gpumesh/mlflow/*/)
@@ -117,14 +117,14 @@ def test_every_job_finds_it(lab: TrackingLab) -> None:
     said = dict(line.split("=", 1) for line in lab.job("env").splitlines() if line.startswith("MLFLOW"))
     assert (said["MLFLOW_TRACKING_URI"], said["MLFLOW_EXPERIMENT_NAME"]) == (lab.uri, "root")
     context = json.loads(said["MLFLOW_RUN_CONTEXT"])
-    # In the order of the ranks, which is that in which the nodes have registered.
+    # In the order of the ranks, which is that in which the nodes registered.
     nodes = lab.job("hostname").split()
     assert context["mlflow.runName"] == "look" and sorted(context["gpumesh.nodes"].split(",")) == sorted(nodes)
     assert context["gpumesh.generation"] == str(lab.record()["generation"])
 
 
 def test_an_older_schema_is_migrated(lab: TrackingLab, users: tuple[str, ...]) -> None:
-    """A database with a run, as MLflow of the last minor version made it. That of the guide comes back afterwards."""
+    """A database with a run, as the last minor version of MLflow created it. That of the guide is restored afterwards."""
     runs, heads = lab.known("alice"), lab.versions(OTHER)
     save = "runuser -u gpumesh_tracking -- pg_dump --format=custom gpumesh_tracking > /root/kept.dump"
     lab.run(OTHER, "sh", "-c", save)
@@ -142,7 +142,7 @@ def test_an_older_schema_is_migrated(lab: TrackingLab, users: tuple[str, ...]) -
 
 
 def test_an_outage_neither_slows_a_run_nor_loses_a_point(lab: TrackingLab) -> None:
-    """The server is away in the middle of a training of three nodes, whose code is copied."""
+    """The server stops in the middle of a training on three nodes, whose code is copied."""
     shutil.copy(HERE / "trainer.py", SHARED / "alice" / "trainer.py")
     folder, state = "/mnt/shared/alice/code", SHARED / "alice" / "runs" / "outage"
 
@@ -163,7 +163,7 @@ def test_an_outage_neither_slows_a_run_nor_loses_a_point(lab: TrackingLab) -> No
     run = state / "run.json"
     lab.wait("the run has ended", lambda: json.loads(run.read_text())["state"] == "finished", 300)
     times = json.loads((state / "times.json").read_text(encoding="ascii"))
-    # The server begins on a processor that the ranks of this lab have as well: these seconds count for nobody.
+    # The server starts on a processor that the ranks of this lab use as well: steps during that time are not counted.
     without = [one["took"] for one in times if away < one["end"] < back]
     with_it = [one["took"] for one in times[1:] if one["end"] < away or one["end"] > answers]
     slower = statistics.median(without) / statistics.median(with_it) - 1
@@ -174,7 +174,7 @@ def test_an_outage_neither_slows_a_run_nor_loses_a_point(lab: TrackingLab) -> No
     )
     assert len(without) > 0.8 * OUTAGE / SECONDS / 1.5 and len(with_it) > 20
     assert slower < PART and tracking < PART * took
-    # What the end of the program did not wait for is handed in by the command that it names.
+    # What was not sent before the program ended is sent by the command that it prints.
     alice("srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/outage/track")
     found = lab.runs("alice")["outage"]
     assert lab.history(found, "loss") == lab.history(found, "rate") == list(range(1, STEPS + 1))
@@ -184,13 +184,13 @@ def test_an_outage_neither_slows_a_run_nor_loses_a_point(lab: TrackingLab) -> No
 
 
 def points(lab: TrackingLab) -> list[int]:
-    """The points of the run that the server has."""
+    """The points of the run that the server has stored."""
     run: dict[str, Any] | None = lab.runs("alice").get("outage")
     return lab.history(run, "loss") if run else []
 
 
 def test_it_moves_to_a_machine_without_systemd_before_its_own_is_removed(lab: TrackingLab, tmp_path: Path) -> None:
-    """With a certificate from there on."""
+    """With a certificate from then on."""
     runs = lab.known("alice")
     remove = ("gpumesh.cluster.remove", "-e", f"cluster_machine={OTHER}")
     refused = lab.play(*remove)
@@ -217,7 +217,7 @@ def test_it_is_switched_off_and_delete_leaves_the_data(lab: TrackingLab) -> None
     done = lab.play("gpumesh.cluster.delete", "-e", "cluster_force=true")
     assert done.code == 0, done.output
     assert lab.run(BARE, "ls", "/mnt/shared/mlflow-lan").split() == ["artifacts"]
-    # Nobody runs the database any more on a host without systemd.
+    # On a host without systemd, nothing keeps the database running.
     lab.run(BARE, "sh", "-c", "pg_ctlcluster $(pg_lsclusters --no-header | cut -d ' ' -f 1) main start")
     assert lab.versions(BARE)
     for folder in ("/etc/gpumesh/tracking", "/usr/local/lib/gpumesh"):

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`trainer.py STEPS SECONDS`: ranks that wait for each other in each step, which is tracked. Rank 0 notes in times.json
-when each step ended, how long it took, and how long the tracking took of that.
+"""`trainer.py STEPS SECONDS`: ranks that wait for each other in each step, which is tracked. Rank 0 writes to
+times.json when each step ended, how long it took, and how long the tracking in it took.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ steps, seconds = int(sys.argv[1]), float(sys.argv[2])
 dist.init_process_group("gloo")
 gpumesh_track.params(steps=steps)
 times = []
-# One tensor for all steps: if the thread of gloo frees one, at the end that may wait forever for who waits for the thread.
+# One tensor for all steps: if a thread of gloo frees one at exit, it may wait forever for a thread that waits for it.
 exchanged = torch.ones(1000)
 begun = time.monotonic()
 for step in range(1, steps + 1):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a program with a rank that does nothing for some seconds after each step, and note how long that really was.
+"""Run a program in which one rank sleeps for some seconds after each step, and record how long it really slept.
 
 slowed.py RANK SECONDS PROGRAM [ARGUMENT...]
 """
@@ -26,7 +26,7 @@ def progress(step: int, *arguments: object, **named: object) -> None:
     if os.environ["RANK"] == RANK:
         begun = time.perf_counter()
         time.sleep(float(SECONDS))
-        # It belongs to the step that follows.
+        # It counts as part of the next step.
         DELAYS[step + 1] = time.perf_counter() - begun
 
 

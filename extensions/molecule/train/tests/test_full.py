@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""examples/full with PyTorch: killed and undisturbed it gives the same losses, to the bit. GPUMESH_SEED repeats a sample."""
+"""examples/full with PyTorch: an interrupted run gives the same losses as an undisturbed one, to the bit.
+
+GPUMESH_SEED repeats a sample.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,10 @@ def finish(lab: TrainLab, name: str) -> Found:
 
 
 def losses(lab: TrainLab, name: str) -> dict[int, list[float]]:
-    """The loss of each step, once for each time that it was made."""
+    """The losses of each step, one for each time that the step was made."""
     found: dict[int, list[float]] = {}
     log = lab.runs / name / "loss.jsonl"
-    # The last line may be half written.
+    # The last line may be incomplete.
     for line in log.read_text(encoding="ascii").split("\n")[:-1] if log.exists() else []:
         made = json.loads(line)
         found.setdefault(made["step"], []).append(made["loss"])
@@ -50,7 +53,7 @@ def losses(lab: TrainLab, name: str) -> dict[int, list[float]]:
 
 
 def letters(lab: TrainLab) -> float:
-    """The entropy of the bytes of the corpus: what a model cannot get below that only knows how frequent each is."""
+    """The entropy of the corpus by byte: a lower bound for a model that only knows the frequency of each byte."""
     raw = b"".join(path.read_bytes() for path in sorted((lab.shared / "corpus").glob("shard-*")))
     parts = [raw.count(value) / len(raw) for value in set(raw)]
     return -sum(part * math.log(part) for part in parts)
@@ -61,7 +64,7 @@ def test_a_model_learns_the_same_whether_a_rank_is_killed_or_not(lab: TrainLab) 
     assert [attempt["cause"]["kind"] for attempt in finish(lab, "gpt-calm")["attempts"]] == ["finished"]
     start(lab, "gpt")
     step = random.Random(SEED).randrange(INTERVAL + 1, STEPS - 10)
-    # By the program's own log, which is there at once: it makes some ten steps in a second.
+    # By the program's own log, which is up to date: the program makes some ten steps a second.
     lab.wait(f"step {step}", lambda: step in losses(lab, "gpt"), PATIENCE, 0.05)
     victim = lab.state("gpt")["attempts"][0]["nodes"][SEED % 2]
     lab.signal(victim, "KILL")
@@ -71,11 +74,11 @@ def test_a_model_learns_the_same_whether_a_rank_is_killed_or_not(lab: TrainLab) 
     assert attempts[0]["last"] - attempts[1]["first"] < INTERVAL
     calm, disturbed = losses(lab, "gpt-calm"), losses(lab, "gpt")
     assert sorted(calm) == sorted(disturbed) == list(range(1, STEPS + 1))
-    # Also those of steps that were made twice.
+    # Including those of steps that were repeated.
     assert all(set(disturbed[step]) == set(calm[step]) for step in calm)
     end = lab.result("gpt")
     assert end == lab.result("gpt-calm") and end.samples == "each sample once"
     assert calm[1][0] > letters(lab) > calm[STEPS][0]
-    # The second run has used the copy of the first.
+    # The second run uses the copy that the first one made.
     for node in attempts[-1]["nodes"]:
         assert len(lab.run(node, "ls", "/var/tmp/gpumesh-root").split()) == 1

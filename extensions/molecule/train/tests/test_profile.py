@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Profiles of examples/toy with PyTorch: a slow rank and a slow link are named, with what they cost."""
+"""Profiles of examples/toy with PyTorch: a slow rank and a slow link are named, with their cost."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from train_programs import MANAGER, SCENARIO
 from train_runs import TrainLab
 
 NAME = "molecule-train"
-#: The steps that are recorded: 5 are skipped, and the profiler warms up in 2.
+#: The recorded steps: 5 are skipped, and the profiler warms up in 2.
 STEPS, RECORDED = 20, 8
 FIRST = 8
-#: Seconds: long beside what a busy machine adds to a step of the other ranks, which is no delay of this one.
+#: Seconds: long compared to what a busy machine adds to the steps of all other ranks, which does not count as a delay.
 SLOW, DELAY = 1, 1.5
 VARIABLES = ("env", "USE_LIBUV=0", "OMP_NUM_THREADS=1")
 #: Megabits a second.
@@ -34,7 +34,7 @@ def _lab() -> TrainLab:
 
 
 def train(lab: TrainLab, name: str, *before: str, node: str = "") -> dict[str, Any]:
-    """A run with a profile, on ``node`` and two others; what gpumesh-trace makes of it."""
+    """Run a training with a profile on ``node`` and two others. Returns the results of gpumesh-trace."""
     options = ["--name", name, "--nodes", "3", "--profile", f"torch:{RECORDED}", "--hang-timeout", "120", "--detach"]
     if node:
         options += ["--sbatch", f"--nodelist={node}"]
@@ -60,7 +60,8 @@ def test_the_slow_rank_is_named_with_what_it_costs(lab: TrainLab) -> None:
     assert (found["slowest"]["ranks"], found["slowest"]["node"]) == ([SLOW], nodes[SLOW])
     delays = json.loads((lab.runs / "profiled" / "delays.json").read_text(encoding="ascii"))
     lost = sum(delays[str(step)] for step in found["steps"]) / RECORDED * 1000
-    # On a busy machine the ranks are starved as well, and unequally. Traces of known truth are right to 5 % in the units.
+    # On a busy machine all ranks are slowed, and unequally. The unit tests check traces with known values to within 5
+    # %.
     assert found["slowest"]["cost_ms"] == pytest.approx(lost, rel=0.25), found["slowest"]
     assert found["missing"] == [] and found["unmatched"] == 0
     # The hosts of a lab have one clock.
@@ -78,10 +79,10 @@ def test_a_slow_link_is_named(lab: TrainLab) -> None:
     finally:
         lab.limit_network("t2", "")
     rank = lab.state("limited")["attempts"][0]["nodes"].index("t2")
-    # On a busy machine another one may be slow, too.
+    # On a busy machine another link may be slow, too.
     slowest = min(found["links"], key=lambda link: link["mbits"])
     assert slowest["source"] == rank and slowest["slow"], found["links"]
-    # TCP has headers of about 5 %, and a busy machine may send less than it is allowed to.
+    # TCP headers add about 5 %, and a busy machine may send less than the limit allows.
     assert RATE * 0.6 < slowest["mbits"] <= RATE, slowest
 
 

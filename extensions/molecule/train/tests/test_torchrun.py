@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""examples/ddp/torchrun.sbatch as it is shipped: its agents meet in a file on the volume, and on no node."""
+"""examples/ddp/torchrun.sbatch as it is shipped: its agents rendezvous through a file on the volume, not on a node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of gpumesh-train on real hosts, and what kills them at random moments. GPUMESH_SEED repeats a sample."""
+"""Runs of gpumesh-train on real hosts, killed at random moments. GPUMESH_SEED repeats a sample."""
 
 from __future__ import annotations
 
@@ -149,5 +149,5 @@ def test_it_goes_on_without_nodes_that_die_and_without_that_of_its_supervisor(la
     assert len({attempt["job"] for attempt in found["attempts"]}) == 1
     check_steps(found)
     assert lab.result("nodes").samples == f"samples {SAMPLES!r}"
-    # No batch script has ended the job.
+    # It was not the batch script that ended the job.
     lab.wait("the job is over", lambda: not lab.run(MANAGER, "squeue", "--noheader", "--states=running"), PATIENCE)

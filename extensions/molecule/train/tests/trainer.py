@@ -5,11 +5,12 @@
 
     trainer.py STEPS SECONDS [--work SECONDS] [--waiting] [--payload BYTES] [--saving SECONDS] [--times]
 
-In each step, a rank sleeps for some seconds and computes for others. It may tell how long it waits for the others, send rank
-0 so much besides, and take its time with a checkpoint.
+In each step, a rank sleeps for some seconds and then computes for some seconds. Optionally, it reports how long it
+waits for the others, sends additional data to rank 0, and takes longer to save a checkpoint.
 
-Each step, the ranks share out 12 samples, which are numbers, and rank 0 adds up what all of them have. The last line of rank
-0 has the weight that comes of it, and the sum of the samples that were read: one that was read twice or left out shows.
+In each step, the ranks divide 12 samples, which are numbers, among themselves, and rank 0 adds up the results. The last
+line of rank 0 has the resulting weight and the sum of all samples read, which shows whether one was read twice or left
+out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BATCH, INTERVAL = 12, 10
 
 
 def connect() -> list[socket.socket]:
-    """Rank 0 has a connection to each of the others, they have one to rank 0."""
+    """Connect rank 0 with each of the others. Rank 0 gets one connection per rank, all others get one to rank 0."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if RANK == 0:
         with socket.create_server(address) as server:
@@ -65,7 +66,7 @@ def all_reduce(peers: list[socket.socket], gradient: float, samples: float, payl
     if RANK == 0:
         for peer in peers:
             drain(peer, payload)
-        # Sorted, so that the sum is the same to the bit whoever comes first.
+        # Sorted, so that the sum is the same to the bit in whatever order the values arrive.
         received = sorted(receive(peer) for peer in peers)
         gradient, samples = gradient + sum(pair[0] for pair in received), samples + sum(pair[1] for pair in received)
         for peer in peers:
@@ -76,14 +77,14 @@ def all_reduce(peers: list[socket.socket], gradient: float, samples: float, payl
 
 
 def work(seconds: float) -> None:
-    """Use a processor for so long, however long it takes to get it."""
+    """Use that many seconds of CPU time, however long it takes to get them."""
     end = time.process_time() + seconds
     while time.process_time() < end:
         sum(range(1000))
 
 
 def save(state: dict[str, float], seconds: float) -> bool:
-    """Under another name first. A volume that is full gets the next checkpoint, and keeps the last one."""
+    """Write to another name first. If the volume is full, the last checkpoint is kept, and the next one is tried again."""
     draft, text = CHECKPOINT.with_suffix(".new"), json.dumps(state)
     try:
         with draft.open("w", encoding="ascii") as stream:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a mesh must hold, asked of real hosts at two sites.
+"""A WireGuard mesh between real hosts at two sites.
 
 The tests run in the order of the file; each leaves the mesh as it found it.
 """
@@ -29,7 +29,7 @@ MACHINES = ("w1", "w2", "w3", "w4")
 PAIRS = tuple(permutations(MACHINES, 2))
 ROUTER = "10.77.50.254"
 
-#: Receives 1 MiB from each caller and says how much came.
+#: Receives 1 MiB from each client, and replies with the number of bytes received.
 SERVER = """
 import socket, threading
 listener = socket.create_server(("{address}", 2399))
@@ -52,7 +52,7 @@ peer.settimeout({patience})
 peer.sendall(bytes(1 << 20))
 print(peer.recv(100).decode())
 """
-#: Answers to pings at the end of a measurement that may still be on their way on a busy machine: 3 s of them.
+#: Replies to pings that may still be in flight on a busy machine when a measurement ends: 3 s of them.
 IN_FLIGHT = 30
 
 
@@ -69,14 +69,14 @@ def _hosts() -> dict[str, Host]:
 
 
 def play(*arguments: str, check: bool = True, playbook: str = "gpumesh.cluster.mesh") -> str:
-    """Run a playbook on the mesh; its whole output."""
+    """Run a playbook on the mesh. Returns its whole output."""
     run = ansible("ansible-playbook", "-i", str(INVENTORY), playbook, "-e", "cluster_name=wireguard", *arguments)
     assert not check or run.code == 0, run.output[-4000:]
     return run.output
 
 
 def changed(output: str) -> dict[str, int]:
-    """Changes by host."""
+    """The number of changes by host."""
     return {name: int(count) for name, count in re.findall(r"^(\w+)\s+: ok=\d+\s+changed=(\d+)", output, re.MULTILINE)}
 
 
@@ -87,19 +87,19 @@ def module(machine: str, name: str, arguments: dict[str, Any]) -> str:
 
 
 def peers(host: Host) -> dict[str, str]:
-    """Public key to endpoint."""
+    """The endpoints by public key."""
     lines = host.check_output("wg show gpumesh0 endpoints").splitlines()
     return dict(line.split("\t", 1) for line in lines)
 
 
 def together(work: Callable[[tuple[str, str]], str], pairs: tuple[tuple[str, str], ...] = PAIRS) -> dict[str, str]:
-    """Do the work for all pairs at once."""
+    """Call the function for all pairs concurrently. Returns its results by pair."""
     with ThreadPoolExecutor(len(pairs)) as pool:
         return dict(zip((f"{a} to {b}" for a, b in pairs), pool.map(work, pairs), strict=True))
 
 
 def transfers(hosts: dict[str, Host], patience: int = 60) -> dict[str, str]:
-    """How much of 1 MiB arrived, for every ordered pair, or the error in words."""
+    """For every ordered pair, the bytes of 1 MiB that arrived, or the error message."""
     for name in MACHINES:
         code = SERVER.format(address=mesh_address(name))
         hosts[name].check_output("systemd-run --unit=receiver --collect python3 -c %s", code)
@@ -120,9 +120,9 @@ def transfers(hosts: dict[str, Host], patience: int = 60) -> dict[str, str]:
 
 
 def wait_for_every_pair(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = PAIRS) -> None:
-    """A member that has just started cannot dial those behind NAT: they find it when their next keepalive fails.
+    """A member that has just started cannot reach those behind NAT: they reconnect when their next keepalive fails.
 
-    WireGuard tries a handshake for 90 s, and begins anew with the next packet: twice that is the longest.
+    WireGuard attempts a handshake for 90 s, and starts again with the next packet, so the longest wait is twice that.
     """
     deadline = time.monotonic() + 180
     results: dict[str, str] = {}
@@ -135,7 +135,7 @@ def wait_for_every_pair(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ..
 
 @contextmanager
 def no_packet_lost(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = PAIRS) -> Iterator[None]:
-    """Ping over each pair 10 times a second while something is done; every single answer must come."""
+    """Ping over each pair 10 times a second while the body runs; every single reply must arrive."""
     folder = "/tmp/pings"
     wait_for_every_pair(hosts, pairs)
     for name in MACHINES:
@@ -157,7 +157,7 @@ def no_packet_lost(hosts: dict[str, Host], pairs: tuple[tuple[str, str], ...] = 
         sent = int(re.findall(r"(\d+) packets transmitted", text)[0])
         assert sent >= 2 * IN_FLIGHT, f"{pair}: too few pings to prove anything: {sent}"
         answered = {int(number) for number in re.findall(r"icmp_seq=(\d+)", text)}
-        # The last ones may have been on their way when ping was stopped.
+        # The last ones may have been in flight when ping was stopped.
         lost = set(range(1, sent + 1 - IN_FLIGHT)) - answered
         assert not lost, f"{pair}: no answer to {sorted(lost)} of {sent}"
 
@@ -178,13 +178,13 @@ def test_members_behind_nat_are_known_by_their_router_and_relayed_to_each_other(
     for name in ("w2", "w4"):
         assert len(peers(hosts[name])) == 2
         assert hosts[name].check_output("wg show gpumesh0 persistent-keepalive").count("\t25") == 1
-    # The relay forwards between its peers, and has not become a router for anything else.
+    # The relay forwards between its peers, but must not route anything else.
     assert hosts["w1"].file("/proc/sys/net/ipv4/conf/gpumesh0/forwarding").content_string.strip() == "1"
     assert hosts["w1"].file("/proc/sys/net/ipv4/conf/eth0/forwarding").content_string.strip() == "0"
 
 
 def test_members_of_a_site_talk_over_its_own_network(hosts: dict[str, Host]) -> None:
-    """Their packets go by the LAN that was found, and not by the endpoint that the other site dials."""
+    """Their packets use the LAN that was found, not the endpoint to which the other site connects."""
     for one, other, lan in (("w1", "w2", "10.77.51."), ("w3", "w4", "10.77.52.")):
         for name, peer in ((one, other), (other, one)):
             key = hosts[peer].check_output("wg show gpumesh0 public-key")
@@ -238,7 +238,7 @@ def test_a_mesh_without_a_way_is_refused_with_the_pair(hosts: dict[str, Host]) -
 
 
 def relay_between(hosts: dict[str, Host]) -> set[str]:
-    """By whom w2 and w4 send to each other."""
+    """The members through which w2 and w4 send to each other."""
     public = {hosts[name].check_output("wg show gpumesh0 public-key"): name for name in MACHINES}
     ways = set()
     for name, other in (("w2", "w4"), ("w4", "w2")):
@@ -285,7 +285,7 @@ def test_pairs_take_a_shared_key_and_give_it_up_without_a_lost_packet(hosts: dic
     pairs: dict[frozenset[str], set[str]] = {}
     for (name, key), secret in shared_keys(hosts).items():
         pairs.setdefault(frozenset((name, public[key])), set()).add(secret)
-    # w2 and w4 meet at the relay, and have no tunnel to each other.
+    # w2 and w4 communicate through the relay, and have no tunnel to each other.
     assert len(pairs) == 5
     assert all(len(secrets) == 1 for secrets in pairs.values()), "the two ends have different keys"
     assert "(none)" not in set.union(*pairs.values())
@@ -296,10 +296,10 @@ def test_pairs_take_a_shared_key_and_give_it_up_without_a_lost_packet(hosts: dic
             other = "".join(pair - {name})
             assert found == ([f"/etc/wireguard/gpumesh0.preshared/{other}"] if name in pair else [])
             assert hosts[name].run("journalctl -q --grep %s", secret.replace("+", "\\+")).stdout == ""
-    # A second run leaves them, and so does one that is to take them away but does not reach the other ends.
+    # A second run keeps them, and so does a run that should remove them but does not include the other ends.
     assert set(changed(play(*on)).values()) == {0}
     assert changed(play("--limit", "w3")) == {"w3": 0}
-    # Sessions that are made from nothing need them.
+    # Sessions that are established anew use them.
     start = int(hosts["w3"].check_output("date +%s"))
     hosts["w3"].check_output("systemctl restart wg-quick@gpumesh0")
     wait_for_every_pair(hosts)
@@ -320,7 +320,7 @@ def test_a_change_of_keys_without_all_members_is_refused() -> None:
 
 
 def test_a_change_of_keys_that_was_cut_off_is_finished_by_the_same_command(hosts: dict[str, Host]) -> None:
-    """A member has a key that is not in the record yet, and sessions with all others."""
+    """A member has a new key that is not in the record yet, and sessions with all others."""
     key = "/etc/wireguard/gpumesh0.key"
     hosts["w3"].check_output(f"umask 077 && wg genkey >{key} && wg set gpumesh0 private-key {key}")
     play("-e", "mesh_rotate_keys=true")
@@ -351,7 +351,7 @@ def test_others_lose_no_packet_while_a_member_leaves_and_joins(hosts: dict[str, 
 
 
 def test_a_path_that_swallows_large_packets_is_found_and_obeyed(hosts: dict[str, Host]) -> None:
-    """The router's way out gets narrow, and it tells nobody."""
+    """The MTU of the router's uplink is reduced, and it sends no ICMP messages about it."""
     narrow = (
         "ip link set eth2 mtu 1400"
         " && nft add chain ip filter output '{ type filter hook output priority 0; }'"
@@ -372,7 +372,7 @@ def test_a_path_that_swallows_large_packets_is_found_and_obeyed(hosts: dict[str,
     finally:
         hosts["router"].run("ip link set eth2 mtu 1500; systemctl restart nftables")
         run = play()
-    # The next run finds that the path has grown.
+    # The next run detects that the path MTU has increased.
     assert {name for name, count in changed(run).items() if count} == {"w2", "w4"}
     for name in MACHINES:
         assert hosts[name].file("/sys/class/net/gpumesh0/mtu").content_string.strip() == "1420"

@@ -286,7 +286,7 @@ def test_a_timeout_keeps_what_was_printed() -> None:
 
 
 def cluster(rate_of: Callable[[list, bool], float], backend: str = "nccl") -> Callable[..., Completed]:
-    """What a cluster prints whose bandwidth depends on the nodes, and on whether NCCL has to use Ring."""
+    """The output of a cluster whose bandwidth depends on the nodes, and on whether NCCL has to use Ring."""
 
     def answer(argv: list, environment: dict | None = None, **_options: object) -> Completed:
         nodes = next(one for one in argv if one.startswith("--nodelist=")).split("=")[1].split(",")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The text of a cluster's table, and what is refused before it is written. That nft takes it is for tests/integration."""
+"""The text of a cluster's table, and the values that are refused. tests/integration covers that nft accepts it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_count(found: int, problem: str | None, expected: int | None, status: st
 
 
 def kmsg(*messages: str, facility: int = 0) -> str:
-    """Records as /dev/kmsg has them, at the level of an error."""
+    """Records in the form of /dev/kmsg, with the level of an error."""
     return "".join(f"{facility * 8 + 3},{5000 + i},99000{i},-;{text}\n" for i, text in enumerate(messages))
 
 
@@ -105,11 +105,12 @@ def test_the_driver_words_an_xid_in_several_ways(real: str) -> None:
 @pytest.mark.parametrize(
     "forged",
     [
-        # A program's name, of 15 letters at most, begins what the kernel says of its crash; its file's name is in it.
+        # A program's name, up to 15 characters, starts the kernel's message about its crash, which also has its file's
+        # name.
         "NVRM: Xid (0): [4711]: segfault at 0 ip 0000555 sp 00007ff error 6 in NVRM: Xid (0): 79[1139,555+1000]",
         "a[9]: segfault at 0 ip 01 sp 07 error 6 in NVRM: Xid (PCI:0000:3d:00): 79, fell off[1139,555+1000]",
         "NVRM: Xid (): 7[4711]: segfault at 0 ip 0000555 sp 00007ff error 6",
-        # With a line break in the name, which the kernel escapes here and prints as one elsewhere.
+        # With a line break in the name, which the kernel escapes here, but prints elsewhere.
         "a[9]: segfault at 0 error 6 in x\\x0aNVRM: Xid (PCI:0000:3d:00): 79, fell off[1139,555+1000]",
         "NVRM: Xid (PCI:0000:3d:00): 79x",
         "NVRM: Xid (PCI:0000:3d:00): 790",

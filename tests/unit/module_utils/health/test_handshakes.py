@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What wg says of its peers, and what follows. Real tunnels are in tests/integration/mesh."""
+"""The output of wg about its peers, and the judgement. tests/integration/mesh has real tunnels."""
 
 from __future__ import annotations
 

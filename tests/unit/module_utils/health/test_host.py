@@ -66,7 +66,7 @@ def test_memlock_is_that_of_slurmd(tmp_path: Path, file: str) -> None:
 
 def test_memlock_is_not_that_of_a_process_that_calls_itself_slurmd(tmp_path: Path) -> None:
     slurmd(tmp_path, 1, ids="1000\t1000\t1000\t1000", limit=1)
-    # A program that changes to root, started by a user under that name and with that user's limits.
+    # A setuid program, started by a user under that name and with that user's limits.
     slurmd(tmp_path, 2, ids="1000\t0\t0\t0", file="/home/alice/slurmd", limit=2)
     slurmd(tmp_path, 3, file="/usr/bin/sudo", limit=3)
     slurmd(tmp_path, 77)
@@ -120,7 +120,7 @@ def test_room_is_shared_by_what_is_on_one_pool(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_that_others_empty_meanwhile_has_taken_the_file(tmp_path: Path) -> None:
-    """Whoever may write to a volume can remove whatever is made in it, and drains no node by that."""
+    """Any user who can write to a volume can remove the file, which must not drain a node."""
     stopped = threading.Event()
 
     def remove() -> None:
@@ -159,7 +159,7 @@ def test_mounts_must_be_mounted_and_take_a_file(tmp_path: Path) -> None:
 
 
 def test_a_mount_that_is_meant_to_be_read_only_need_not_take_a_file() -> None:
-    # Of the kernel's own, /proc takes no file, whoever asks.
+    # /proc, one of the kernel's own, does not accept files from any user.
     assert host.try_mount("/proc", read_only=True) is None
     assert host.try_mount("/proc") is not None
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The order of logins, what is tried again, and when it is given up."""
+"""The order of logins, what is retried, and when logins are given up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOOD = Completed(0, "", "")
 
 
 class Ssh:
-    """Answers in turn, by host."""
+    """Returns results in turn, by host."""
 
     def __init__(self, answers: dict[str, list[Completed]]) -> None:
         self.answers = answers

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which programs of a pod see its mesh, told from a made-up /proc."""
+"""Which programs of a pod use its mesh, determined from an artificial /proc."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_programs_with_sockets_and_without_the_library(tmp_path: Path) -> None:
     process(tmp_path, 10, "slurmd", f"{LOADER}\n7f01 r-xp {LIBRARY}\n", 4711)
     process(tmp_path, 11, "sshd", LOADER, 4711)
     process(tmp_path, 12, "rclone", "400000 r-xp /usr/bin/rclone\n", 4711)
-    # One of a socket that is not of the network, and a thread of the kernel.
+    # A socket that is not a network socket, and a kernel thread.
     process(tmp_path, 13, "bash", LOADER, 4712)
     process(tmp_path, 14, "kthreadd", "", 4711)
     assert programs(Tree(str(tmp_path))) == [Program("rclone", True), Program("sshd", False)]

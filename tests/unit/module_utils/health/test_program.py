@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node's checks as Slurm runs them: one file, no Ansible, and an scontrol that only the controller's part is."""
+"""The node's checks as Slurm runs them: one file, without Ansible, and with an scontrol that plays the controller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ansible_collections.gpumesh.cluster.tests.unit.modules.test_cluster_modules
 
 DISK = "health.disk"
 OURS = f"{program.MARK}health.disk: / has 99 % of its space in use"
-#: The record says that this machine has a hundred GPUs. The other check passes.
+#: According to the record, this machine has a hundred GPUs. The other check passes.
 UNFIT, FIT = "health.gpu_count", "health.swap"
 
 
@@ -49,22 +49,22 @@ def node(reason: str = "", state: str = "idle", *flags: str) -> Node:
         # Drained already, for the same or for another fault of ours.
         ([result("fail")], node(OURS, "idle", "drain"), "none"),
         ([result("fail", reason="/var has 97 % of its inodes in use.")], node(OURS, "idle", "drain"), "drain"),
-        # Someone else's: never touched, fit or not.
+        # Drained by others: never changed, fit or not.
         ([result("fail")], node("new cables", "idle", "drain"), "none"),
         ([result("pass")], node("new cables", "idle", "drain"), "none"),
         ([result("pass")], node("gpumesh: leaves the cluster", "idle", "drain"), "none"),
         ([result("pass")], node("Not responding", "down"), "none"),
         ([result("fail")], node("Not responding", "down"), "none"),
-        # Ours: lifted when all is well, and not when something cannot be told.
+        # Ours: resumed when all is well, but not if a check could not be made.
         ([result("pass"), result("skipped")], node(OURS, "idle", "drain"), "resume"),
         ([result("pass"), result("error")], node(OURS, "idle", "drain"), "none"),
         ([result("error")], node(), "none"),
-        # An admin who writes a reason of his own over ours has taken the node over.
+        # An administrator who replaces our reason has taken over the node.
         ([result("pass")], node(f"see ticket 5; was: {OURS}", "idle", "drain"), "none"),
-        # Our reason on a node that somebody has resumed by hand.
+        # Our reason on a node that was resumed manually.
         ([result("pass")], node(OURS, "idle"), "none"),
         ([result("fail")], node(OURS, "idle"), "drain"),
-        # Slurm's, for a job that did not end in time, of which nothing is left.
+        # Slurm's reason, for a job that did not end in time, of which nothing is left.
         ([result("pass")], node(program.KILL_FAILED, "idle", "drain"), "resume"),
         ([result("fail")], node(program.KILL_FAILED, "idle", "drain"), "none"),
         ([result("error")], node(program.KILL_FAILED, "idle", "drain"), "none"),
@@ -95,7 +95,7 @@ def test_a_node_with_processes_that_no_signal_ends_stays_drained() -> None:
 def test_what_is_left_of_jobs(tmp_path: Path, stat: str, group: str, counts: bool) -> None:
     for name in ("71", "self", "72"):
         (tmp_path / "proc" / name).mkdir(parents=True)
-    # 72 has just ended.
+    # Process 72 has just ended.
     (tmp_path / "proc/71/stat").write_text(f"{stat} 71 0\n", encoding="utf-8")
     (tmp_path / "proc/71/cgroup").write_text(f"{group}\n", encoding="utf-8")
     assert bool(program.left_of_jobs(Tree(str(tmp_path)))) == counts
@@ -110,7 +110,7 @@ def test_what_is_left_of_jobs(tmp_path: Path, stat: str, group: str, counts: boo
         (2, 8, True),
         (24, 100, False),
         (25, 100, True),
-        # One may always be out of service.
+        # One node may always be out of service.
         (0, 1, False),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_shared_fault_drains_nobody_and_brings_back_who_was_drained_for_it() -
 
 
 def test_a_node_that_comes_back_says_again_what_it_has(tmp_path: Path) -> None:
-    """Slurm takes the comment of a node that is resumed away."""
+    """Slurm removes the comment of a node that is resumed."""
     told: list[str] = []
     line = f"NodeName={{}} State={{}} Reason={OURS} [root@2026-11-22T14:45:56] Comment={program.NOTE}{DISK}\n"
 
@@ -179,7 +179,7 @@ def test_the_archive_needs_nothing_of_ansible() -> None:
 
 
 class Host:
-    """A machine with the program on it, a record, and an scontrol that shows and stores one node's state."""
+    """A machine with the program, a record, and an scontrol that shows and stores one node's state."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -206,7 +206,7 @@ class Host:
         script.chmod(0o755)
 
     def start(self, *arguments: str, **variables: str) -> tuple[int, str, list[str]]:
-        """(exit status, output, what Slurm was told)."""
+        """Run the program. Returns (exit status, output, commands to Slurm)."""
         self.told.write_text("", encoding="utf-8")
         environment = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", **variables}
         done = subprocess.run(
@@ -340,7 +340,7 @@ def test_the_record_says_what_the_node_is_meant_to_be() -> None:
 
 
 def test_the_modules_default_is_the_programs(tmp_path: Path) -> None:
-    """And every name in it is that of a check."""
+    """Every name in it is that of a check."""
     names = {check.id for check in CHECKS}
     assert set(program.DRAIN_ON) <= names
     path = tmp_path / "health"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the layer has on a node, with and without RDMA, and what it refuses."""
+"""The files of the layer on a node, with and without RDMA, and what it refuses."""
 
 from __future__ import annotations
 

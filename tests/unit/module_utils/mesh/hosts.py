@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records and hosts to test the mesh with: a host that answers ip and wg from an interface in memory."""
+"""Records and hosts for tests of the mesh: a host on which ip and wg use an interface in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def key(name: str) -> str:
-    """A public key of the right form, the same for the same name."""
+    """A public key of the right form, always the same for a name."""
     return base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()
 
 
@@ -38,7 +38,7 @@ def member(
 
 
 def record(*members: Mapping[str, Any], manager: str = "", mtu: int | None = None) -> dict[str, Any]:
-    """A cluster record, as far as the mesh reads it."""
+    """The parts of a cluster record that the mesh uses."""
     return {
         "name": "lab",
         "manager": manager or members[0]["machine"],
@@ -54,7 +54,7 @@ def record(*members: Mapping[str, Any], manager: str = "", mtu: int | None = Non
 
 
 class FakeHost:
-    """Runs ip and wg on one interface in memory, and keeps every command line that it saw."""
+    """Runs ip and wg on one interface in memory, and records all command lines."""
 
     def __init__(self, kind: str = "tun") -> None:
         self.kind = kind
@@ -67,7 +67,7 @@ class FakeHost:
         self.peers: dict[str, dict[str, Any]] = {}
         self.commands: list[tuple[str, ...]] = []
         self.made = 0
-        #: 1 where the peers make a new session once this host has a new key.
+        #: 1 if the peers create a new session once this host has a new key.
         self.sessions_after_key = 0
 
     def start(self, conf: str, private: str) -> None:
@@ -94,7 +94,7 @@ class FakeHost:
     def run(
         self, argv: Sequence[str], stdin: str | None = None, timeout: float = 30.0, check: bool = True, **_more: object
     ) -> Completed:
-        """The Runner."""
+        """The Runner of this host."""
         self.commands.append(tuple(argv))
         words = list(argv)
         if words[:2] == ["wg", "genkey"]:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host's interface from nothing to running and back, on a host in memory."""
+"""A host's interface, from creation to removal, on a host in memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Lab:
         self.fake.start(self.conf.read_text(encoding="utf-8"), self.key.read_text(encoding="utf-8").strip())
 
     def changing(self) -> list[tuple[str, ...]]:
-        """The commands that changed something, since the last call."""
+        """The commands that changed something since the last call."""
         found = [command for command in self.fake.commands if command[:2] not in READS]
         self.fake.commands.clear()
         return found
@@ -101,7 +101,7 @@ def test_an_endpoint_that_has_moved_is_set_although_the_first_try_was_cut_off(
     lab.run(wanted(2))
     lab.start()
     peer = lab.fake.peers[key("n2")]
-    # A live session, which stays where it is unless the plan has changed.
+    # A live session, which keeps its endpoint unless the desired one has changed.
     peer["handshake"] = int(time.time())
     moved = wanted(2)
     moved = moved._replace(peers=tuple(one._replace(endpoint="203.0.113.9:51820") for one in moved.peers))
@@ -161,7 +161,7 @@ def test_check_mode_changes_nothing_and_says_what_would(lab: Lab) -> None:
 
 
 def test_a_key_that_the_peers_do_not_know_is_made_known_first(lab: Lab) -> None:
-    """Neither a fresh host nor one that lost its key gets a tunnel by which nobody would know it."""
+    """Neither a new host nor one that lost its key gets a tunnel whose key the peers do not know."""
     for expected in ("", key("another")):
         result = lab.run(wanted(2), expected_key=expected)
         assert result.public_key not in (None, expected)
@@ -243,14 +243,14 @@ def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:
         return present(lab.host(probe=probe), "gpumesh0", desired, probe_mtu=True)
 
     narrow = run(wanted(2, 3))
-    # WireGuard over IPv4 adds 60 bytes; the search is exact to 8.
+    # WireGuard over IPv4 adds 60 bytes; the search is accurate to 8.
     assert 1400 - 60 - 8 <= narrow.mtu <= 1400 - 60
     seen.clear()
     assert run(wanted(2, 3)).mtu == narrow.mtu
     assert [len(sizes) for sizes in seen] == [2, 1], "one packet to each, and a second one to the narrow one"
-    # Both are down: what was known stays.
+    # Both are down: the earlier results are kept.
     assert run(wanted(2, 3), silent).mtu == narrow.mtu
-    # The path grows, and shrinks again.
+    # The path MTU increases, and decreases again.
     carries["203.0.113.3"] = 1450
     grown = run(wanted(2, 3))
     assert 1450 - 60 - 8 <= grown.mtu <= 1450 - 60
@@ -304,7 +304,7 @@ def test_an_endpoint_that_was_silent_at_first_is_measured_by_the_next_run(lab: L
 
 
 def strange(lab: Lab) -> None:
-    """An interface of this name runs that something else has set up, with a key and peers of its own."""
+    """A running interface with this name, which something else has set up, with a key and peers of its own."""
     conf = f"[Peer]\nPublicKey = {key('office')}\nAllowedIPs = 10.1.0.0/16\n"
     lab.fake.start(conf, "a private key of systemd-networkd's")
 

@@ -22,7 +22,7 @@ ONE, OTHER = "192.0.2.1", "2001:db8::1"
 
 
 def network(carries: Mapping[str, int], rounds: list[int] | None = None) -> path_mtu.Probe:
-    """Addresses with the size that their path carries; an address that is not there is silent."""
+    """Addresses with the sizes that their paths carry; missing addresses do not answer."""
 
     def probe(sizes: Mapping[str, int]) -> dict[str, bool]:
         if rounds is not None:
@@ -81,7 +81,7 @@ def test_the_checksum_of_rfc_1071() -> None:
 
 
 class FakeRaw:
-    """A raw socket to a network in memory: ``passes`` says which echo requests are answered, by size and number."""
+    """A raw socket to a network in memory. ``passes`` returns which echo requests are answered, by size and number."""
 
     def __init__(self, version: int, passes: Callable[[int, int], bool]) -> None:
         self._header = b"" if version == 6 else b"\x45" + bytes(19)
@@ -116,7 +116,7 @@ class FakeRaw:
 
 @pytest.fixture(name="talk")
 def _talk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, Callable[[int, int], bool]], tuple[object, int]]:
-    """Probe one address in a network in memory: the verdict (None for silence), and how many packets that took."""
+    """Probe one address in a network in memory. Returns the verdict (None for silence), and the number of packets."""
     monkeypatch.setattr(path_mtu, "_INTERVAL", 0.01)
     monkeypatch.setattr(path_mtu, "_PATIENCE", 0.01)
 
@@ -131,12 +131,12 @@ def _talk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, Callable[[int,
 @pytest.mark.parametrize("address", [ONE, OTHER])
 def test_a_lost_packet_is_no_narrow_path(talk: Callable[..., tuple[object, int]], address: str) -> None:
     assert talk(address, 1480, lambda _size, _number: True) == (True, 2)
-    # The large packets of three pairs get lost, and then one gets through.
+    # The large packets of three pairs are lost, and then one passes.
     assert talk(address, 1480, lambda size, number: size < 1480 or number > 6) == (True, 8)
-    # A host that is too busy to answer at all, or answers once, says nothing about its path.
+    # A host that is too busy to answer, or answers only once, shows nothing about its path.
     assert talk(address, 1480, lambda _size, _number: False) == (None, 8)
     assert talk(address, 1480, lambda size, number: size < 1480 and number > 6) == (None, 8)
-    # The small ones come, again and again, and the large ones never.
+    # The small ones are always answered, the large ones never.
     assert talk(address, 1480, lambda size, _number: size < 1480) == (False, 8)
 
 
@@ -148,7 +148,7 @@ def test_what_does_not_fit_the_hosts_own_interface_is_known_at_once(talk: Callab
 def test_answers_that_came_while_this_host_was_busy_count(
     talk: Callable[..., tuple[object, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wait is over before it has begun, as for a process that did not get to run."""
+    """Each wait is over before it starts, as for a process that was not scheduled."""
     held_back = True
 
     def wait(read: list[FakeRaw], write: list[object], other: list[object], seconds: float) -> tuple[list[object], ...]:

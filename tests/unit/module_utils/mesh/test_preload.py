@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The library of a pod: which file, which line, and what happens when it does not work. Its work is an integration test."""
+"""The library of a pod: its file, its line, and failures. Integration tests cover that it works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _places(tmp_path: Path) -> preload.Places:
 
 
 class Host:
-    """Runs no compiler. ``works``: what the test says with a library that is not active yet, and with an active one."""
+    """Runs no compiler. ``works``: the test's result with a library that is not active yet, and with an active one."""
 
     def __init__(self, aside: bool = True, active: bool = True) -> None:
         self.works = {True: aside, False: active}
@@ -90,7 +90,7 @@ def test_another_address_is_another_library_and_the_old_one_goes(places: preload
 
 
 def test_the_lines_of_others_stay_and_ours_is_before_their_comments(places: preload.Places) -> None:
-    """glibc takes the words of all comments but the first for libraries."""
+    """glibc takes the words of all comments except the first for libraries."""
     others = "# one\n/usr/lib/other.so # two\n"
     Path(places.preload).write_text(others)
     plan = bring_about(places, Host())

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The keys of the pairs on disk. That WireGuard takes them is for tests/integration."""
+"""The preshared keys of pairs on disk. tests/integration covers that WireGuard accepts them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_keys_of_those_who_left_go(tmp_path: Path) -> None:
 
 
 def test_no_key_is_a_wish_of_its_own(tmp_path: Path) -> None:
-    """Without a wish the running interface keeps what it has; with one, whatever it has goes."""
+    """If no key is specified, the running interface keeps its key; with an explicit empty one, it is removed."""
     folder = str(tmp_path / "wg0.preshared")
     preshared.store(folder, {"n3": KEY}, check_mode=False)
     desired = wireguard.make_desired("wg0", "10.99.0.1/16", 51820, 1420, [peer("n3", "c"), peer("n4", "d")])

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The names of endpoints: all at once, with an end, and whatever a name server says."""
+"""The names of endpoints: resolved all at once, with a time limit, and with any reply from a name server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDPOINTS = [f"gw{number}.example.com:51820" for number in range(200)]
 
 def answering(monkeypatch: pytest.MonkeyPatch, seconds: float, *addresses: str) -> None:
     def ask(name: str, port: int, **_kind: Any) -> list[Any]:
-        # A name of one host that never answers, whatever the others do.
+        # One name never gets an answer, regardless of the others.
         time.sleep(30 if name.startswith("gw7.") else seconds)
         return [(socket.AF_INET, 0, 0, "", (address, port)) for address in addresses]
 
@@ -31,7 +31,7 @@ def test_many_names_are_asked_for_at_once_and_one_that_hangs_holds_up_nobody_for
     answering(monkeypatch, 0.02, "203.0.113.7")
     began = time.monotonic()
     found = interface.resolve(ENDPOINTS, seconds=2.0)
-    # One after the other they take 4 s, and the one that hangs 30 s more.
+    # One after the other, they would take 4 s, and the one that hangs 30 s more.
     assert time.monotonic() - began < 3.5
     assert found.pop("gw7.example.com:51820") == ()
     assert set(found.values()) == {("203.0.113.7:51820",)}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of keys between two hosts in memory, whose words travel over the loopback."""
+"""A change of keys between two hosts in memory, whose announcements use the loopback interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface imp
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import Desired, Peer, make_desired
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils.mesh.hosts import FakeHost, key
 
-#: Not WireGuard's own, so that the test can run beside a real tunnel.
+#: Not WireGuard's own port, so that the test can run beside a real tunnel.
 PORT = 45820
 
 
@@ -93,7 +93,7 @@ def test_a_member_changes_its_key_in_step_with_its_peer(tmp_path: Path) -> None:
     assert switched == rotation.Switched(next_key, ())
     assert key(mine.private) == next_key
     assert not (tmp_path / "one" / "gpumesh0.key.next").exists()
-    # The new peer has the addresses, and the endpoint that the old one was last heard from.
+    # The new peer has the addresses, and the endpoint from which the old one was last heard.
     assert {name: (peer["allowed"], peer["endpoint"]) for name, peer in theirs.peers.items()} == {
         next_key: (["127.0.0.1/32"], "198.51.100.1:4000")
     }
@@ -102,7 +102,7 @@ def test_a_member_changes_its_key_in_step_with_its_peer(tmp_path: Path) -> None:
     assert key("private 1") not in repr(mine.commands)
 
 
-# In the middle of a rotation the peer has another key than the one that this host was told.
+# In the middle of a rotation, the peer has another key than the one that this host knows.
 @pytest.mark.parametrize("told", ["n2", "n2 before"])
 def test_a_peer_that_does_not_answer_stops_the_change_before_it_begins(tmp_path: Path, told: str) -> None:
     mine = running(1, 2, int(time.time()))
@@ -151,7 +151,7 @@ def test_a_peer_is_replaced_a_moment_after_the_word_and_once() -> None:
 @pytest.mark.parametrize(
     ("data", "source"),
     [
-        (rotation.message(rotation.GO, key("next")), "10.99.0.9"),  # somebody else speaks of n1's key
+        (rotation.message(rotation.GO, key("next")), "10.99.0.9"),  # another host announces n1's key
         (rotation.message(rotation.GO, key("other")), "10.99.0.1"),
         (b"\xff", "10.99.0.1"),
         (b"[]", "10.99.0.1"),

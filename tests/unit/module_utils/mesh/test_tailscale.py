@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The login to a tailnet: what tailscale(1) prints is read, planned against and never asked for more than is needed."""
+"""The login to a tailnet: the output of tailscale(1) is parsed, and only the necessary changes are requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import tailnet, tailnet_api, tailscale
 
 SERVER = "https://headscale.example.org"
-#: As tailscale 1.94.1 prints them, less what nobody reads.
+#: As printed by tailscale 1.94.1, without unused fields.
 PREFS = {
     "ControlURL": SERVER,
     "RouteAll": False,
@@ -154,7 +154,7 @@ def test_tags_are_asked_for_only_where_the_key_lets_the_host_ask() -> None:
 
 
 def test_a_login_mentions_all_that_is_not_as_it_comes() -> None:
-    """tailscale(1) refuses a login that forgets a setting."""
+    """tailscale(1) rejects a login that omits a setting."""
     options = tailscale.login_options(
         desired(hostname="gpu1", ssh=False, tags=["tag:b", "tag:a"]),
         prefs(RunSSH=True, ShieldsUp=True, OperatorUser="alice"),
@@ -227,7 +227,7 @@ def test_the_paths_that_the_daemon_remembers() -> None:
 
 
 class Daemon:
-    """Stands for tailscale(1): answers with its state, and remembers what it was told."""
+    """Stands in for tailscale(1): reports its state, and records its commands."""
 
     def __init__(self, state: str) -> None:
         self.state = state
@@ -334,7 +334,7 @@ def test_our_login_is_ended_and_its_identity_dropped_when_asked(host_of: Any, mo
 
 
 def test_a_host_that_has_left_still_says_which_addresses_it_had(host_of: Any) -> None:
-    """So that a deletion of its device that failed can be done by another run."""
+    """So that another run can complete a failed deletion of its device."""
     daemon = Daemon("NeedsLogin")
     host = host_of(daemon)
     before = tailnet.present(host, desired(), "hskey-secret").addresses
@@ -342,11 +342,11 @@ def test_a_host_that_has_left_still_says_which_addresses_it_had(host_of: Any) ->
     assert tailnet.absent(host, forget=False).addresses == before
     again = tailnet.absent(host, forget=False)
     assert (again.changed, again.managed, again.addresses) == (False, True, before)
-    # One whose key has expired cannot be asked any more.
+    # A host whose key has expired can no longer be queried.
     tailnet.present(host, desired(), "hskey-secret")
     daemon.state = "NeedsLogin"
     assert tailnet.absent(host, forget=False).addresses == before
-    # A login that is refused keeps them, unless it was to another tailnet.
+    # A rejected login keeps them, unless it was to another tailnet.
     daemon.refuses = True
     for server, kept in ((None, before), ("https://other.example.org", ())):
         with pytest.raises(HostStateError):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who dials whom, for every kind of pair."""
+"""Who connects to whom, for every kind of pair."""
 
 from __future__ import annotations
 
@@ -71,24 +71,24 @@ def test_members_that_share_only_the_mesh_dial_each_other_at_their_site() -> Non
     near = {**member("near", 7, "e"), "lan_address": "192.168.1.7"}
     here = {**member("here", 8, "e", "203.0.113.8:51820"), "lan_address": "192.168.1.8"}
     mesh = read_mesh(record(HEAD, near, here))
-    # Not by the endpoint: the packets stay on the site's own network, and nobody keeps a NAT open.
+    # Not through the endpoint: the packets stay on the site's own network, and no NAT mapping has to be kept.
     assert peers_of(plan_for(mesh, "near"))["here"]["endpoint"] == "192.168.1.8:51820"
     assert peers_of(plan_for(mesh, "here"))["near"]["endpoint"] == "192.168.1.7:51820"
     assert {peer["persistent_keepalive"] for peer in plan_for(mesh, "here")["peers"]} == {0}
     assert peers_of(plan_for(mesh, "head"))["here"]["endpoint"] == "203.0.113.8:51820"
-    # One that is not on that network is dialled as from anywhere.
+    # A member that is not on that network is reached as from elsewhere.
     apart = {**here, "lan_address": None}
     mesh = read_mesh(record(HEAD, near, apart))
     assert peers_of(plan_for(mesh, "near"))["here"]["endpoint"] == "203.0.113.8:51820"
     assert peers_of(plan_for(mesh, "here"))["near"]["endpoint"] is None
-    # Two of a site that cannot be dialled need a relay when one is not on its network.
+    # Two members of a site without endpoints need a relay if one is not on its network.
     hidden = {**apart, "endpoint": None}
     assert relayed_pairs(read_mesh(record(HEAD, near, hidden))) == [{"a": "near", "b": "here", "relay": "head"}]
     assert plan_for(read_mesh(record(HEAD, near, hidden)), "head")["relay"]
 
 
 def test_an_address_inside_the_mesh_is_no_lan() -> None:
-    """Dialling it would send the tunnel through itself."""
+    """Connecting to it would send the tunnel through itself."""
     twin = member("twin", 9, "a")
     plan = peers_of(plan_for(read_mesh(record(HEAD, twin)), "twin"))
     assert plan["head"]["endpoint"] == "203.0.113.1:51820"
@@ -177,7 +177,7 @@ _MEMBERS = st.lists(
 
 @given(_MEMBERS)
 def test_whatever_the_members_every_pair_agrees_on_its_way(members: list[dict[str, Any]]) -> None:
-    """Each address has one owner, and what a member sends to another comes in at a peer that may send it."""
+    """Each address has one owner, and what a member sends arrives from a peer that is allowed to send it."""
     mesh = read_mesh(record(*members))
     try:
         relayed_pairs(mesh)

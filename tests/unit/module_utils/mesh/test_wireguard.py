@@ -21,7 +21,7 @@ NOW = 1_795_210_200
 
 
 def peers(**overrides: Any) -> list[dict[str, Any]]:
-    """One peer n2, with what a test changes of it."""
+    """One peer n2, with the changes of a test."""
     return [
         {
             "machine": "n2",
@@ -40,7 +40,7 @@ def desired(entries: list[dict[str, Any]] | None = None, **overrides: Any) -> wg
 
 
 def runtime_of(wanted: wg.Desired, handshake: int = NOW - 10) -> wg.Runtime:
-    """A running interface that is as wanted."""
+    """A running interface in the desired state."""
     live = {
         peer.public_key: wg.RuntimePeer(
             peer.public_key, peer.endpoint, peer.allowed_ips, handshake, 1, 2, peer.persistent_keepalive
@@ -226,9 +226,9 @@ def test_only_the_peer_that_differs_is_touched() -> None:
 @pytest.mark.parametrize(
     ("age", "written_endpoint", "moves"),
     [
-        (10, "203.0.113.2:51820", False),  # roamed, alive: left where it answers
-        (500, "203.0.113.2:51820", True),  # dead there: dialled again where the record says
-        (10, "198.51.100.9:51820", True),  # the record has changed: moved though alive
+        (10, "203.0.113.2:51820", False),  # roamed and alive: keeps its endpoint
+        (500, "203.0.113.2:51820", True),  # dead there: set to the one in the record
+        (10, "198.51.100.9:51820", True),  # the record has changed: set although alive
         (10, None, True),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_changed_peer_that_roamed_keeps_its_endpoint() -> None:
 
 
 def test_a_new_key_takes_over_the_learned_endpoint() -> None:
-    """A member behind NAT has no endpoint but the one that its packets came from."""
+    """A member behind NAT has only the endpoint from which its packets came."""
     old = desired(peers(endpoint=None))
     live = runtime_of(old)
     learned = live.dump.peers[key("n2")]._replace(endpoint="203.0.113.77:4000")

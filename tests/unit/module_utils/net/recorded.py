@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Recorded hosts: what ``ip`` printed and the files of the kernel, as fixtures/README.md tells."""
+"""Recorded hosts: the output of ``ip`` and the kernel's files, as described in fixtures/README.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RecordedIp:
 
 
 def lay_out(case: str, root: Path) -> Tree:
-    """Make the recorded files and links below ``root``."""
+    """Create the recorded files and links below ``root``."""
     files = json.loads((FIXTURES / case / "tree.json").read_text(encoding="utf-8"))
     for name, content in files.items():
         path = root / name
@@ -46,7 +46,7 @@ def lay_out(case: str, root: Path) -> Tree:
 
 
 def facts_of(case: str, root: Path) -> HostFacts:
-    """The facts of a recorded host called gpu7, whose resolver reads nothing but /etc/hosts."""
+    """The facts of a recorded host called gpu7, whose resolver uses only /etc/hosts."""
     tree = lay_out(case, root)
 
     def resolve(name: str) -> list[str]:

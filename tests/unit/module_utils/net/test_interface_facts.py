@@ -110,7 +110,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-#: Objects with the right keys and any values get further than arbitrary JSON does.
+#: Objects with the right keys and arbitrary values get further than arbitrary JSON.
 LIKELY = st.lists(
     st.dictionaries(
         st.sampled_from(
@@ -159,7 +159,7 @@ def _parse_both(text: str) -> None:
 
 @st.composite
 def damaged_output(draw: st.DrawFn) -> str:
-    """Recorded output with one value replaced, one key taken away, or cut off in the middle."""
+    """Recorded output with one value replaced, one key removed, or truncated."""
     text = RECORDED_ADDRESSES[draw(st.sampled_from(CASES))]
     if draw(st.booleans()):
         return text[: draw(st.integers(0, len(text)))] + draw(st.text(max_size=3))
@@ -193,7 +193,7 @@ def test_damaged_output_gives_whole_facts_or_a_typed_error(text: str) -> None:
 
 
 def _typed(work: Callable[[], Any], command: str) -> Any:
-    """What the work gives, or the one error that it may raise, which must name the command."""
+    """The result of the work, or the one error that it may raise, which must name the command."""
     try:
         return work()
     except ParseError as error:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The single rules: kinds, speeds, states, rates, names and subnets."""
+"""The individual rules: kinds, speeds, states, rates, names and subnets."""
 
 from __future__ import annotations
 

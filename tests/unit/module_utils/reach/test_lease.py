@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether the controller is still there, told from the processes of a host."""
+"""Whether the controller still exists, determined from the processes of a host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.lease import
 
 
 class Host:
-    """A /proc of our own, and a clock."""
+    """An artificial /proc, and a clock."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

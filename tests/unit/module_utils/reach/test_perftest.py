@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which RDMA port is taken, how perftest is called, and what its output says."""
+"""Which RDMA port is used, how perftest is called, and how its output is parsed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.lease import
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Self
 
 FIXTURES = Path(__file__).parent / "fixtures" / "perftest"
-#: By fixture what is measured in Gbit/s, what in microseconds, and the words of a failure.
+#: By fixture: Gbit/s, microseconds, and the message of a failure.
 CASES: dict[str, tuple[float | None, float | None, str]] = {
     "bandwidth-infiniband": (394.86, None, ""),
     "bandwidth-roce-clocks": (97.12, None, ""),
@@ -67,7 +67,7 @@ def test_output_that_ends_anywhere_is_no_measurement_before_its_number(name: str
     cut = text(name)[:place]
     for parse, whole in ((perftest.parse_bandwidth, CASES[name][0]), (perftest.parse_latency, CASES[name][1])):
         found = parse(cut)
-        # A number may itself be cut, and a table may have a row of a smaller size.
+        # A number may itself be truncated, and a table may have a row of a smaller size.
         assert found is None or whole is not None
     assert perftest.parse_failure(cut)
 
@@ -164,7 +164,7 @@ def test_time_for_rdma_is_taken_only_where_two_hosts_have_it() -> None:
     assert runner.half_round(peers(True, False, True), 3) >= plain + 2 * 3
 
 
-#: Stands in for both programs: the server takes its time to listen, and the client finds it or says that it did not.
+#: Stands in for both programs: the server listens after a delay, and the client reports whether it finds it.
 PROGRAM = """#!{python}
 import pathlib, socket, sys, time
 port = next(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--port="))
@@ -183,7 +183,7 @@ print(pathlib.Path({fixtures!r}, name + ".txt").read_text())
 
 
 def test_two_hosts_measure_with_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dialogue of a runner and a listener, and a server that is slow to start."""
+    """The dialogue of a runner and a listener, with a server that is slow to start."""
     for name in perftest.PROGRAMS.values():
         (tmp_path / name).write_text(PROGRAM.format(python=sys.executable, fixtures=str(FIXTURES)))
         (tmp_path / name).chmod(0o755)

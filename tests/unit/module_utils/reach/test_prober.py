@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.prober impor
 
 
 def outcome(monkeypatch: pytest.MonkeyPatch, state: str, opens: bool) -> str:
-    """What is said of a port on which nobody listens at first, and on which somebody does a moment later if it ``opens``."""
+    """The result for a port on which nothing listens at first; if it ``opens``, something does a moment later."""
     monkeypatch.setattr(prober, "_AGAIN", 0.3)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
@@ -30,7 +30,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, state: str, opens: bool) -> str:
             )
         )
         await asyncio.sleep(0.1)
-        # It shows at once that it does not know the protocol.
+        # It shows immediately that it does not know the protocol.
         server = (
             await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", number) if opens else None
         )

@@ -136,7 +136,7 @@ class TestPathMtu:
             (1500, 1500, 1500, False),
             (1500, 1400, 1500, True),
             (1500, 1400, None, True),
-            # A router has said what fits: the kernel sends no more than that.
+            # A router has reported what fits: the kernel sends no larger packets.
             (1500, 1400, 1400, False),
             (1500, 1300, 1400, True),
             (None, 1400, 1500, False),
@@ -150,7 +150,7 @@ class TestPathMtu:
 
 
 def read_routes(stdout: str, stderr: str) -> dict[str, Any] | str:
-    """The routes, or the words of the error."""
+    """The routes, or the message of the error."""
     try:
         return routes.parse(["10.5.0.2"], stdout, stderr)
     except ParseError as error:
@@ -158,7 +158,7 @@ def read_routes(stdout: str, stderr: str) -> dict[str, Any] | str:
 
 
 class TestRoutes:
-    #: As iproute2 6.1 prints it, one answer a line, the second address without a route.
+    #: As printed by iproute2 6.1, one answer per line, the second address without a route.
     OUTPUT = (
         '[{"dst":"10.5.0.2","dev":"e0","prefsrc":"10.5.0.1","flags":[],"uid":0,"cache":[]}]\n'
         '[{"dst":"8.8.8.8","gateway":"10.5.0.9","dev":"e0","prefsrc":"10.5.0.1","flags":[],"uid":0,"cache":[]}]\n'
@@ -230,7 +230,7 @@ class TestRoutes:
 
 
 class TestArp:
-    #: A real answer: 10.50.0.2 is at 32:6e:b1:13:7f:a0, said to 56:cd:e4:3c:b2:c4.
+    #: A real reply: 10.50.0.2 is at 32:6e:b1:13:7f:a0, sent to 56:cd:e4:3c:b2:c4.
     REPLY = bytes.fromhex(
         "56cde43cb2c4326eb1137fa008060001080006040002326eb1137fa00a32000256cde43cb2c40a320001" + "00" * 18
     )
@@ -271,10 +271,10 @@ class TestSchedule:
         machines = [f"n{index}" for index in range(number)]
         rounds = schedule.rounds(machines)
         matches = [frozenset(match) for matches in rounds for match in matches]
-        # Everybody meets everybody, once.
+        # All pairs meet exactly once.
         assert len(matches) == len(set(matches)) == number * (number - 1) // 2
         assert all(len(match) == 2 for match in matches)
-        # Nobody is in two matches of a round.
+        # No machine is in two pairs of a round.
         for one in rounds:
             busy = [machine for match in one for machine in match]
             assert len(busy) == len(set(busy))

@@ -36,7 +36,7 @@ def create(folder: Path) -> Any:
 
 
 def join(folder: str, number: int) -> str:
-    """As a run of site does it that has read the first generation: it updates all whom it knew, and adds its own."""
+    """Run site as one that has read the first generation: it updates all members that it knew, and adds its own."""
     try:
         wanted = request(1, 2, 3, number, joining=[f"n{number}"])
         apply.cluster_present(store_in(Path(folder)), wanted, f"run{number}", False)
@@ -64,7 +64,7 @@ def test_twenty_joins_and_a_removal_at_once_are_each_done_or_refused_for_a_true_
     assert "n3" not in machines, "a run that knew it has taken back who was removed"
     assert {f"n{number}" for number, refusal in told.items() if not refusal} == set(machines) - {"n1", "n2"}
     assert all("n3 left, and it is at generation" in refusal for refusal in told.values() if refusal)
-    # The creation, the removal, and one generation for each join that was done.
+    # The creation, the removal, and one generation for each completed join.
     assert record["generation"] == 2 + len(machines) - 2
     addresses = [member["mesh"]["address"] for member in record["members"] if member["mesh"]]
     assert len(set(addresses)) == len(machines)

@@ -67,7 +67,7 @@ DOCUMENT: dict[str, Any] = {
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """DOCUMENT with the value at a dotted path replaced, or taken away where it is ``...``."""
+    """DOCUMENT with the value at a dotted path replaced, or removed if it is ``...``."""
     document = copy.deepcopy(DOCUMENT)
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     place: Any = document
@@ -202,7 +202,7 @@ JSON = st.recursive(
 
 
 def places(value: Any, path: str = "") -> list[str]:
-    """Every dotted path in a document."""
+    """All dotted paths in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = []
     for key, inner in items:

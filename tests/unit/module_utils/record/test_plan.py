@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each change makes of a record, what is refused, and any sequence of changes against a simple model of it."""
+"""The effect of each change on a record, what is refused, and random sequences of changes against a simple model."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ NUMBERS = st.integers(1, 9)
 
 
 class Life(RuleBasedStateMachine):
-    """Any sequence of changes. A plain dictionary of machine to last octet says who should be where."""
+    """Random sequences of changes. A plain dictionary from machine to last octet has the expected members."""
 
     @initialize(first=st.sets(NUMBERS, min_size=1, max_size=3), backend=st.sampled_from(["none", "wireguard"]))
     def create(self, first: set[int], backend: str) -> None:

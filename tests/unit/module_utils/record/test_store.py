@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The record on a real disk: damage, owners, locks, processes that die anywhere, and many at once."""
+"""The record on a real disk: damage, owners, locks, processes that die at any point, and concurrent ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entry(number: int) -> dict[str, Any]:
 
 REQUEST = apply.ClusterRequest(subnet="10.77.0.1/24", manager="n1", members=[entry(1), entry(2)])
 
-#: What a host may have beside it.
+#: Other files that a host may have beside it.
 ANOTHER = apply.ClusterRequest(
     subnet="10.78.0.0/24",
     manager="n1",
@@ -283,7 +283,7 @@ class TestReplica:
         assert kept.read() == record
 
 
-#: Runs in a process of its own: one join, with everything imported before the first line of output.
+#: Runs in a separate process: one join, with everything imported before the first line of output.
 CHILD = """
 import os, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import apply, store
@@ -294,8 +294,8 @@ def work():
     apply.members_present(kept, [member], None, "child", check_mode=False)
 """
 
-#: Ends the process without any cleaning up, as kill -9 does, at the Nth call into the kernel that the write makes.
-#: A write is cut in two besides: the first half reaches the file, then the process is gone.
+#: Ends the process without any cleanup, like kill -9, at the Nth system call of the write. A write is also split: the
+#: first half reaches the file, then the process ends.
 DIE = """
 import builtins, fcntl, io
 fatal, count = int(sys.argv[3]), 0
@@ -382,7 +382,7 @@ class TestDeath:
         assert process.returncode == 0, errors
         steps = [line.split() for line in output.splitlines() if len(line.split()) == 3]
         generations = [int(generation) for _fatal, _status, generation in steps]
-        # It died often, both before and after the one moment in which the record changes, and at last got through.
+        # It died often, both before and after the moment in which the record changes, and finally succeeded.
         assert len(steps) > 30
         assert generations == sorted(generations)
         assert {1, 2} == set(generations)
@@ -412,7 +412,7 @@ class TestDeath:
             kept.write(original)
         traced = [line.partition("(")[0] for line in counted.stderr.splitlines()]
         start = traced.index("chdir")
-        # The calls of the write itself; after the last word about the record Python only goes home.
+        # The calls of the write itself; after the last output about the record, Python only exits.
         last = max(index for index, line in enumerate(counted.stderr.splitlines()) if "lab.json" in line)
         assert traced[start : last + 1].count("renameat") == 2
         generations = []
@@ -472,7 +472,7 @@ class TestLock:
         assert not (tmp_path / "passwd").exists()
 
     def test_who_waited_for_a_deleted_lock_starts_over(self, kept: Store) -> None:
-        """Deletes and creations at once: nobody may come to hold a lock file that is no longer there."""
+        """Concurrent deletions and creations: no process may hold a lock file that no longer exists."""
         turns = CHILD + (
             "\nfor turn in range(25):\n"
             "    if number % 2:\n"

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What podman is told of a container, and what keeps a node from running it."""
+"""The arguments of podman for a container, and what keeps a node from running it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_values_are_in_no_list_of_processes_and_do_not_mislead_podman() -> None:
 
 
 def test_podman_stays_in_the_job_of_the_session() -> None:
-    """By the bus of the user's login it would move out of it, and a check of the image's health would be a timer."""
+    """Through the bus of the user's login, it would leave the job, and a health check of the image would be a timer."""
     assert "--no-healthcheck" in container.run_arguments(parsed().roles[0], OWN, PLACE, "sha", {}, [])
     known = container.podman_environment(PLACE.run)
     assert (known["XDG_RUNTIME_DIR"], known["DBUS_SESSION_BUS_ADDRESS"]) == (PLACE.run, f"unix:path={PLACE.run}/no-bus")
@@ -114,7 +114,7 @@ def test_a_user_without_subordinate_ids_is_told_what_to_do(top: Path) -> None:
 def test_gpus_need_the_description_of_nvidias_toolkit(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "_CDI", (str(top / "none"), str(top / "cdi")))
     (top / "cdi").mkdir()
-    # Of other devices, and what the toolkit does not read.
+    # Of other devices, and content that the toolkit does not read.
     (top / "cdi" / "net.yaml").write_text('kind: "vendor.com/net"\n')
     (top / "cdi" / "nvidia.yaml.old").write_text('kind: "nvidia.com/gpu"\n')
     word = job.encode(parsed(gpus=1))

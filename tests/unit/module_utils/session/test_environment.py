@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The environment of a container is what the documented tables say, value by value."""
+"""The environment of a container matches the documented tables, value by value."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_tables() -> None:
         "DSTACK_NODE_RANK": "2",
         "SKYPILOT_NODE_RANK": "2",
         "NODE_ADDR": "10.192.5.3",
-        # The network is the session's own: the node's interface and its RDMA are not there.
+        # The network is the session's own: the node's interface and its RDMA are not available.
         "NCCL_SOCKET_IFNAME": "=eth0",
         "SITE": "lab",
     }

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ports of main1 at the manager's address: which are refused, and what ssh is told."""
+"""Ports of main1 at the manager's address: which are refused, and the arguments of ssh."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is installed on a host: hosts whose kernel cannot have sessions are refused before, and nothing is left afterwards."""
+"""The installation on a host: a kernel that cannot have sessions is refused first, and nothing remains afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Kernel:
-    """Answers as ip does, and notes which namespaces there are."""
+    """Replies as ip does, and records the namespaces."""
 
     def __init__(self, refusal: str = "") -> None:
         self.refusal, self.spaces = refusal, set[str]()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The job of a session, as Slurm tells of it, or does not."""
+"""The job of a session, as reported by Slurm, or not."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Com
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 
-#: What Slurm fills in for the fields.
+#: The values that Slurm fills in for the fields.
 _FIELDS = "%A|%u|%T|%N|%B|%r|%k"
 _RUNS = "7|alice|RUNNING|n1|n1|None|gpumesh-session 5;demo;main;1 running\n"
 _DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
 class Slurm:
-    """Gives one answer after the other, the last one again and again; those with an error are text alone. Before the first
-    line of an answer is what the format has there.
+    """Returns one answer after the other, and then the last one repeatedly; those with an error contain only text.
+
+    The first line of an answer is preceded by the prefix in the format.
     """
 
     def __init__(self, *answers: Completed) -> None:
@@ -54,12 +55,12 @@ def test_a_job_that_slurm_has_forgotten() -> None:
 def test_a_comment_with_line_ends_adds_no_sessions_of_others() -> None:
     forged = "9|eve|RUNNING|n1|n1|None|x\n8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1 running\n"
     assert job.queue(Slurm(Completed(0, forged, ""))) == []
-    # The session itself is there with what comes before.
+    # The session itself is found in spite of the output before it.
     own = "9|eve|RUNNING|n1|n1|None|gpumesh-session 5;x;main;1 failed a\n8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1\n"
     assert [one.job for one in job.queue(Slurm(Completed(0, own, "")))] == [9]
 
 
 def test_a_comment_is_one_line() -> None:
-    """Only a line's end is one: whoever submits a job may write other separators into its comment."""
+    """Only a line break ends it: whoever submits a job may write other separators into its comment."""
     text = "9|eve|RUNNING|n1|n1|None|gpumesh-session 5;x;main;1 failed a\x0b8|bob|RUNNING|n1|n1|None|gpumesh-session 6;y;main;1\n"
     assert [one.job for one in job.parse_queue(text)] == [9]

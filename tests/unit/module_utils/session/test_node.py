@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is found of jobs on a node, and what is left there when Slurm knows them no more."""
+"""What is found of jobs on a node, and what is removed when Slurm no longer knows them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_tasks_of_a_job_are_told_why_its_prolog_has_failed(top: Path) -> Non
 def test_the_nodes_of_a_job_are_read_as_each_release_of_slurm_tells_them(
     top: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Slurm 22.05 has the older name alone."""
+    """Slurm 22.05 only has the older name."""
     monkeypatch.setattr(node, "guard", lambda _run: None)
     monkeypatch.setattr(node, "_make_folders", lambda *_given: None)
     settings = Settings(
@@ -101,7 +101,7 @@ def test_a_job_that_has_fewer_nodes_than_its_session_needs(top: Path, monkeypatc
 
 
 def watched(top: Path, monkeypatch: pytest.MonkeyPatch, queue: str) -> list[float]:
-    """How long it has waited until it has ended. After three looks it is interrupted."""
+    """The seconds of each wait until the watcher ended. It is interrupted after three checks."""
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -128,7 +128,7 @@ def test_a_job_that_goes_on_is_watched_and_left_alone(top: Path, monkeypatch: py
     (top / "run" / "5").mkdir()
     assert len(watched(top, monkeypatch, "5|RUNNING\n")) == 4
     assert "run/5" in leftovers(top)
-    # Where its steps are, nobody is asked.
+    # On the node of its own steps, the controller is not queried.
     monkeypatch.setattr(node, "_stepping", lambda: {5})
     assert len(watched(top, monkeypatch, "5|COMPLETED\n")) == 4
     assert "run/5" in leftovers(top)
@@ -161,7 +161,7 @@ def test_a_program_of_a_user_is_not_taken_for_a_step(monkeypatch: pytest.MonkeyP
 
 
 def test_users_cannot_hold_up_the_prologs_of_others(top: Path) -> None:
-    """Whoever can open a file, also for reading, can lock it."""
+    """Anyone who can open a file, even only for reading, can lock it."""
     (top / "run" / ".lock").touch(0o644)
     node.epilog(lambda *_argv, **_options: Completed(0, "", ""), {"SLURM_JOB_ID": "5"})
     assert (top / "run" / ".lock").stat().st_mode & 0o777 == 0o600
@@ -201,7 +201,7 @@ def test_what_cannot_be_removed_holds_up_nothing_else(top: Path) -> None:
 
 
 def test_directories_that_a_user_has_nested_deeply_hold_up_nothing(top: Path) -> None:
-    """Each later prolog on the node would fail for them, and so each session there."""
+    """Otherwise, each later prolog on the node would fail, and so would each session."""
     deepest = os.open(top / "lib", os.O_RDONLY)
     for name in ("5", "0", *["d"] * 1200):
         os.mkdir(name, dir_fd=deepest)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All nodes derive the same places, no two sessions have the same subnet, and the job says which are taken."""
+"""All nodes derive the same placement, no two sessions have the same subnet, and the job shows which are in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 POOLS = ["10.192.0.0/10", "192.168.8.0/22"]
 MEMBERS = {"n1": "10.0.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}
 ALIKE = [{"name": "main", "image": "x"}, {"name": "sub", "replicas": 3, "image": "y"}]
-#: A GPU for each sub, and none for main.
+#: One GPU for each sub, and none for main.
 APART = [ALIKE[0], {**ALIKE[1], "gpus": 1}]
 
 
@@ -41,15 +41,15 @@ def test_containers_are_on_as_many_nodes_as_there_are() -> None:
 def test_roles_that_differ_share_nodes() -> None:
     roles = [{**ALIKE[0], "cpus": 2, "memory": "512M"}, {**ALIKE[1], "memory": "256M"}]
     layout = best(roles, 3)
-    # The large one first; the last of the small ones goes to where least is.
+    # The large one first; the last of the small ones goes to the node with the least.
     assert layout == ((1, 0), (0, 2), (0, 1))
     assert plan.fullest(parsed(roles), layout, 1) == plan.Size(0, 2, 512, 2)
-    # Slurm gives whole cores to a step.
+    # Slurm allocates whole cores to a step.
     assert plan.fullest(parsed(roles), layout, 2) == plan.Size(0, 4, 512, 2)
 
 
 def test_no_gpu_is_taken_for_a_node_that_needs_none() -> None:
-    # On four nodes, that of main would have one too.
+    # On four nodes, that of main would have one, too.
     assert best(APART, 4) == ((1, 1), (0, 1), (0, 1))
     assert [len(way) for way in plan.layouts(parsed(APART), 4, 1)] == [3, 1, 4, 2]
     eight = [{**ALIKE[0], "replicas": 8, "gpus": 1}]
@@ -102,7 +102,7 @@ def test_places() -> None:
         ("sub3", "n3", 1, "10.192.5.4", 0x504),
     ]
     assert found[1].mac == "02:67:6d:00:05:02"
-    # Where nodes register themselves, Slurm's own order is any, and squeue's is by name.
+    # If nodes register themselves, Slurm's own order is arbitrary, and that of squeue is by name.
     assert plan.places(token, ["n2", "n3", "n1"], MEMBERS, POOLS) == found
     assert [[one.name for one in step] for step in plan.steps(found)] == [["main1"], ["sub1", "sub3"], ["sub2"]]
     with pytest.raises(InputError, match="needs 3 nodes"):
@@ -200,7 +200,7 @@ def test_the_nodes_that_there_are() -> None:
 
 
 class Slurm:
-    """sinfo and sbatch of a cluster whose nodes have so many GPUs each."""
+    """sinfo and sbatch of a cluster whose nodes have this many GPUs each."""
 
     def __init__(self, *gpus: int) -> None:
         self.gpus = gpus

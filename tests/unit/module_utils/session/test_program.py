@@ -38,7 +38,7 @@ sys.exit(main({_SETTINGS!r}, ["run", "demo", "--", "true"]))
 @pytest.fixture(name="bin_folder")
 def _bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    # Before the fields is what the format has there.
+    # Before the fields is the prefix in the format.
     written(tmp_path, "squeue", f'echo "$2" | sed "s/^--format=//; s/|.*//" | sed \'s/$/|{_QUEUE}/\'')
     return tmp_path
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is refused before anything is submitted, and two sessions of one name that are started at the same time."""
+"""What is refused before anything is submitted, and two sessions with the same name that start at the same time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_earlier_one_goes_on(monkeypatch: pytest.MonkeyPatch, cancelled: lis
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, image: str, found: job.Session | None = None) -> str:
-    """Why a session with this image is refused, with no question to Slurm but who is there."""
+    """Why a session with this image is refused. Slurm is only queried for existing sessions."""
     monkeypatch.setattr(job, "own", lambda _run, _name: found)
     monkeypatch.setattr(job, "fit", lambda *_given: job.Fit((), job.plan.Size()))
     wanted = spec.parse({"name": "demo", "roles": [{"name": "main", "image": image}]})
@@ -72,7 +72,7 @@ def test_an_image_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]], tmp_path: Path, transport: str
 ) -> None:
     assert f"there is no image {tmp_path}/none" in refused(monkeypatch, f"{transport}{tmp_path}/none")
-    # A path without its beginning means another folder on each node.
+    # A relative path means a different folder on each node.
     assert "there is no image here.tar" in refused(monkeypatch, f"{transport}here.tar")
     assert refused(monkeypatch, f"{transport}{tmp_path}:tag") == ""
     assert refused(monkeypatch, "docker.io/library/x:1") == ""

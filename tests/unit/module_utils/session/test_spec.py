@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A session is read as it is written, and what could not work is refused with what to do."""
+"""How a session is parsed, and how what could not work is refused, with a remedy."""
 
 from __future__ import annotations
 

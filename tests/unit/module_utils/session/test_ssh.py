@@ -1,8 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ssh between containers, with the real programs: what a client is told, and a login to a daemon that an ordinary user
-runs."""
+"""ssh between containers, with the real programs: a client's configuration, and logins to an ordinary user's daemon."""
 
 from __future__ import annotations
 
@@ -76,11 +75,11 @@ def test_a_login_with_the_key_of_the_session_runs_the_command_and_no_other_key_d
             assert done.stdout == "entered sub1:\n"
             other = tmp_path / "other"
             ssh.make_key(run, str(other))
-            # The first value of an option counts.
+            # The first value of an option applies.
             key, config = tmp_path / "ssh" / "key", (tmp_path / "ssh" / "config").read_text()
             (tmp_path / "ssh" / "config").write_text(config.replace(str(key), str(other)))
             assert "Permission denied (publickey)" in run([*login, "127.0.0.1", "x"], check=False).stderr
-            # A daemon with another key is none of this session.
+            # A daemon with another key does not belong to this session.
             (tmp_path / "ssh" / "known_hosts").write_text(ssh.known_hosts(ssh.public_half(run, str(other))))
             assert "Host key verification failed" in run([*login, "127.0.0.1", "x"], check=False).stderr
         finally:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The batch script of a session, with an srun that is a script: how far the session is, and why it has failed."""
+"""The batch script of a session, with an srun that is a script: the stage of the session, and why it has failed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def batch(top: Path, prepare: str = "true", container: str = "true", watch: str = "true") -> tuple[int, list[str]]:
-    """The exit status, and the stages that the job has told."""
+    """The exit status, and the stages that the job has reported."""
     (top / "srun").write_text(_SRUN.format(top=top, prepare=prepare, container=container, watch=watch))
     (top / "srun").chmod(0o755)
     told: list[str] = []
@@ -59,7 +59,7 @@ def batch(top: Path, prepare: str = "true", container: str = "true", watch: str 
 
 def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
     assert batch(top, container="sleep 1", watch="sleep 0.3") == (0, ["fetching", "starting", "running"])
-    # While no node has said so, it does not.
+    # As long as no node has reported it, it does not.
     status, told = batch(top, container="sleep 0.4; exit 3", watch="exec sleep 60")
     assert (status, told[:2], "running" in told) == (3, ["fetching", "starting"], False)
 
@@ -98,7 +98,7 @@ def test_the_job_says_why_the_session_has_failed(
     status, told = batch(top, **steps)
     assert status
     assert told[-1] == f"failed {why}"
-    # The log has everything all the same.
+    # The log still contains everything.
     assert why in capfd.readouterr().err or "step" in why
 
 
@@ -114,7 +114,7 @@ def test_the_reason_of_the_prolog_is_that_of_the_session(top: Path) -> None:
 
 
 def test_a_log_that_takes_nothing_stops_no_container(top: Path) -> None:
-    """It is on a shared volume, which may be full. Whoever writes to a closed pipe is ended."""
+    """It is on a shared volume, which may be full. A process that writes to a closed pipe is killed."""
     reading, writing = os.pipe()
     full = os.open("/dev/full", os.O_WRONLY)
     errors = supervise.Errors(os.fdopen(reading, "rb", buffering=0), full)
@@ -138,7 +138,7 @@ def test_whoever_waits_is_told_why() -> None:
     assert sessions.failure(queued("COMPLETING", "failed no such image.")) == "no such image."
     assert sessions.failure(queued("CANCELLED", "running")) == "its job is cancelled."
     assert "ended" in sessions.failure(None)
-    # A session that is started again is not running yet.
+    # A session that is restarted is not running yet.
     assert queued("PENDING", "running").stage == "waiting"
     assert (queued("PENDING", "failed x").stage, sessions.failure(queued("PENDING", "failed x"))) == ("waiting", "")
     assert sessions.line(queued("FAILED", "failed x"), "demo") == "demo: job 7 · failed"

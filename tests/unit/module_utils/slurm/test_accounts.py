@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Accounts and qualities of service: what sacctmgr shows, and what it is told. Outputs are of Slurm 24.11."""
+"""Accounts and QOS: the output of sacctmgr, and its arguments. Outputs are from Slurm 24.11."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASKED = accounts.wanted(
 
 
 class Slurm:
-    """Answers as sacctmgr does, and remembers what it was told."""
+    """Replies as sacctmgr does, and records its commands."""
 
     def __init__(self, qos: str, account: str, assoc: str) -> None:
         self.shown = {"qos": qos, "account": account, "assoc": assoc}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm's configuration language, and what each of our files says."""
+"""Slurm's configuration language, and the content of our files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOLDER = "/etc/slurm"
 
 
 def request(**overrides: Any) -> config.Request:
-    """n1, which is the controller, with what a test changes."""
+    """n1, which is the controller, with the changes of a test."""
     fields: dict[str, Any] = {
         "cluster": "lab",
         "controller": "10.99.0.1",
@@ -70,12 +70,12 @@ def served(**overrides: Any) -> dict[str, str]:
 
 def test_slurm_conf() -> None:
     settings = served()
-    # The host's own name: slurmctld refuses another, whatever the inventory calls it.
+    # The host's own name: slurmctld refuses another one, whatever the inventory calls the host.
     assert settings["slurmctldhost"] == "box17(10.99.0.1)"
     assert settings["clustername"] == "lab"
     assert settings["slurmctldparameters"] == "enable_configless"
     assert settings["accountingstoragehost"] == "10.99.0.1"
-    # slurmstepd tells its end again after 60 s.
+    # slurmstepd reports its end again after 60 s.
     assert int(settings["unkillablesteptimeout"]) > 60 + 60
     assert "Include /etc/slurm/node/slurm.conf" in settings
     assert "PartitionName=cluster Nodes=ALL Default=YES" in settings
@@ -115,7 +115,7 @@ def test_memory_is_given_out_by_the_share_of_a_cpu() -> None:
     settings = served()
     assert settings["selecttypeparameters"] == "CR_Core_Memory"
     assert settings["defmempercpu"] == "1472"
-    # A job of all CPUs fits on the node.
+    # A job with all CPUs fits on the node.
     assert config.real_memory(HOST) >= 16 * 1472
     assert served(settings={"DefMemPerCPU": 4000})["defmempercpu"] == "4000"
 
@@ -207,7 +207,7 @@ def test_the_arguments_of_slurmd() -> None:
     )
     text = config.options_text(made.arguments)
     assert config.definition_in(text) == made.definition
-    # The shell reads the file as systemd does.
+    # The shell reads the file in the same way as systemd.
     shown = subprocess.run(
         ["/bin/sh", "-c", f'{text}\neval "set -- $SLURMD_OPTIONS"; for word; do echo "$word"; done'],
         capture_output=True,
@@ -224,7 +224,7 @@ def test_the_arguments_of_slurmd() -> None:
         (Cgroups("v2", ("cpuset", "memory")), (24, 11, 5), "proctrack/cgroup",
          {"cgroupplugin": "cgroup/v2", "enablecontrollers": "YES", "constraindevices": "YES"}),
         (Cgroups("none", ()), (24, 11, 5), "proctrack/linuxproc", {"cgroupplugin": "disabled"}),
-        # 22.05 does not know these words and would not start.
+        # 22.05 does not know these keywords, and would not start.
         (Cgroups("v2", ("cpuset", "memory")), (22, 5, 8), "proctrack/cgroup", {"cgroupplugin": "cgroup/v2"}),
         (Cgroups("none", ()), (22, 5, 8), "proctrack/linuxproc", {"cgroupplugin": "cgroup/v1"}),
     ],
@@ -287,7 +287,7 @@ def test_detected_control_groups(mounts: str, systemd: bool, version: str, why: 
     ids=["all", "those of a container engine"],
 )
 def test_tasks_are_bound_where_that_is_allowed(capabilities: str, plugin: str) -> None:
-    """Without CAP_SYS_NICE, slurmd cannot start a task of another user whom it would bind to CPUs."""
+    """Without CAP_SYS_NICE, slurmd cannot start a task of another user that it would have to bind to CPUs."""
     binds = may_bind(f"Name:\tpython3\nCapPrm:\t{capabilities}\nCapEff:\t{capabilities}\n")
     host = HOST._replace(cgroups=Cgroups("none", ()), binds=binds)
     assert config.node_settings(host)["TaskPlugin"] == plugin
@@ -299,7 +299,7 @@ def test_words_of_the_host() -> None:
     assert choose_autodetect("nvidia", True, ["gpu_nvidia", "gpu_nvml"]) == "nvml"
     assert choose_autodetect("nvidia", True, ["gpu_nvidia"]) == "nvidia"
     assert choose_autodetect("nvidia", True, ["gpu_generic"]) == ""
-    # Device files without a driver behind them would be detected as no GPU at all.
+    # Device files without a driver would be detected as no GPU.
     assert choose_autodetect("nvidia", False, ["gpu_nvml"]) == ""
     assert choose_autodetect("amd", True, ["gpu_rsmi"]) == "rsmi"
     with pytest.raises(ParseError):
@@ -370,7 +370,7 @@ def test_fewer_gpus_redefine_the_node() -> None:
 
 
 def test_lost_gpus_stay_declared_until_somebody_says_that_they_are_fewer() -> None:
-    """The controller takes the node out of service for them; see the scenario `slurm`."""
+    """The controller takes the node out of service for missing ones; see the scenario `slurm`."""
     before = config.documents(request(gpus=2), HOST, FOLDER)
     assert "Gres=gpu:h100:2" in before.definition
     one = HOST._replace(gpu=HOST.gpu._replace(files=HOST.gpu.files[:1]) if HOST.gpu else None)
@@ -380,7 +380,7 @@ def test_lost_gpus_stay_declared_until_somebody_says_that_they_are_fewer() -> No
         assert "/dev/nvidia1" not in after.node["node/gres.conf"]
     assert "Gres=gpu:2" in config.documents(request(gpus=2), HOST._replace(gpu=None), FOLDER).definition
     assert "Gres=gpu:h100:1" in config.documents(request(gpus=1), one, FOLDER, before.definition).definition
-    # What the user gives is what there is.
+    # The user's values take precedence.
     assert "Gres" not in config.documents(request(gpus=2, gres={"gpu": []}), one, FOLDER, before.definition).definition
     more = config.documents(request(gpus=2, gres={"tape": {"Count": 3}}), one, FOLDER, before.definition)
     assert more.definition.endswith("Gres=gpu:h100:2,tape:3")
@@ -402,7 +402,7 @@ def test_another_kernel_does_not_redefine_the_node(memory: int, kept: bool) -> N
 
 
 def test_a_redefinition_that_was_cut_off_is_still_due() -> None:
-    """The file says it already, and slurmd runs with what was before."""
+    """The file has it already, but slurmd runs with the previous one."""
     documents = config.documents(request(), HOST, FOLDER)
     files = present_after(documents, False)
     words = dict(zip(documents.arguments, documents.arguments[1:]))
@@ -433,7 +433,7 @@ def test_the_slurmd_that_runs(tmp_path: Path) -> None:
     for pid, comm, uid, name, contained in (
         (7, "slurmd", 1000, "n1", ""),
         (8, "sshd", 0, "n1", ""),
-        # In a container that runs on this host.
+        # In a container on this host.
         (88, "slurmd", 0, "n1", "\t12"),
         (9, "slurmd", 0, "n1", ""),
         (10, "slurmd", 0, "n2", ""),
@@ -532,7 +532,7 @@ def test_slurm_reads_all_files_aside_and_its_words_are_told(tmp_path: Path, monk
 
 
 def test_slurm_cannot_read_them_before_munge_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in check mode on a host that has no more than the packages."""
+    """Such as in check mode, on a host that only has the packages."""
     monkeypatch.setattr(configure, "find", lambda _program: "/usr/sbin/slurmd")
     words = (
         'slurmd: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory'

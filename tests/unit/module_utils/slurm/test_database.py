@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The accounting as a file of SQL. What its attacks come to is in the scenario `slurm`."""
+"""The accounting as an SQL file. The scenario `slurm` tests attacks with it."""
 
 from __future__ import annotations
 

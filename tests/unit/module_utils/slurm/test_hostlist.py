@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm's short form of hosts: both ways, and what it refuses."""
+"""Slurm's short form of host names: both directions, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What belongs to a job, and is not handed on to another one."""
+"""Variables that belong to a job, and are not passed on to another one."""
 
 from __future__ import annotations
 

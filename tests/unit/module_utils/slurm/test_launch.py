@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a job is launched and where not, with stand-ins for Slurm's commands: never behind somebody's job."""
+"""Where a job is launched, with stand-ins for Slurm's commands: it never waits for another job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODES = ("n1", "n2", "n3")
 
 
 class Slurm:
-    """Three nodes of four CPUs. ``starts_in``: the seconds until a job could start next to those that are there."""
+    """Three nodes with four CPUs. ``starts_in``: the seconds until a job could start beside the existing ones."""
 
     def __init__(self, *allocated: int, states: str = "", starts_in: float = 0) -> None:
         self.allocated = allocated

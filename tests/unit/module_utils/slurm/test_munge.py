@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The munge key: kept, made, given, turned, and never told."""
+"""The munge key: kept, generated, given, rotated, and never shown."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_credentials_are_signed_and_verified_by_munged_and_never_in_an_argument(
     )
     assert not any("MUNGE" in word for argv, _stdin in calls for word in argv)
     assert [stdin for argv, stdin in calls if argv[0] == "unmunge"] == ["MUNGE:abc:"] * 2
-    # One that was accepted before; one whose time is over, of which unmunge says nothing.
+    # One that was accepted before, and one that has expired, for which unmunge prints nothing.
     assert munge.verify(answer(17, "", ""), "MUNGE:abc:") == (True, "")
     assert munge.verify(answer(15, "", ""), "MUNGE:abc:") == (False, "it has expired")
-    # Nothing was signed, so there is nothing to ask about.
+    # Nothing was signed, so there is nothing to verify.
     assert munge.verify(answer(0, "", ""), "") == (False, "the manager has signed nothing")

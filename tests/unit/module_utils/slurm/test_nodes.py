@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes are taken out and brought back, and what somebody else has drained stays drained."""
+"""Nodes are drained and resumed, and those that others have drained stay drained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import 
 
 
 def node(state: str, reason: str = "") -> Node:
-    """n1 in a state."""
+    """The node n1 in a state."""
     text = f" Reason={reason} [root@2026-11-20T21:58:49]" if reason else ""
     return parse_nodes_text(f"NodeName=n1 State={state} CPUTot=8{text}\n")[0]
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the controller says, as recorded from the real thing in both versions."""
+"""The output of the controller, as recorded from both versions."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_each_version_is_asked_in_its_way() -> None:
         ("ERROR", "error", [], False),
         ("UNKNOWN+INVALID_REG", "unknown", ["invalid_reg"], False),
         ("INVAL", "unknown", ["invalid_reg"], False),
-        # sinfo, in one word.
+        # sinfo, as one word.
         ("mixed-", "mixed", ["planned"], True),
         ("idle-", "idle", ["planned"], True),
         ("planned", "idle", ["planned"], True),

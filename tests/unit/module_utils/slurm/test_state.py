@@ -25,7 +25,7 @@ def _former(tmp_path: Path) -> Path:
     (folder / "hash.1").mkdir(parents=True)
     (folder / "clustername").write_text("lab")
     (folder / "hash.1" / "script").write_bytes(b"#!/bin/sh")
-    # Larger than a part, and it does not compress.
+    # Larger than a part, and not compressible.
     (folder / "accounting.sql").write_bytes(os.urandom(2500))
     return folder
 
@@ -84,7 +84,7 @@ def test_a_part_that_is_missing_is_noticed(former: Path, new: Path) -> None:
 
 
 def arrive(new: Path, content: bytes) -> list[str]:
-    """What a former manager hands over, whoever has packed it."""
+    """What a former manager transfers, whatever has packed it."""
     (new / state.ARCHIVE).write_bytes(content)
     return state.unpack(str(new), state._checksum(str(new / state.ARCHIVE)), ME)
 

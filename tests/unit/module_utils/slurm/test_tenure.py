@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whose state a controller's folder holds, and the end of one whose time is over."""
+"""Whose state a controller's folder contains, and the handling of an obsolete one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_kept_is_moved_aside_whole(folder: Path) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_it_can_be_cut_off_anywhere(folder: Path, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until nothing is left, the folder is known to have a state."""
+    """Until nothing is left, the folder is known to contain a state."""
     tenure.mark(str(folder), OURS, ME)
     (folder / "job_state").touch()
     left = len(list(folder.iterdir()))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the trust consists of on a host, and what goes with a user who is no longer named."""
+"""The files of the trust on a host, and what is removed with a user who is no longer listed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_user_who_is_no_longer_named_loses_keys_and_lines(tmp_path: Path, monk
 def test_without_users_nothing_of_the_trust_stays() -> None:
     wanted = files.entries(params(), found(alice=ALICE, gone=None))
     assert {entry["state"] for entry in wanted} == {"absent"}
-    # The folder last: cut off before, the next run still sees whose lines have to go.
+    # The folder last: after an interruption, the next run still sees whose lines have to be removed.
     assert [entry["path"] for entry in wanted] == [
         "/home/alice/.ssh/authorized_keys",
         "/etc/ssh/ssh_config.d/gpumesh-lab.conf",

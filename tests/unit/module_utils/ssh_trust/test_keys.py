@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keys made and certified with the real ssh-keygen."""
+"""Keys generated and certified with the real ssh-keygen."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_user_has_a_certified_key(folder: Path) -> None:
 def test_keys_that_are_there_stay(folder: Path, lost: str) -> None:
     before = contents(folder)
     (folder / lost).unlink()
-    # Of a run that was cut off.
+    # Left by an interrupted run.
     (folder / ".new-abc").mkdir()
     (folder / ".new-abc" / "key").write_text("half")
     assert "root" in uncertified(folder)

@@ -31,7 +31,7 @@ def host(**differences: Any) -> fstab.Host:
 
 
 class Commands:
-    """Records what it is told."""
+    """Records the commands."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -99,7 +99,7 @@ def test_a_container_that_may_not_mount_is_refused() -> None:
 
 
 class Refused(Commands):
-    """A server that exports a volume after so many attempts to mount it."""
+    """A server that exports a volume only after this many attempts to mount it."""
 
     def __init__(self, attempts: int) -> None:
         super().__init__()

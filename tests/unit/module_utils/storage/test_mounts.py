@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of the units of a cluster's volumes, without systemd."""
+"""How the units of a cluster's volumes change, without systemd."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USER = VolumeUser("/data", 4711, "alice", "python3")
 
 
 class Systemd:
-    """Records what it is told; ``answers`` are exit codes by command, else 0."""
+    """Records the commands; ``answers`` are exit codes by command, else 0."""
 
     def __init__(self, answers: dict[tuple[str, ...], Completed] | None = None) -> None:
         self.told: list[str] = []
@@ -94,7 +94,7 @@ def test_a_volume_in_use_is_confined_without_being_unmounted(tmp_path: Path) -> 
     assert "nosuid,nodev" in (tmp_path / "data.mount").read_text()
     assert systemd.told == ["systemctl daemon-reload", "mount -o remount,bind,rw,relatime,nosuid,nodev /data"]
     assert "# /data: mounted with rw,relatime\n" in mounts.as_diff(plan, there)[0]
-    # What was cut off after the unit was written goes on by what is mounted.
+    # A run that was interrupted after the unit was written continues from what is mounted.
     written = host(files={**FILES, **dict(zip(FILES, CONFINED.texts.values()))}, users=[USER])
     again = mounts.make_plan([CONFINED], written._replace(options={"/data": ["rw"]}))
     assert (again.write, [each.after for each in again.remount]) == ([], [("rw", "nosuid", "nodev")])
@@ -109,7 +109,7 @@ def test_a_stale_volume_is_mounted_anew_whoever_uses_it() -> None:
     systemd = Systemd()
     mounts.apply(systemd, plan)
     assert systemd.told == ["systemctl stop data.mount", "systemctl start data.automount"]
-    # A volume that leaves the cluster does so even then.
+    # A volume that leaves the cluster is removed even then.
     assert mounts.make_plan([], host(stale=["/data"], users=[USER])).delete == ["data"]
 
 
@@ -163,7 +163,7 @@ def test_the_diff_shows_the_units() -> None:
 
 
 def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, automounts: bool = True) -> tuple[list[str], bool]:
-    """What differs on a host from a folder, an export and a mount of the record."""
+    """How a host differs from a folder, an export and a mount in the record."""
     monkeypatch.setattr(mounts, "UNIT_FOLDER", str(tmp_path))
     monkeypatch.setattr(mounts, "automounts", lambda: automounts)
     files = [
@@ -188,8 +188,8 @@ def test_a_host_is_compared_with_its_folders_exports_and_units(tmp_path: Path, m
     (tmp_path / "data.mount").write_text("[Mount]\nWhere=/other\n")
     wrong = ["ganesha is no longer wanted", "data.mount differs", "data.automount is missing"]
     assert compared(tmp_path, monkeypatch) == (wrong, False)
-    # In a container there are no units to miss.
+    # In a container, there are no units that could be missing.
     assert compared(tmp_path, monkeypatch, automounts=False) == (wrong[:1], False)
-    # Where nothing is wanted, what is left is not what is missing.
+    # If nothing is wanted, remains are not reported as missing.
     leftover = {"folders": [], "files": [{"path": str(tmp_path / "ganesha"), "state": "absent"}], "mounts": []}
     assert not mounts.differences(None, leftover).nothing_there

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ports by which a server of volumes tells a kernel from a user's program."""
+"""The ports by which an NFS server distinguishes a kernel from a user's program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The phases of a probe on a folder that stands for a volume, each member in a process of its own."""
+"""The phases of a probe on a folder that stands for a volume, with each member in a process of its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_lock_that_nobody_respects_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_delegated_to_a_client_is_waited_for(tmp_path: Path) -> None:
-    """The server of NFS holds a lease for the client, and gives it up when the client has written back what it has."""
+    """The NFS server holds a lease for the client, and releases it when the client has written back its data."""
     (tmp_path / "token").write_text("here", encoding="ascii")
     folder, lease = os.open(tmp_path, os.O_RDONLY), os.open(tmp_path / "token", os.O_RDWR)
     former = signal.signal(signal.SIGIO, signal.SIG_IGN)

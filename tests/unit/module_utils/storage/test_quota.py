@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Quotas of volumes, with a kernel and an xfs_quota that are played where this machine's kernel counts no projects."""
+"""Quotas of volumes, with a simulated kernel and xfs_quota, since this machine's kernel may not account projects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECORDED = Path(__file__).parent / "fixtures" / "xfs_quota"
 
 
 def files(projid: str = "", projects: str = "") -> quota.Files:
-    """The two files with these texts, missing where there is none."""
+    """The two files with these texts; an empty text means that the file is missing."""
     kinds = (host_files.Current(host_files.FILE if text else host_files.ABSENT, text) for text in (projid, projects))
     return quota.Files(*kinds)
 
@@ -52,7 +52,7 @@ def plan(volume: quota.Volume, present: quota.Files = DONE) -> quota.Plan:
 
 
 def texts(made: quota.Plan) -> dict[str, str | None]:
-    """What becomes of the files that change."""
+    """The new texts of the changed files."""
     return {step.path: step.text for step in made.files}
 
 
@@ -128,7 +128,7 @@ def test_a_first_quota_marks_the_files() -> None:
 
 def test_what_is_there_stays() -> None:
     assert not plan(SET).changed
-    # Others' files may end without a line's end.
+    # Files of others may lack a final line break.
     assert not plan(SET, files(NAME + "build:7", LINE + "7:/build")).changed
 
 
@@ -208,7 +208,7 @@ def test_the_difference_shows_limits() -> None:
 
 
 class Host:
-    """File attributes as the two ioctls have them, byte by byte, and the limits of projects as xfs_quota has them."""
+    """File attributes in the form of the two ioctls, byte by byte, and the limits of projects in that of xfs_quota."""
 
     def __init__(self) -> None:
         self.options = ["rw", "prjquota"]
@@ -223,7 +223,7 @@ class Host:
         flags, project = self.attributes.get(inode, (0x80, 0))
         if request == 0x401C5820:
             words = struct.unpack("=7I", memory)
-            # The size hint for extents goes back as it came.
+            # The extent size hint is written back unchanged.
             assert words[1] == 4096
             self.attributes[inode] = (words[0], words[3])
             return memory
@@ -270,7 +270,7 @@ def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
 
 @pytest.fixture(name="tree")
 def _tree(tmp_path: Path) -> Path:
-    """A volume with files, a link out of it, a link from outside into it, and what cannot be marked."""
+    """A volume with files, a link out of it, a link from outside into it, and files that cannot have a project."""
     root = tmp_path / "data"
     (root / "deep" / "er").mkdir(parents=True)
     (root / "file").write_bytes(bytes(MIB))

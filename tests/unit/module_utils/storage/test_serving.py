@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a host serves its volumes with."""
+"""The programs with which a host serves its volumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start(unit: str) -> str:
 
 
 class Commands:
-    """Records what changes something; ``running`` are the units that run, now and at boot."""
+    """Records commands that change something; ``running`` are the units that run, now and at boot."""
 
     def __init__(self, *running: str) -> None:
         self.running = running
@@ -38,7 +38,7 @@ class Commands:
 
 
 def serve(commands: Commands, folder: Path, server: str | None, text: str = "") -> bool:
-    """Have the files of both programs; whether anything differed."""
+    """Set up the files of both programs. Returns whether anything differed."""
     exports = {program: str(folder / program) for program in ("kernel", "ganesha")}
     entries = [
         {"path": path, "content": text} if program == server else {"path": path, "state": "absent"}
@@ -61,7 +61,7 @@ def test_the_kernel_exports_anew_each_time_and_starts_once(tmp_path: Path) -> No
     assert commands.told == [ANEW, start("nfs-server")]
     commands = Commands("nfs-server.service")
     assert not serve(commands, tmp_path, "kernel", "/srv *\n")
-    # An earlier run may have been cut off before this.
+    # An earlier run may have been interrupted before this.
     assert commands.told == [ANEW]
     assert serve(commands, tmp_path, None)
     assert commands.told == [ANEW, ANEW]

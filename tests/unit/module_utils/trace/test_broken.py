@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whatever is in a trace, or in what a rank says of it: it is read, or it is refused in words."""
+"""Whatever a trace, or its description, contains: it is read, or refused with a message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def report(folder: Path) -> None:
-    """All that the program does with it."""
+    """Everything that the program does with it."""
     traces = load(folder, processes=1)
     run = analyse("x", traces)
     timeline.write(str(folder / "timeline.json.gz"), traces, run)

@@ -46,7 +46,7 @@ def test_every_part_is_there_and_fits(browser, pages: dict[str, Path], name: str
         assert not is_wider_than(browser, width)
         for part in ("#findings .fail", "#steps rect.computing", "#timeline path.waiting", "#ranks td", "#clocks td"):
             assert find(browser, part).is_displayed(), part
-    # Names of ranks are not cut off.
+    # Names of ranks are not truncated.
     show_page(browser, pages[name])
     cut = """return [...document.querySelectorAll(".drawing svg")].map(svg => Math.min(
         ...[...svg.querySelectorAll("text")].map(text => text.getBBox().x)))"""

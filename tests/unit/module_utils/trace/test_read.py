@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Traces are read a piece at a time, whatever is at the edge of a piece, and damaged ones are refused."""
+"""Traces are read in pieces, whatever is at the edge of a piece, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    """Somebody else may have put it there."""
+    """Another user may have created it."""
     os.mkfifo(tmp_path / "rank-0.json")
     with pytest.raises(HostStateError, match="rank-0.json is a named pipe"):
         read(tmp_path / "rank-0.json")

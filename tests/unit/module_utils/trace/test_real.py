@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Traces that PyTorch has written: the slow rank and its delay are found to 5 %, with clocks that were compared and without."""
+"""Traces written by PyTorch: the slow rank and its delay are found to within 5 %, with and without compared clocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import RankTrace
 
 FIXTURES = Path(__file__).parent / "fixtures"
-#: Which rank was delayed in each step, and for how many microseconds.
+#: The rank that was delayed in each step, and for how many microseconds.
 SLOW, DELAYS = 1, {"debian-12": 100_000.0, "debian-13": 60_000.0}
 
 
@@ -32,16 +32,16 @@ def test_the_slow_rank_is_named_with_what_it_costs(traces: tuple[float, Mapping[
     assert [run.slow.cost, run.slow.other] == pytest.approx([delay, delay], rel=0.05)
     assert abs(run.slow.computing) < 0.05 * delay
     assert run.missing == [] and run.unmatched == 0 and len(run.links) == 3
-    # They are on one machine, so the clocks are the same.
+    # They were recorded on one machine, so the clocks are the same.
     for clock in run.clocks.values():
         assert clock.error is not None and abs(clock.ahead) <= clock.error < 100
-    # What each rank has exchanged was found: two all-reduces a step.
+    # All exchanges of each rank were found: two all-reduces per step.
     assert {one.name: one.calls for one in run.operations}["gloo:all_reduce"] == 2
 
 
 @pytest.mark.parametrize("shift", [0, 7_000_000, -3_600_000_000_000])
 def test_clocks_are_told_by_the_ends_of_collectives(traces: tuple[float, Mapping[int, RankTrace]], shift: int) -> None:
-    """As in traces that another program has recorded, on machines with other clocks. Nanoseconds."""
+    """As in traces of another program, from machines with different clocks. Nanoseconds."""
     delay, ranks = traces
     others = {rank: trace._replace(probes=[], origin=trace.origin + shift * rank) for rank, trace in ranks.items()}
     run = analyse("toy", others)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpumesh-trace from the directory with traces to its files: the page, the time line, the figures, and what it refuses."""
+"""gpumesh-trace, from the directory with traces to its files: the page, the timeline, the figures, and what it refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trace(*arguments: object) -> int:
 
 
 class Page(HTMLParser):
-    """Whether what is opened is closed, in order; and the text."""
+    """Checks that tags are closed in order, and collects the text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_the_page_names_what_is_slow_and_needs_nothing_else(tmp_path: Path, caps
 
 
 def test_pictures_have_no_gaps(tmp_path: Path) -> None:
-    """However short what a rank does is: 2000 kernels and as many gaps in a step of a thousand pixels."""
+    """However short the activities of a rank are: 2000 kernels and as many gaps in a step of a thousand pixels."""
     Scene(ranks=2, gpu=True, details=2000).write(tmp_path)
     assert trace(tmp_path) == 0
     (drawn,) = re.findall(r'id="timeline".*?(<svg.*?</svg>)', (tmp_path / "report.html").read_text(), re.DOTALL)
@@ -135,7 +135,7 @@ def test_all_ranks_are_on_one_time_line(tmp_path: Path) -> None:
     found = events(tmp_path / "timeline.json.gz")
     names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
     assert names == {rank: f"rank {rank} on n{rank + 1}" for rank in range(4)}
-    # The begin of each step is the end of the exchange before it and what ranks do alone: the same on all of them.
+    # The start of each step is the end of the previous exchange plus the ranks' own time, the same on all of them.
     for step in range(2, 7):
         begins = [event["ts"] for event in found if event["name"] == f"ProfilerStep#{step}"]
         assert len(begins) == 4 and max(begins) - min(begins) < 200
@@ -147,7 +147,7 @@ def test_all_ranks_are_on_one_time_line(tmp_path: Path) -> None:
     lines = {rank: [event for event in found if (event["pid"], event.get("tid")) == (rank, 0)] for rank in range(4)}
     for line in lines.values():
         done = [event for event in line if event["ph"] == "X"]
-        # Without a gap: what does not fit in milliseconds is rounded.
+        # Without gaps: what does not fit in milliseconds is rounded.
         for before, after in zip(done, done[1:]):
             assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)
 
@@ -181,10 +181,10 @@ def test_traces_that_another_program_has_recorded(tmp_path: Path) -> None:
         shutil.copy(TOY / f"rank-{rank}.trace.json.gz", tmp_path / f"worker{2 - rank}.pt.trace.json.gz")
     assert trace(tmp_path) == 0
     (report,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    # Which rank it is, each trace says itself.
+    # Each trace contains its rank.
     assert (report["slowest"]["ranks"], report["clocks"][1]["method"]) == ([1], "collectives")
     assert report["slowest"]["cost_ms"] == pytest.approx(60, rel=0.05)
-    # What it has written is no trace.
+    # Its own output is not a trace.
     assert trace(tmp_path) == 0
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Traces whose truth is known: the figures are right to 5 %."""
+"""Traces with known values: the results are accurate to 5 %."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def share_of(run: Analysis, rank: int) -> RankShare:
 
 
 def near(milliseconds: float) -> object:
-    """What is right to 5 %, in microseconds."""
+    """A value to within 5 %, in microseconds."""
     return pytest.approx(milliseconds * 1e3, rel=0.05, abs=60)
 
 
@@ -75,7 +75,7 @@ def test_a_slow_rank_is_named_with_what_it_costs(
     for share in run.shares:
         lost = scene.transfer + (0.0 if share.rank == 2 else extra)
         assert share.communicating + share.waiting == near(lost)
-        # The first exchange may begin too late to be hidden.
+        # The first exchange may start too late to be hidden.
         assert share.waiting >= (0.0 if share.rank == 2 else (extra - scene.hidden_transfer) * 950)
         assert share.step == near(scene.computing + scene.transfer + scene.own + extra)
 
@@ -119,7 +119,7 @@ def test_clocks_are_aligned_within_the_stated_error(tmp_path: Path, probes: bool
 
 
 def test_a_clock_that_runs_at_another_speed(tmp_path: Path) -> None:
-    """100 ppm in 20 s are 2 ms: with one shift, waiting would be wrong by as much."""
+    """100 ppm in 20 s are 2 ms: with a constant offset, waiting would be wrong by as much."""
     scene = Scene(offsets=OFFSETS, drift={2: 1e-4}, computing=3_000.0, more_computing={1: 30.0}, steps=7)
     run = of(scene, tmp_path)
     assert run.clocks[2].drift == pytest.approx(-1e-4, rel=0.05)
@@ -158,7 +158,7 @@ def test_links_within_a_node_do_not_hide_a_slow_one_between_nodes(tmp_path: Path
 def test_the_longest_operations(tmp_path: Path) -> None:
     run = of(Scene(more_computing={1: 20.0}), tmp_path)
     times = {one.name: one for one in run.operations}
-    # An operator without the one that it calls, which takes four fifths of it.
+    # An operator without the one that it calls, which takes four fifths of its time.
     assert times["aten::addmm"].time == near((60 + 5) * 0.8)
     assert times["aten::linear"].time == near((60 + 5) * 0.2)
     assert (times["aten::linear"].slowest, times["aten::linear"].slowest_time) == (1, near(80 * 0.2))
@@ -168,6 +168,6 @@ def test_the_longest_operations(tmp_path: Path) -> None:
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
     run = analyse("nano", load(Scene(ranks=4).write(tmp_path, only=range(1, 4)), processes=1))
     assert run.missing == [0]
-    # Nobody has the clock of rank 0 now, and it is still the one that the others were compared with.
+    # No rank has the clock of rank 0 now, but it is still the reference for the others.
     assert run.clocks[1].method in ("probes", "reference")
     assert run.mean("communicating") == near(8.0)

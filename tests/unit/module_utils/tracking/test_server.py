@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tracking server on its host: the texts of its files, what is refused early, its database and its users."""
+"""The tracking server on its host: the contents of its files, early refusals, its database and its users."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_newest_main_cluster_of_postgresql_is_used() -> None:
         postgres.find_cluster(lambda *_argv, **_more: Completed(0, "", ""))
 
 
-#: For a root who may no more on the volume than anybody: as NFS has it with root_squash.
+#: For root without privileges on the volume, as with NFS and root_squash.
 SQUASHED = """
 import os, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
@@ -171,7 +171,7 @@ def test_a_python_without_packages_is_refused() -> None:
 
 
 class Store:
-    """As MLflow's."""
+    """Stands in for MLflow's store."""
 
     def __init__(self) -> None:
         self.known: dict[str, Any] = {"bob": ["old-password", False]}
@@ -213,7 +213,7 @@ def test_users_are_made_changed_and_removed_and_others_stay() -> None:
 def test_a_host_that_has_the_packages_and_nothing_of_ours_yet_can_be_looked_at(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """systemd knows no unit that has not been written yet, and that is no error."""
+    """systemd does not know a unit that has not been written yet, which is not an error."""
     asked = []
 
     def run(argv: list[str], **_more: Any) -> Completed:

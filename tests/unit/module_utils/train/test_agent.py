@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an agent knows of a rank."""
+"""What an agent knows about a rank."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_first_that_reaches_the_controller_goes_on_with_the_run(task: Task) 
     slept: list[float] = []
     assert inherits(task, "n2", lambda: next(answers), slept.append)
     assert len(slept) == 5
-    # Of others, one tries again if that one does not begin an attempt.
+    # Another one tries if the first does not start an attempt.
     assert inherits(task, "n1", lambda: True, slept.append)
     assert len(slept) == 65
     assert [path.read_text(encoding="ascii") for path in sorted(Folder(task.folder).attempt(1).iterdir())] == [

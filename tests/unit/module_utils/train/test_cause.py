@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Of many ranks that end together, the one is named whose end the others follow from."""
+"""Of many ranks that end together, the one is named whose end caused the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = 'Traceback (most recent call last):\n  File "train.py", line 80, in load\n
 
 
 def test_an_error_of_its_own_comes_before_those_that_name_a_peer() -> None:
-    # By its clock the follower ended first.
+    # By its clock, the follower ended first.
     ends = [RankEnd(0, "n1", 1, 99.0, PEER_GONE), RankEnd(5, "n3", 1, 100.0, OWN), RankEnd(1, "n1", 1, 99.5, PEER_GONE)]
     found = cause.crash(ends)
     assert found is not None

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After each failure a run goes on where it can, in another job where it has to, and stops where it is the program."""
+"""After a failure, a run continues if possible, in another job if necessary, and stops if the program is to blame."""
 
 from __future__ import annotations
 

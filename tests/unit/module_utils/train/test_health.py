@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node that a failure came from is used again only if it is healthy, and run.json says why it is not."""
+"""A node on which a failure occurred is used again only if it is healthy, and run.json contains why it is not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMINE = ["/usr/local/bin/gpumesh-train", "examine", "/x/nano"]
 
 
 class Slurm:
-    """A controller with nodes, and what they say when they are asked how they are."""
+    """A controller with nodes, and their replies to queries of their health."""
 
     def __init__(self, states: str, answers: dict[str, Completed | CommandError]) -> None:
         self.states = states
@@ -90,5 +90,5 @@ def test_gpus_are_looked_at_in_runs_that_use_them(tmp_path: Path) -> None:
 def test_a_volume_that_is_not_there_is_named(tmp_path: Path) -> None:
     failing = health.examine([str(tmp_path / "gone")], False)
     assert health.words(failing).startswith(f"storage.mounts: {tmp_path}/gone: ")
-    # Nothing is written to one that is.
+    # Nothing is written for a healthy one.
     assert health.examine(["/proc"], False) == []

@@ -53,7 +53,7 @@ def test_a_host_is_compared_with_the_programs_that_the_module_writes(place: Path
 def test_what_others_have_beside_the_modules_stays(place: Path) -> None:
     library = Path(install.LIBRARY)
     bring_about()
-    # As a program of root leaves it that has imported both.
+    # As left by a program of root that has imported both.
     compiled = library / "__pycache__"
     compiled.mkdir()
     for name in ("gpumesh_run.cpython-311.pyc", "other.cpython-311.pyc"):
@@ -63,7 +63,7 @@ def test_what_others_have_beside_the_modules_stays(place: Path) -> None:
     assert sorted(path.name for path in library.rglob("*")) == ["__pycache__", "other.cpython-311.pyc", "other.py"]
     for path in (compiled / "other.cpython-311.pyc", library / "other.py"):
         path.unlink()
-    # Nothing that differs is left, and the folders go nevertheless.
+    # No differing file is left, and the folders are removed as well.
     assert install.differences(run, {**WANTED, "state": "absent"}) == Differences([], False)
     bring_about(state="absent")
     assert not list((place / "lib").iterdir())

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Messages of several nodes go through one stream of lines that others write to as well."""
+"""Messages of several nodes share one stream of lines with other output."""
 
 from __future__ import annotations
 

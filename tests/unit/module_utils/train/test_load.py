@@ -59,7 +59,7 @@ def test_a_handshake_is_timed_until_the_other_agent_is_gone() -> None:
     listener = load.Listener("127.0.0.1", port)
     took = load.trip("127.0.0.1", port)
     assert took is not None and 0 < took < 1000
-    # A port in use costs no more than the measurement.
+    # If the port is in use, only the measurement is lost.
     load.Listener("127.0.0.1", port).close()
     listener.close()
     assert load.trip("127.0.0.1", port) is None

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A rank that holds up the others is named while all run, and nobody is for a moment of noise."""
+"""A rank that delays the others is named while all run, and none is for a moment of noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WALL = 1_800_000_000.0
 
 
 class Simulated:
-    """Four nodes with a rank each, which make their steps together; seconds as they pass."""
+    """Four nodes with one rank each, which make their steps together; time is simulated."""
 
     def __init__(self, nodes: Sequence[str] = ("n1", "n2", "n3", "n4"), ranks_per_node: int = 1) -> None:
         self.nodes = [node for node in nodes for _rank in range(ranks_per_node)]
@@ -85,7 +85,7 @@ def test_a_rank_without_a_processor_is_named_within_a_minute_and_no_more_when_it
     assert at - began <= 40
     assert (named.rank, named.node) == (2, "n3") and "without a processor" in named.detail
     assert began - 10 < named.since - WALL < began + 10
-    # Measured against the pace before.
+    # Measured against the earlier pace.
     assert named.cost == pytest.approx(2 / 3, abs=0.1)
     del run.held[2]
     run.run(60)
@@ -201,7 +201,7 @@ def pairs(**times: float) -> Mapping[frozenset[str], float]:
     [
         (pairs(a_b=100, b_c=100, a_c=1), {"b"}),
         (pairs(a_b=100, b_c=1, a_c=1), set()),
-        # Of a pair the one that is near to nobody.
+        # Of a pair, the node that is far from all others.
         (pairs(a_b=100, a_c=1), {"b"}),
         (pairs(a_b=100), set()),
         (pairs(a_b=100, b_c=100, a_c=100), set()),

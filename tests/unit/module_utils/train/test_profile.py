@@ -53,7 +53,7 @@ def variables(profiled: str, inherited: dict[str, str]) -> dict[str, str]:
 def test_a_rank_finds_what_is_recorded_of_it() -> None:
     found = variables("torch", {"GPUMESH_PROFILE": "nsys"})
     assert (found["GPUMESH_PROFILE"], found["GPUMESH_PROFILE_DIR"]) == ("torch:5", "/x/nano/profile/003")
-    # What the user has set for jobs of another kind is nothing to a run.
+    # Variables that the user has set for other jobs do not affect a run.
     assert not [name for name in variables("", {"GPUMESH_PROFILE": "nsys"}) if name.startswith("GPUMESH_PROFILE")]
 
 
@@ -67,7 +67,7 @@ def test_the_command_is_left_alone_unless_nsight_systems_starts_it() -> None:
 def test_nsight_systems_records_for_some_seconds_and_leaves_the_program_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a double that notes what it is told: as the real one, it starts the program and ends as that does."""
+    """With a stand-in that records its commands. Like the real one, it starts the program, and ends as that does."""
     log, double = tmp_path / "log", tmp_path / "nsys"
     double.write_text(
         f'#!/bin/sh\necho "$*" >> {log}\ncase $1 in launch) while case $1 in python*) false;; *) true;; esac; do shift; done\n'
@@ -118,7 +118,7 @@ while not all(Path({folder!r}, str(rank)).exists() for rank in range(3)):
 
 
 def master_port() -> int:
-    """One whose clock can be told: nothing listens there."""
+    """One with a free clock port: nothing listens there."""
     while True:
         port = random.randrange(25_000, 29_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", gpumesh_profile.clock_port(port))):
@@ -132,7 +132,7 @@ def test_the_port_of_the_clock_is_one_of_those_of_jobs_and_not_that_of_an_agent(
 
 
 def test_ranks_measure_clocks_and_links(tmp_path: Path) -> None:
-    """Each is a process with a clock of its own."""
+    """Each is a process with its own clock."""
     offsets = {0: 0, 1: 5_000_000_000, 2: -40_000_000}
     port = master_port()
     ranks = [

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`gpumesh-train` as it is installed, with a Slurm of one node that does no more than start what it is given."""
+"""`gpumesh-train` as it is installed, with a Slurm of one node that only starts what it is given."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SLURM = {
         exec "$@" """,
     "ssh": "exit 255",
 }
-#: Tells of its steps, and does what its argument says in the first attempt.
+#: Reports its steps, and in the first attempt, does what its argument says.
 TRAINER = """
 import os, sys, time
 import gpumesh_run
@@ -70,7 +70,7 @@ if "GPUMESH_STAGE_DIR" in os.environ:
 print("done", os.environ["WORLD_SIZE"])
 """
 
-#: As much of PyTorch's profiler as gpumesh_profile uses, and a trace of two steps.
+#: The parts of PyTorch's profiler that gpumesh_profile uses, and a trace of two steps.
 TORCH = """
 import json, time
 class cuda:
@@ -223,7 +223,7 @@ def test_when_the_supervisor_dies_its_agent_goes_on_with_the_run(host: Host) -> 
 def test_a_run_that_is_started_with_the_variables_of_one_does_not_end_itself(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as by a rank, or from a shell in which somebody has tried out a program. An agent ends what has them."""
+    """Such as by a rank, or from a shell in which a program was tried. An agent ends processes that have them."""
     monkeypatch.setenv("GPUMESH_RUN_DIR", str(host.runs / "nano"))
     monkeypatch.setenv("GPUMESH_STAGE_DIR", str(host.folder))
     done = host.start("")
@@ -256,7 +256,7 @@ def test_a_run_has_a_snapshot_of_its_code(host: Host) -> None:
     assert not host.runs.exists()
     assert host.start("wait", "--code", "lib", "--detach").returncode == 0
     host.wait("step", 12)
-    # What becomes of the original is nothing to the run, also when it is resumed.
+    # Changes of the original do not affect the run, even when it is resumed.
     (host.folder / "lib" / "train.py").write_text("raise SystemExit(1)", encoding="ascii")
     assert "cancelled" in host.train("cancel", "nano").stdout
     assert host.train("resume", "nano").returncode == 0
@@ -310,7 +310,7 @@ def test_a_run_with_a_profile(host: Host) -> None:
         (host.folder / "torch" / f"{name}.py").write_text(TORCH, encoding="ascii")
     done = host.start("crash", "--profile", "torch:2")
     assert done.returncode == 0, done.stdout + done.stderr
-    # The first attempt has all that was asked for before it crashes in step 12, so that the second one is left alone.
+    # The first attempt has recorded everything before it crashes in step 12, so the second one is not profiled.
     assert host.kinds == ["crash", "finished"]
     folder = host.runs / "nano" / "profile"
     assert [path.name for path in folder.iterdir()] == ["001"]

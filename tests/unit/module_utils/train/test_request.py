@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What may be asked for, and what Slurm is asked for then."""
+"""The options of a run, and the resulting request to Slurm."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_abbreviated_option_of_sbatch_is_the_option() -> None:
 
 @pytest.mark.parametrize(("time", "grace"), [("1", 60.0), ("1:30", 90.0), ("0-1", 3600.0), ("0:01:00", 60.0)])
 def test_a_job_that_would_end_before_it_has_begun_is_refused(time: str, grace: float) -> None:
-    """Each would only ask for a checkpoint, and submit the next one."""
+    """Each would only request a checkpoint, and submit the next job."""
     with pytest.raises(InputError, match="leaves no time"):
         request.refuse_short(Request(name="nano", command=("true",), folder="/x/nano", time=time, grace=grace))
 

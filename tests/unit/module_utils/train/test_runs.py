@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs whose job cannot be told from what is in their folder alone, and folders that take nothing."""
+"""Runs whose job cannot be determined from their folder alone, and folders that cannot be written to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import
 
 
 class Slurm:
-    """Slurm with these jobs: their names and states by number."""
+    """Slurm with these jobs: their names and states by ID."""
 
     def __init__(self, **jobs: tuple[str, str]) -> None:
         self.jobs = {int(number[1:]): job for number, job in jobs.items()}
@@ -54,7 +54,7 @@ def host(slurm: Any) -> runs.Host:
 
 
 def test_a_job_whose_number_was_lost_when_it_was_submitted_is_that_which_runs(folder: Folder) -> None:
-    """Slurm has taken the job, and sbatch was interrupted or has waited for the answer for too long."""
+    """Slurm has accepted the job, but sbatch was interrupted, or has timed out."""
     folder.write_submission(Submission("token"))
     folder.write(Run("nano", "running", "token", 41))
     slurm = Slurm(j41=("nano", "RUNNING|None"))
@@ -85,7 +85,7 @@ def test_a_run_that_was_submitted_again_meanwhile_has_not_failed(folder: Folder)
 
     def leave(argv: list[str], **options: Any) -> Completed:
         if "--jobs=41" in argv:
-            # While Slurm is asked, the supervisor leaves its job for another one.
+            # While Slurm is queried, the supervisor moves from its job to another one.
             folder.write(Run("nano", "queued", "one", 41))
             folder.write_submission(Submission("two", 42))
         return slurm(argv, **options)
@@ -95,7 +95,7 @@ def test_a_run_that_was_submitted_again_meanwhile_has_not_failed(folder: Folder)
 
 
 def test_a_job_of_the_same_number_that_is_another_one_is_left_alone(folder: Folder) -> None:
-    """A controller that has lost its queue begins again with the first number."""
+    """A controller that has lost its queue starts again with the first ID."""
     folder.write_submission(Submission("token", 41))
     folder.write(Run("nano", "running", "token", 41))
     slurm = Slurm(j41=("theirs", "RUNNING|None"))
@@ -106,7 +106,7 @@ def test_a_job_of_the_same_number_that_is_another_one_is_left_alone(folder: Fold
 
 
 def test_a_job_that_slurm_would_start_again_is_cancelled_with_its_run(folder: Folder) -> None:
-    """Such as after a preemption or scontrol requeue, of which its supervisor knew only that it had to end."""
+    """Such as after a preemption or scontrol requeue, of which its supervisor only knew that it had to end."""
     folder.write_submission(Submission("token", 41))
     folder.write(Run("nano", "cancelled", "token", 41))
     slurm = Slurm(j41=("nano", "PENDING|BeginTime"))
@@ -155,13 +155,13 @@ def test_a_volume_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     slurm = Slurm()
     with pytest.raises(HostStateError, match=r"nano cannot be written: Disk quota exceeded\."):
         runs.start(host(slurm), Request(name="nano", command=["true"], folder=str(tmp_path / "nano")))
-    # No job is left that nobody would find.
+    # No job is left that could not be found.
     assert slurm.ended == ([43] if full == "job.json" else [])
     assert (tmp_path / "nano").exists() == (full != "request.json")
 
 
 def test_a_run_of_another_user_is_not_resumed(folder: Folder) -> None:
-    """Its command would run as whoever resumes it."""
+    """Its command would run as the user who resumes it."""
     if os.geteuid():
         pytest.skip("only root can give a directory to another user")
     folder.write_submission(Submission("token", 41))

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Slurm 24.11 prints, and what it means for a run."""
+"""The output of Slurm 24.11, and its meaning for a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""run.json keeps what is known of stragglers, and people are shown it."""
+"""run.json stores what is known about stragglers, and users see it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The code of a run: what a copy has, what it has not, and that a half one is none."""
+"""The code of a run: what a copy contains, what it excludes, and that an incomplete one does not count."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_copy_has_files_with_their_permissions_and_times(source: Path, folder:
     assert names(copy) == ["lib", "lib/run.sh", "train.py"]
     assert (copy / "train.py").read_text() == "print()\n"
     assert (copy / "train.py").stat().st_mtime_ns == 12345678912345678
-    # Whoever runs it later must not become another user by it, and whoever made it must be able to remove it.
+    # Running it later must not change the user, and its creator must be able to remove it.
     assert stat.S_IMODE((copy / "lib" / "run.sh").stat().st_mode) == 0o755
     assert stat.S_IMODE((copy / "lib").stat().st_mode) == 0o755
     assert [path.name for path in folder.iterdir()] == ["code"]

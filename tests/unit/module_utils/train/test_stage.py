@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Copies of data on the disk of a node: whole, checked, used again, and nobody else's."""
+"""Copies of data on a node's disk: complete, verified, reused, and private."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 
 
 class Node:
-    """A machine with its disk, and the folder of a run that it shares with others."""
+    """A machine with its disk, and the run's folder, which it shares with others."""
 
     def __init__(self, folder: Path, run: Path) -> None:
         self.disk = folder / "disk"
@@ -33,7 +33,7 @@ class Node:
         return made
 
     def bring(self) -> stage.Staging:
-        """Until it is there, or has failed."""
+        """Wait until the copy is complete, or has failed."""
         made = self.begin()
         wait(made)
         return made
@@ -84,7 +84,7 @@ def test_a_copy_is_the_data_and_is_used_again(node: Node, source: Path, monkeypa
     assert content(Path(first.path)) == content(source)
     assert (first.done, first.total) == (15_000_014, 15_000_014)
     first.stop()
-    # The file server is not needed any more.
+    # The file server is no longer needed.
     source.rename(source.with_name("away"))
     monkeypatch.setattr(stage.Staging, "_fill", None)
     second = node.bring()
@@ -106,7 +106,7 @@ def test_a_copy_that_lacks_something_is_completed(node: Node, source: Path, dama
     elif damage == "gone":
         shard.unlink()
     else:
-        # As a process that was killed leaves it.
+        # As a killed process leaves it.
         os.truncate(shard, 17)
         Path(first.path).with_name("whole.json").unlink()
     second = node.bring()
@@ -174,7 +174,7 @@ def test_data_that_changes_is_refused(
     assert "shard-2 has changed since the run was submitted" in failure(changed)
     assert not list(node.disk.glob("*/whole.json"))
     monkeypatch.undo()
-    # As when it is resumed.
+    # As when the run is resumed.
     stage.write(str(node.run), stage.listed(str(source)))
     again = node.bring()
     assert content(Path(again.path)) == content(source)

@@ -25,7 +25,7 @@ AWAY = Completed(1, "", "error: Unable to contact slurm controller (connect fail
 
 
 class Slurm:
-    """Slurm, whose controller is away for so many questions. ``squeue``: what that prints."""
+    """Slurm, whose controller does not answer this many queries. ``squeue``: what it prints."""
 
     def __init__(self, away: int, squeue: str = "") -> None:
         self.away = away
@@ -53,7 +53,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 def left(folder: Folder, kind: str, slurm: Slurm, inherited: int = 0) -> int:
-    """The exit status of a supervisor whose only attempt has ended like that."""
+    """The exit status of a supervisor whose only attempt has ended in this way."""
     attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause(kind))
     folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
     made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], inherited), slurm)
@@ -61,7 +61,7 @@ def left(folder: Folder, kind: str, slurm: Slurm, inherited: int = 0) -> int:
 
 
 def test_a_job_without_a_batch_script_ends_also_if_the_controller_is_away(folder: Folder) -> None:
-    """Nothing else would end it: its nodes would be taken for ever."""
+    """Nothing else would end it: its nodes would be occupied forever."""
     slurm = Slurm(3)
     assert left(folder, "finished", slurm, inherited=1) == 0
     assert slurm.asked[-1] == "scancel"

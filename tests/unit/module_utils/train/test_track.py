@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gpumesh_track against a server that keeps points as MLflow does, and that is away, slow to answer or loses its answers."""
+"""gpumesh_track with a server that stores points as MLflow does, and is down, slow, or loses its replies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Point = tuple[str, float, int, int]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What gpumesh_track asks of MLflow. ``trouble``: what becomes of the next requests, the first one first."""
+    """The part of MLflow's API that gpumesh_track uses. ``trouble``: what happens to the next requests, in order."""
 
     protocol_version = "HTTP/1.1"
     trouble: ClassVar[list[str]]
@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
     files: ClassVar[dict[str, bytes]]
 
     def log_message(self, *_arguments: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         self.respond({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         points = self.runs[given["run_id"]]["points"]
         for one in given["metrics"]:
             point = (one["key"], one["value"], one["timestamp"], one["step"])
-            # As MLflow on PostgreSQL was seen to do.
+            # As observed with MLflow on PostgreSQL.
             if point not in points:
                 points.append(point)
         return 200, {}
@@ -121,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Track:
-    """A server, and a folder of lines that are for it."""
+    """A server, and a folder of lines for it."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         state = {"trouble": [], "experiments": {}, "runs": {}, "logins": set(), "asked": [], "files": {}}
@@ -310,7 +310,7 @@ def test_a_program_that_fails_is_shown_as_failed_and_others_than_rank_0_say_noth
 
 
 def test_a_file_is_handed_in_as_it_was_and_one_that_is_missing_stops_nothing(track: Track, tmp_path: Path) -> None:
-    """The server is away when the file is noted, and metrics go on after one that it refuses."""
+    """The server is down when the file is recorded, and metrics continue after one that it refuses."""
     report = tmp_path / "a report.html"
     more = (
         f"report = {str(report)!r}\n"
@@ -339,7 +339,7 @@ def test_a_file_is_handed_in_as_it_was_and_one_that_is_missing_stops_nothing(tra
 
 
 def test_what_is_left_is_said_and_handed_in_by_a_command(track: Track, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a server at the end, and without any, no program fails."""
+    """Without a server, at the end or at all, no program fails."""
     nowhere = {**track.environment, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     track.environment, kept = nowhere, track.environment
     with program(track, "gpumesh_track._LAST = 0.3\n") as process:

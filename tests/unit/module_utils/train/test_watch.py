@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what the agents say follows when an attempt has ended, and why."""
+"""When an attempt has ended, and why, from the agents' messages."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_it_is_over_when_each_agent_is_gone_or_silent(watch: Watch) -> None:
 
 def test_a_program_that_has_told_of_steps_before_hangs_also_before_the_first() -> None:
     watch = Watch(REQUEST, NODES, 0.0, tells=True)
-    # It is given the time to start besides.
+    # It also gets the time to start.
     assert not watch.hangs(STARTING + 59.0)
     assert watch.hangs(STARTING + 61.0)
 
@@ -175,7 +175,7 @@ def test_the_ranks_start_when_all_nodes_have_the_data() -> None:
         watch.hear(staging("n1", 2_000_000_000, ready=True), float(now))
         watch.hear(staging("n2", 500_000_000), float(now))
     assert watch.staging() == "staging: 1 of 3 nodes have the data, 2.5 of 6.0 GB"
-    # Ranks that have not begun do not hang.
+    # Ranks that have not started cannot hang.
     assert not watch.hangs(100.0) and not watch.staged()
     for node in ("n2", "n3"):
         watch.hear(staging(node, 2_000_000_000, ready=True), 100.0)
@@ -185,7 +185,7 @@ def test_the_ranks_start_when_all_nodes_have_the_data() -> None:
 def test_a_full_disk_is_the_nodes_and_missing_data_is_not(watch: Watch) -> None:
     watch.hear(said("failed", "n2", reason="no room", of_node=True), 2.0)
     assert watch.verdict(2.0) == Cause("node", "n2 cannot have the data: no room", None, "n2")
-    # The next attempt is on another one.
+    # The next attempt is on another node.
     assert set(watch.lost) - watch.alive == {"n2"}
 
 

@@ -10,7 +10,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally imp
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that advances only on request."""
 
     def __init__(self) -> None:
         self.value = 100.0

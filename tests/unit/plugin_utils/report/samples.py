@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Verdicts to test with: invented clusters, in the shapes that the check role hands over."""
+"""Verdicts for tests: invented clusters, in the form that the check role uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEALTH = [
 def record(
     number: int, sites: Sequence[str] = ("default",), backend: str = "wireguard", gpus: int = 8
 ) -> dict[str, Any]:
-    """A record of ``number`` members n1, n2, ... dealt over the sites in turn."""
+    """A record of ``number`` members n1, n2, ... distributed over the sites in turn."""
     width = len(str(number))
     return {
         "schema_version": 1,
@@ -73,7 +73,7 @@ def check(name: str, host: Any, status: str = "pass", **values: Any) -> dict[str
 
 
 def pairs(cluster: dict[str, Any], dead: Sequence[str] = (), seed: int = 7) -> list[dict[str, Any]]:
-    """All ordered pairs: near within a site, far between sites, nothing to or from a dead member."""
+    """All ordered pairs: close within a site, distant between sites, and no connection to or from a dead member."""
     dice = random.Random(seed)
     made = []
     for one in cluster["members"]:
@@ -141,7 +141,7 @@ def volumes(machines: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def collectives(ceiling: float = 11.4, required: float = 9.0) -> list[dict[str, Any]]:
-    """Two collectives that rise to ``ceiling`` GB/s as messages grow."""
+    """Two collectives whose bandwidth rises to ``ceiling`` GB/s with the message size."""
     made = []
     for name, share in (("all_reduce", 1.0), ("all_gather", 0.93)):
         rows = []
@@ -172,7 +172,7 @@ def collectives(ceiling: float = 11.4, required: float = 9.0) -> list[dict[str, 
 
 
 def checks(cluster: dict[str, Any], dead: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """What the check role finds on a cluster that is all right but for its dead members."""
+    """The results of the check role on a cluster that is healthy except for its dead members."""
     made: list[dict[str, Any]] = []
     machines = [member["machine"] for member in cluster["members"]]
     for machine in machines:

@@ -25,7 +25,7 @@ with open(os.path.join(os.path.dirname(evidence.__file__), "verdict.schema.json"
 
 
 def healthy() -> dict[str, Any]:
-    """What a run finds on a cluster of three where all is well."""
+    """The results of a run on a healthy cluster of three."""
     machines = ["n1", "n2", "n3"]
     return {
         "asked": machines,
@@ -87,7 +87,7 @@ def test_a_member_outside_the_run_is_skipped_and_named() -> None:
 
 def test_what_a_userspace_only_member_cannot_do_is_skipped() -> None:
     found = healthy()
-    # As its play ends before anything is asked of it.
+    # When its play ends before it is queried.
     found["answered"] = ["n1", "n2"]
     found["userspace_only"] = ["n3"]
     del found["health"]["n3"]
@@ -208,7 +208,7 @@ def test_a_collective_module_that_fails_is_not_left_out() -> None:
 
 
 def with_bandwidth(**slow: float) -> dict[str, Any]:
-    """All pairs at about 10 Gbit/s, but for those that are given, as n1_n2=0.1."""
+    """All pairs at about 10 Gbit/s, except for the given ones, such as n1_n2=0.1."""
     found = healthy()
     for index, pair in enumerate(found["reachability"]["pairs"]):
         pair["bandwidth_gbps"] = slow.get(f"{pair['from']}_{pair['to']}", 9.0 + index / 2)
@@ -262,7 +262,7 @@ def test_a_bandwidth_that_is_asked_for_is_required_of_every_link() -> None:
 
 
 def test_sites_are_not_compared_with_each_other() -> None:
-    """Over the internet a tenth of the LAN's throughput is no fault."""
+    """Over the internet, a tenth of the LAN's throughput is not a fault."""
     record = samples.record(6, ("a", "b"))
     found = {"asked": [m["machine"] for m in record["members"]], "reachability": {"pairs": samples.pairs(record)}}
     for pair in found["reachability"]["pairs"]:
@@ -288,7 +288,7 @@ def test_throughput_that_was_not_measured_says_so() -> None:
 
 
 def with_rdma(rate: float | None = 400.0, **changed: tuple[float | None, float | None]) -> dict[str, Any]:
-    """All pairs at about 390 Gbit/s and 2 µs, but for those that are given, as n1_n2=(40.0, 2.0)."""
+    """All pairs at about 390 Gbit/s and 2 µs, except for the given ones, such as n1_n2=(40.0, 2.0)."""
     found = with_bandwidth()
     for index, pair in enumerate(found["reachability"]["pairs"]):
         usual = (390.0 + index / 4, 1.9 + index / 100)
@@ -397,7 +397,7 @@ HELD = {"n1": ["7 of alice (train)"], "n2": ["7 of alice (train)", "8 of bob (ev
 
 
 def test_a_busy_cluster_is_not_checked_and_says_who_holds_it() -> None:
-    """That its nodes are at work is no fault of a cluster."""
+    """Busy nodes are not a fault of a cluster."""
     found = healthy()
     found["job"] = {"rc": 0, "stdout": "", "stderr": "", "cmd": [], "launched": [], "held": {**HELD, "n3": HELD["n1"]},
                     "barred": {}}  # fmt: skip

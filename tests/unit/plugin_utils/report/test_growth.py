@@ -1,8 +1,10 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is done with the pairs grows with their number and no faster, counted in lines that run: a clock would judge the
-machine. And what is made of a cluster too large to be drawn member by member."""
+"""The work for pairs grows only with their number, measured in executed lines, since time would depend on the machine.
+
+Also the reports on a cluster that is too large to draw each member.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils import test_rea
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
 
 FEW, MANY = 12, 36
-#: By how many times there are more pairs.
+#: The factor by which the number of pairs grows.
 PAIRS = MANY * (MANY - 1) / (FEW * (FEW - 1))
 
 
 def lines(work: Callable[[], Any]) -> int:
-    """How many lines of our own code ran."""
+    """The number of executed lines of our own code."""
     counted = 0
 
     def trace(frame: FrameType, event: str, _value: Any) -> Any:

@@ -74,7 +74,7 @@ def test_inserted_text_stays_text() -> None:
     page = render(verdict)
     assert "<script>alert" not in page
     assert "<img" not in page
-    # The same elements but for findings that now say the same and are shown once.
+    # The same elements, except for findings that now have the same message and are shown once.
     assert {tag for tag, _attrs in tags(page)} == set(before)
     assert not [attrs for _tag, attrs in tags(page) if any(name.startswith("on") for name in attrs)]
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From what volume_probe found to checks and to what the reports show of volumes."""
+"""From the results of volume_probe to checks, and to what the reports show about volumes."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_what_could_not_be_looked_at_is_no_pass() -> None:
     found["compare"]["n1"]["volumes"]["shared"].update(unseen=["n2"], lock=None, read_mbps=None)
     checks = judged(found)
     assert "no answer within 10 s" in bad(checks)["storage.shared@n2"]
-    # n1 is not to blame for it, and says why its own lock could not be tried.
+    # n1 is not to blame, and reports why its own lock could not be tested.
     assert checks["storage.shared@n1"]["status"] == "pass"
     assert checks["storage.locks@n1"]["status"] == "skipped"
     assert set(bad(checks)) == {f"storage.{name}@n2" for name in ("shared", "locks", "write", "read", "files")}

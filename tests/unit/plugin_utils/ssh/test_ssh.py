@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ssh and ssh-keygen say of a connection, and the keys that come of it. Real servers are in tests/integration/ssh."""
+"""The output of ssh and ssh-keygen about a connection, and the resulting keys. tests/integration/ssh has real servers."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_known_hosts_are_read_as_ssh_does(tmp_path: Path) -> None:
     assert known_hosts.find("a.example.com", [str(file)])[0].line == 2
     subprocess.run(["ssh-keygen", "-H", "-f", str(file)], check=False, capture_output=True)
     assert verdict("b.example.com", other) == "revoked"
-    # Whoever has one key of another type is not proven to be somebody else.
+    # A host with a key of another type is not proven to be a different one.
     assert known_hosts.judge([known_hosts.Known("f", 1, "", "ssh-rsa", "x")], "ssh-ed25519", one) == "unknown"
-    # Whether the host has a certificate of this authority is not seen.
+    # Whether the host has a certificate of this authority cannot be seen.
     authority = known_hosts.Known("f", 1, "@cert-authority", "ssh-ed25519", "x")
     assert known_hosts.judge([authority], "ssh-ed25519", one) == "known"
 

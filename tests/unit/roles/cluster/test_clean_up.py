@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The layers are taken away in one order, whatever else is on the machine."""
+"""The layers are removed in a fixed order, whatever else is on the machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Of a record that all hosts hold, one sends the whole. Each other record is asked of one of those who hold it."""
+"""Of a record that all hosts have, one sends the whole. Each other record is requested from one of its holders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def role(entry: str, **variables: Any) -> dict[str, Any]:
 def asked(
     folder: Path, held: dict[str, list[model.Record]], *entries: str, hosts: str = "all", **variables: Any
 ) -> tuple[str, list[str], list[str]]:
-    """What the role found, who sent the whole of which record when asked first, and who was asked for it later."""
+    """What the role found, who sent which whole record in the first query, and who was queried for it later."""
     for name, records in held.items():
         (folder / name).mkdir(mode=0o700)
         for record in records:
@@ -91,13 +91,13 @@ def test_what_was_sent_in_this_run_is_not_sent_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", ["load", "find"])
 def test_a_copy_that_a_run_did_not_get_to_is_updated_when_the_record_is_loaded(tmp_path: Path, entry: str) -> None:
-    """As after a run that was cut off when the manager had the new volumes, and the others had not."""
+    """As after a run that was interrupted when the manager had the new volumes, and the others had not."""
     asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW], "n4": [OLD]}, entry)
     copies = [Store(str(tmp_path / name), "lab").read() for name in ("n1", "n2", "n3", "n4")]
     assert copies == ([NEW] * 4 if entry == "load" else [NEW, OLD, NEW, OLD])
 
 
 def test_a_check_leaves_old_copies_as_they_are(tmp_path: Path) -> None:
-    """As the role check loads the record."""
+    """As when the role check loads the record."""
     asked(tmp_path, {"n1": [NEW], "n2": [OLD], "n3": [NEW]}, "load", __cluster_purpose="read")
     assert [Store(str(tmp_path / name), "lab").read() for name in ("n1", "n2", "n3")] == [NEW, OLD, NEW]

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The manager's record goes when all members are cleaned up, and not before."""
+"""The manager's record is deleted when all members are cleaned up, and not before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a cluster gets later is compared with the other clusters of each member, before anything changes."""
+"""Later additions to a cluster are compared with the other clusters of each member before anything changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def other() -> model.Record:
 
 
 def change(folder: Path, role: str, *before: dict[str, Any], **settings: Any) -> Run:
-    """Settings of a role on n1, which is in one cluster, and n2, which is in both."""
+    """Change settings of a role on n1, which is in one cluster, and n2, which is in both."""
     enter = {"ansible.builtin.include_role": {"name": f"gpumesh.cluster.{role}", "tasks_from": "settings"}}
     play = {
         "hosts": "all",

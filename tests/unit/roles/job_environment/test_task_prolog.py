@@ -43,7 +43,7 @@ def recorded(name: str) -> dict[str, str]:
 
 
 def registered(*names: str) -> str:
-    """What ``scontrol -o show nodes`` prints, cut short."""
+    """The output of ``scontrol -o show nodes``, abridged."""
     return "".join(f"NodeName={name} Arch=x86_64 CoresPerSocket=2 \n" for name in names)
 
 
@@ -346,7 +346,7 @@ def test_every_dialect_is_known_to_the_program() -> None:
     assert variables("step_of_3_nodes_rank_3", dialects=list(prolog.DIALECTS))
 
 
-# --- What the user sets wins
+# --- The user's settings take precedence
 
 
 def test_what_the_user_has_set_is_left_alone() -> None:
@@ -398,11 +398,11 @@ def test_mlflow_is_told_who_runs_what_and_only_where_experiments_are_tracked() -
     tags = json.loads(values["MLFLOW_RUN_CONTEXT"])
     assert (tags["gpumesh.cluster"], tags["gpumesh.generation"]) == ("lab", "4")
     assert tags["gpumesh.nodes"].count(",") == 2 and tags["gpumesh.job"].isdigit()
-    # What the user sets wins.
+    # The user's settings take precedence.
     assert "MLFLOW_TRACKING_URI" not in prolog.changes({"MLFLOW_TRACKING_URI": "http://mine"}, values)[0]
 
 
-# --- What Slurm, bash and the file system get
+# --- Output to Slurm, bash and the file system
 
 
 def test_a_value_of_several_lines_is_never_said_to_slurm() -> None:
@@ -438,7 +438,7 @@ def test_a_hostfile_is_made_once_and_made_anew_when_it_differs(tmp_path: Path) -
     before = os.stat(path).st_mtime_ns
     assert prolog.write_hostfile(str(tmp_path), "1.hosts", "a slots=1\n") == path
     assert os.stat(path).st_mtime_ns == before
-    # As after a requeue: the same length, other nodes.
+    # As after a requeue: the same length, but other nodes.
     prolog.write_hostfile(str(tmp_path), "1.hosts", "b slots=1\n")
     assert Path(path).read_text() == "b slots=1\n" and os.listdir(tmp_path) == ["1.hosts"]
 
@@ -492,7 +492,7 @@ def test_the_program_says_everything_in_lines_that_slurm_reads(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("environment", "component", "number"),
     [
-        # Slurm's epilog is told of the end of a component by its own id.
+        # Slurm's epilog gets the ID of the component that ended.
         ("mixed_step_rank_4", 0, "SLURM_JOB_ID_PACK_GROUP_0"),
         ("mixed_step_rank_4", 1, "SLURM_JOB_ID_PACK_GROUP_1"),
         ("step_of_3_nodes_rank_3", 0, "SLURM_JOB_ID"),

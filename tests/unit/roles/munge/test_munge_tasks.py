@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a host has no key is said; the key never is."""
+"""The reason why a host has no key is shown; the key never is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASKS = [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.munge"}}]
 
 
 def give(folder: Path, path: Path) -> Run:
-    """The role in check mode and as talkative as can be, on hosts with munge."""
+    """Run the role in check mode and with maximum verbosity, on hosts with munge."""
     programs = folder / "bin"
     programs.mkdir()
     for name in ("munged", "munge", "unmunge", "supervisord", "supervisorctl"):

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role slurm would do on fresh hosts, and how many tasks each of them takes part in."""
+"""What the role slurm would do on new hosts, and the number of tasks on each of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend
 
 
 def check(folder: Path, entry: str = "main", **variables: object) -> Run:
-    """The role in check mode, on the members n1, the manager, and n2."""
+    """Run the role in check mode, on the members n1, the manager, and n2."""
     role = {"ansible.builtin.include_role": {"name": "gpumesh.cluster.slurm", "tasks_from": entry}}
     given = {"cluster_record": RECORD, **variables}
     return run_tasks(folder, {"n1": {}, "n2": {}}, given, [role], "--check", "--diff")
