@@ -18,7 +18,9 @@ _BLAMELESS = ("finished", "warned", "cancelled")
 
 
 class Decision(NamedTuple):
-    """``action``: finish, cancel, fail, restart (on ``nodes``, in this allocation) or resubmit (without ``excluded``)."""
+    """``action``: finish, cancel, fail, restart (on ``nodes``, in this allocation), resubmit (without
+    ``excluded``), or requeue, which Slurm does itself.
+    """
 
     action: str
     reason: str = ""

@@ -145,6 +145,33 @@ def job_state(run: Runner, job: int, name: str = "") -> str:
     return f"{state.lower()} ({reason})" if state and reason not in ("", "None") else state.lower()
 
 
+def parse_fate(text: str, restarts: int) -> str:
+    """What Slurm does with a job, from ``scontrol --oneliner show job``. ``restarts``: how often the caller's job has begun
+    again.
+
+    ``preempted``: its time will soon be over. ``requeued``: it has been stopped, and will begin again. Empty for neither.
+    """
+    words: Dict[str, str] = {}
+    for word in text.split():
+        name, _equals, value = word.partition("=")
+        # What a user has chosen, such as a comment, comes later.
+        words.setdefault(name, value)
+    if words.get("JobState", "").startswith("CANCELLED"):
+        return ""
+    if int(words.get("Restarts", "0")) > restarts:
+        return "requeued"
+    return "preempted" if words.get("PreemptTime", "None") not in ("None", "") else ""
+
+
+def fate(run: Runner, job: int) -> str:
+    """The same of the job in which this process runs; empty if the controller does not answer."""
+    try:
+        text = run(["scontrol", "--oneliner", "show", "job", str(job)], timeout=20.0).stdout
+    except CommandError:
+        return ""
+    return parse_fate(text, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+
+
 def cancel(run: Runner, job: int) -> None:
     """Cancel a job. Raises CommandError, except for a job that has ended."""
     done = run(["scancel", str(job)], timeout=30.0, check=False)

@@ -59,6 +59,10 @@ _STAND_BY = 5.0
 _FULL = 900.0
 
 
+#: The words for what Slurm does with a job; see `scheduler.fate`.
+_FATES = {"preempted": "Slurm has preempted the job", "requeued": "Slurm has requeued the job"}
+
+
 class Post(NamedTuple):
     """The place of a supervisor. ``inherited``: the attempt whose supervisor was lost; 0 in the batch script."""
 
@@ -121,7 +125,7 @@ class Supervisor:
         if self._post.inherited:
             follows = decide.verdict(self._request, self._counted())
         while True:
-            follows = follows or self._placement()
+            follows = self._left_to_slurm(follows or self._placement())
             self._note_action(follows)
             if follows.action != "restart":
                 return self._leave(follows)
@@ -199,8 +203,27 @@ class Supervisor:
             time.sleep(_SPACING)
         return decide.Decision("cancel")
 
+    def _left_to_slurm(self, decision: decide.Decision) -> decide.Decision:
+        """The decision, unless Slurm itself starts the job again, such as after a preemption."""
+        if decision.action in ("cancel", "resubmit") and scheduler.fate(self._runner, self._post.job) == "requeued":
+            return decide.Decision("requeue", _FATES["requeued"])
+        return decision
+
+    def explained(self, cause: Cause) -> Cause:
+        """The cause of the end of an attempt: Slurm stops the ranks of a job that it preempts, which is no crash."""
+        if cause.kind in ("finished", "warned"):
+            return cause
+        fate = scheduler.fate(self._runner, self._post.job)
+        return Cause("warned", _FATES[fate]) if fate else cause
+
     def _leave(self, decision: decide.Decision) -> int:
-        states = {"finish": "finished", "cancel": "cancelled", "fail": "failed", "resubmit": "queued"}
+        states = {
+            "finish": "finished",
+            "cancel": "cancelled",
+            "fail": "failed",
+            "resubmit": "queued",
+            "requeue": "queued",
+        }
         state, detail = states[decision.action], decision.reason
         _say(f"{self._request.name}: {state}{': ' if detail else ''}{detail}")
         deadline = time.monotonic() + _FULL
@@ -342,7 +365,13 @@ class Supervisor:
     def _note_action(self, decision: decide.Decision) -> None:
         if self._run.attempts:
             where = f"restarted on {', '.join(decision.nodes)}"
-            words = {"finish": "", "cancel": "", "fail": "stopped", "resubmit": "another job was submitted"}
+            words = {
+                "finish": "",
+                "cancel": "",
+                "fail": "stopped",
+                "resubmit": "another job was submitted",
+                "requeue": "Slurm starts the job again",
+            }
             action = words.get(decision.action, where)
             last = self._run.attempts[-1]
             out = []
@@ -423,10 +452,10 @@ class Course:
     def _end(self, now: float) -> Optional[Cause]:
         """Why the attempt has ended, or has to end."""
         if self._supervisor.cancelled:
-            return Cause("cancelled", "the job was cancelled")
+            return self._supervisor.explained(Cause("cancelled", "the job was cancelled"))
         cause = self._watch.verdict(now)
         if cause is not None:
-            return cause
+            return self._supervisor.explained(cause)
         if self._warned is not None and now - self._warned_at > self._supervisor.grace:
             return self._warned
         if self._step.over():

@@ -25,11 +25,12 @@ AWAY = Completed(1, "", "error: Unable to contact slurm controller (connect fail
 
 
 class Slurm:
-    """Slurm, whose controller does not answer this many queries. ``squeue``: what it prints."""
+    """Slurm, whose controller does not answer this many queries. ``squeue`` and ``job``: what it prints."""
 
-    def __init__(self, away: int, squeue: str = "") -> None:
+    def __init__(self, away: int, squeue: str = "", job: str = "") -> None:
         self.away = away
         self.squeue = squeue
+        self.job = job
         self.asked: list[str] = []
 
     def __call__(self, argv: list[str], **options: object) -> Completed:
@@ -40,7 +41,11 @@ class Slurm:
                 raise supervisor.CommandError(argv, "exited 1", rc=1, stderr=AWAY.stderr)
             return AWAY
         self.asked.append(program)
-        return Completed(0, {"sbatch": "42\n", "sinfo": "n1|idle\n", "squeue": self.squeue}.get(program, ""), "")
+        return Completed(
+            0,
+            {"sbatch": "42\n", "sinfo": "n1|idle\n", "squeue": self.squeue, "scontrol": self.job}.get(program, ""),
+            "",
+        )
 
 
 @pytest.fixture(name="folder")
@@ -90,6 +95,43 @@ def test_a_job_with_time_for_a_checkpoint_alone_submits_no_other(
     assert made.supervise() == (1 if state == "failed" else 0)
     assert (folder.read().state, slurm.asked) == (state, ["squeue"])
     assert ("90 s are kept for a checkpoint" in folder.read().detail) == (state == "failed")
+
+
+#: As Slurm 24.11 shows jobs: running, in the grace time of a preemption, requeued after it, and cancelled.
+RUNNING = "JobId=41 JobName=nano JobState=RUNNING Reason=None Requeue=1 Restarts=0 PreemptTime=None"
+PREEMPTED = "JobId=41 JobName=nano JobState=RUNNING Reason=None Requeue=1 Restarts=0 PreemptTime=2026-11-25T03:17:57"
+REQUEUED = "JobId=41 JobName=nano JobState=COMPLETING Reason=None Requeue=1 Restarts=1 EndTime=Unknown"
+CANCELLED = "JobId=41 JobName=nano JobState=CANCELLED Reason=None Requeue=1 Restarts=2 PreemptTime=None"
+
+
+@pytest.mark.parametrize(
+    ("job", "kind"), [(RUNNING, "crash"), (PREEMPTED, "warned"), (REQUEUED, "warned"), (CANCELLED, "crash")]
+)
+def test_ranks_that_slurm_stops_for_a_preemption_have_not_crashed(folder: Folder, job: str, kind: str) -> None:
+    folder.write(Run("nano", "running", "token", 41))
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"])
+    made = supervisor.Supervisor(folder, post, Slurm(0, job=job))
+    cause = made.explained(Cause("crash", "rank 0 on n1: killed by SIGTERM", 0, "n1"))
+    assert (cause.kind, cause.rank, cause.node) == ((kind, None, "") if kind == "warned" else (kind, 0, "n1"))
+    assert made.explained(Cause("finished")).kind == "finished"
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "state", "submits"),
+    [
+        (PREEMPTED, "warned", "queued", True),
+        (REQUEUED, "warned", "queued", False),
+        (REQUEUED, "cancelled", "queued", False),
+        (CANCELLED, "cancelled", "cancelled", False),
+    ],
+)
+def test_a_preempted_run_goes_on_in_one_job(folder: Folder, job: str, kind: str, state: str, submits: bool) -> None:
+    slurm = Slurm(0, job=job)
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause(kind))
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], 1), slurm)
+    made.supervise()
+    assert (folder.read().state, "sbatch" in slurm.asked) == (state, submits)
 
 
 def test_another_job_is_submitted_once_the_controller_is_back(folder: Folder) -> None:

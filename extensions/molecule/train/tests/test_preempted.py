@@ -1,0 +1,48 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A job of higher priority takes the nodes of a run, which gives them up without blame and continues afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from train_programs import MANAGER
+from train_runs import PATIENCE, TrainLab, check_steps
+
+FILE, KEPT = "/etc/slurm/slurm.conf", "/root/slurm.conf"
+PREEMPTION = """
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=grace Nodes=ALL PriorityTier=1 GraceTime=30 State=UP
+PartitionName=none Nodes=ALL PriorityTier=1 GraceTime=0 State=UP
+PartitionName=high Nodes=ALL PriorityTier=10 State=UP
+"""
+ADD = 'cp -p "$1" "$2" && printf %s "$3" >>"$1" && scontrol reconfigure'
+RESTORE = 'cp -p "$2" "$1" && rm "$2" && scontrol reconfigure'
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Iterator[TrainLab]:
+    lab = TrainLab("molecule-train")
+    lab.bring()
+    lab.run(MANAGER, "sh", "-c", ADD, "-", FILE, KEPT, PREEMPTION)
+    yield lab
+    lab.run(MANAGER, "sh", "-c", RESTORE, "-", FILE, KEPT)
+
+
+# With a grace time, the run submits another job; without one, Slurm requeues its job.
+@pytest.mark.parametrize(("partition", "detail"), [("grace", "preempted"), ("none", "requeued")])
+def test_a_preempted_run_continues(lab: TrainLab, partition: str, detail: str) -> None:
+    lab.idle()
+    name = f"yields-{partition}"
+    lab.begin(name, "--nodes", "2", "--partition", partition)
+    nodes = lab.at_step(name, 1, 5)["attempts"][0]["nodes"]
+    urgent = ("srun", "--partition=high", "--exclusive", "--nodes=2", f"--nodelist={','.join(nodes)}", "--chdir=/tmp")
+    lab.run(MANAGER, *urgent, "sleep", "1", timeout=PATIENCE)
+    found = lab.finish(name)
+    first, *_others = found["attempts"]
+    assert (found["state"], len(found["attempts"])) == ("finished", 2), found
+    assert first["cause"] == {"kind": "warned", "detail": f"Slurm has {detail} the job", "rank": None, "node": ""}
+    check_steps(found)
