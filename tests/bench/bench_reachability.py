@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
 from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, network
 
 #: The limit: how many times faster the role must be than one pair after the other.

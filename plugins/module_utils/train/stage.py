@@ -241,9 +241,14 @@ class Staging:
                 os.link(draft, self._sum)
             finally:
                 remove_in(None, draft)
-        if (read_text(self._sum) or digest) != digest:
-            remove_in(self._held, _WHOLE)
-            shutil.rmtree(f"/proc/self/fd/{self._held}/data", ignore_errors=True)
+        agreed = None
+        with contextlib.suppress(HostStateError):
+            agreed = read_text(self._sum)
+        if (agreed or digest) != digest:
+            # While another run reads it, it stays.
+            if _lock(self._held, fcntl.LOCK_EX):
+                remove_in(self._held, _WHOLE)
+                shutil.rmtree(f"/proc/self/fd/{self._held}/data", ignore_errors=True)
             raise HostStateError(
                 f"The copy of {self._manifest.source} in {self._directory} differs from that of another node.",
                 "Look at the disks, and at what writes to the original.",

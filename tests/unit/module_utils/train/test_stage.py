@@ -290,3 +290,28 @@ def test_a_damaged_manifest_is_said(node: Node) -> None:
     (node.run / "stage.json").write_text("{}")
     with pytest.raises(GpumeshError, match="is damaged"):
         stage.read(str(node.run))
+
+
+def test_a_copy_that_another_run_reads_stays_though_it_differs(node: Node, source: Path, tmp_path: Path) -> None:
+    reading = node.bring()
+    run = tmp_path / "later"
+    run.mkdir()
+    stage.write(str(run), stage.listed(str(source)))
+    (run / stage._SUM).write_text("another node's", encoding="ascii")
+    refused = Node(tmp_path, run).bring()
+    assert "differs from that of another node" in failure(refused)
+    assert content(Path(reading.path)) == content(source)
+    reading.stop()
+
+
+def test_a_volume_that_fails_for_a_moment_does_not_fail_a_copy(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> str | None:
+        if path.endswith(stage._SUM):
+            raise HostStateError(f"{path}: Stale file handle.")
+        return read(path)
+
+    read = stage.read_text
+    monkeypatch.setattr(stage, "read_text", fail)
+    made = node.bring()
+    assert made.path and made.failure is None
+    made.stop()
