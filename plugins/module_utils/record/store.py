@@ -34,6 +34,8 @@ DEFAULT_WAIT = 30.0
 #: Far larger than a record of thousands of members; a larger file cannot be a record, and is not read.
 _LARGEST = 64 * 1024 * 1024
 _SUFFIX = ".json"
+#: Attempts to create a folder while others remove it.
+_MAKE = 100
 #: As many characters contain the values at the top level of a record that precede its first list or object.
 BEGINNING = 512
 _GENERATION = re.compile(r'\{(?:\s*"\w+": (?:\d+|"[^"]*"),)*?\s*"generation": (\d+),')
@@ -167,6 +169,9 @@ class Store:
             try:
                 handle = os.open(self.lock_path, flags, 0o600)
             except OSError as failure:
+                if failure.errno == errno.ENOENT and time.monotonic() < deadline:
+                    # Another process has just deleted the last record, and the folder with it.
+                    continue
                 raise HostStateError(
                     f"The lock {self.lock_path} cannot be opened: {failure.strerror}.",
                     "Remove it, unless it is a plain file.",
@@ -319,9 +324,14 @@ def _check_folder(folder: str) -> None:
 
 def _make_folder(folder: str) -> None:
     try:
-        os.makedirs(os.path.dirname(folder) or "/", mode=0o755, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+        for _try in range(_MAKE):
+            # Another process that deletes the last record removes the folder above, too.
+            with contextlib.suppress(FileNotFoundError):
+                os.makedirs(os.path.dirname(folder) or "/", mode=0o755, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o700)
+                return
+        os.mkdir(folder, 0o700)
     except OSError as failure:
         raise HostStateError(f"{folder} cannot be created: {failure.strerror}.", path=folder) from failure
 

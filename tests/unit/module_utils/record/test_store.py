@@ -471,6 +471,27 @@ class TestLock:
             pass
         assert not (tmp_path / "passwd").exists()
 
+    @pytest.mark.parametrize("step", ["mkdir", "open"])
+    def test_a_folder_that_another_process_deletes_is_made_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        folder = tmp_path / "gpumesh" / "clusters"
+        made = Store(str(folder), "lab")
+        calls = 0
+        original = getattr(os, step)
+
+        def deleted_before(path: Any, *rest: Any, **named: Any) -> Any:
+            nonlocal calls
+            if str(path).startswith(str(folder)):
+                calls += 1
+                if calls == 1:
+                    shutil.rmtree(folder.parent, ignore_errors=True)
+            return original(path, *rest, **named)
+
+        monkeypatch.setattr(os, step, deleted_before)
+        with made.locked("tester"):
+            assert calls > 1 and Path(made.lock_path).exists()
+
     def test_who_waited_for_a_deleted_lock_starts_over(self, kept: Store) -> None:
         """Concurrent deletions and creations: no process may hold a lock file that no longer exists."""
         turns = CHILD + (
