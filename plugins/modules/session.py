@@ -80,7 +80,7 @@ options:
   runtime:
     description: What runs the containers on all members.
     type: str
-    choices: [podman, charliecloud]
+    choices: [podman, charliecloud, slurm]
     default: podman
   plugin:
     description: The source of the plugin in C.

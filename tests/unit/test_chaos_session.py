@@ -62,7 +62,7 @@ def test_the_moment_is_within_what_is_hit() -> None:
     [
         ("prolog", f"{_SHEBANG} {program.PATH} prolog"),
         ("epilog", f"{_SHEBANG} {program.PATH} epilog"),
-        ("task", f"{_SHEBANG} {program.PATH} container"),
+        ("task", f"{_SHEBANG} {program.PATH} container 0"),
         ("batch", f"{_SHEBANG} {program.PATH} supervise"),
         (
             "podman",

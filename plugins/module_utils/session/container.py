@@ -31,9 +31,11 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime im
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime_charliecloud import Charliecloud
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime_podman import Podman
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime_slurm import Slurm, beside
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     CHARLIECLOUD,
     PODMAN,
+    SLURM,
     Container,
     Role,
     Settings,
@@ -46,7 +48,7 @@ _PATIENCE = 60.0
 _START = 300.0
 _LONGEST_TAIL = 4096
 _LIMIT = "/proc/sys/user/max_user_namespaces"
-_RUNTIMES: Mapping[str, Callable[[Runner], Runtime]] = {PODMAN: Podman, CHARLIECLOUD: Charliecloud}
+_RUNTIMES: Mapping[str, Callable[[Runner], Runtime]] = {PODMAN: Podman, CHARLIECLOUD: Charliecloud, SLURM: Slurm}
 
 
 class ContainerError(HostStateError):
@@ -135,10 +137,11 @@ def run_container(run: Runner, job: int, local: int, settings: Settings) -> int:
         raise HostStateError(f"The image {role.image} is not on {own.node}.", "Start the session again.")
     # Its files are among the mounts.
     login = _login(run, place, own, session, job, image.own) if own.vni else []
-    begin = runtime.start(Task(role, own, place, variables, own_gpus(os.environ, role.gpus)), image)
+    begin = runtime.start(Task(job, role, own, place, variables, own_gpus(os.environ, role.gpus)), image)
     with contextlib.ExitStack() as stack:
         if login:
-            daemon = stack.enter_context(Process(login, stdin=subprocess.DEVNULL))
+            listening = Start(login, dict(os.environ)) if settings.runtime != SLURM else beside(job, own, login)
+            daemon = stack.enter_context(_process(listening, stdin=subprocess.DEVNULL))
             stack.callback(daemon.terminate)
         process = _process(begin, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
         source: Any = stack.enter_context(process).stderr

@@ -106,8 +106,9 @@ def _watch(settings: Settings, _words: Sequence[str]) -> int:
     return 0
 
 
-def _supervise(_settings: Settings, _words: Sequence[str]) -> int:
-    return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), sys.stdin.read(), os.environ).work()
+def _supervise(settings: Settings, _words: Sequence[str]) -> int:
+    word, ours = sys.stdin.read(), os.path.abspath(sys.argv[0])
+    return supervise.Batch(run_command, ours, word, os.environ, settings.runtime).work()
 
 
 def _prepare(settings: Settings, _words: Sequence[str]) -> int:
@@ -115,9 +116,8 @@ def _prepare(settings: Settings, _words: Sequence[str]) -> int:
     return _task(lambda: container.prepare(run_command, word, _job(), settings, key))
 
 
-def _container(settings: Settings, _words: Sequence[str]) -> int:
-    local = int(os.environ[job.PLACE])
-    return _task(lambda: container.run_container(run_command, _job(), local, settings))
+def _container(settings: Settings, words: Sequence[str]) -> int:
+    return _task(lambda: container.run_container(run_command, _job(), int(words[1]), settings))
 
 
 def _await(settings: Settings, _words: Sequence[str]) -> int:

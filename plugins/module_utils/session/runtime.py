@@ -15,6 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     CHARLIECLOUD,
     PODMAN,
+    SLURM,
     Container,
     Role,
     Settings,
@@ -28,6 +29,7 @@ HOSTFILE = "/etc/gpumesh-hostfile"
 PROGRAMS: Mapping[str, Sequence[str]] = {
     PODMAN: ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit"),
     CHARLIECLOUD: ("ch-run", "bwrap", "skopeo", "umoci"),
+    SLURM: ("crun", "catatonit", "skopeo", "umoci"),
 }
 #: Seconds for one image.
 _PULL = 7200.0
@@ -59,6 +61,7 @@ class Start(NamedTuple):
 class Task(NamedTuple):
     """A container to run. ``variables``: of its environment. ``gpus``: those that Slurm has given it."""
 
+    job: int
     role: Role
     own: Container
     place: Place
@@ -132,6 +135,7 @@ def fetching(run: Runner, argv: Sequence[str], image: str, variables: Optional[M
 
 
 def last_line(text: str) -> str:
-    """What a program has said last."""
-    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it has printed no error")
+    """What a program has said last. What srun says of its end is no part of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("srun: ")]
+    last = lines[-1] if lines else "it has printed no error"
     return f"{last.rstrip('.')}."

@@ -14,9 +14,9 @@ NAME = "gpumesh-session"
 #: Of Slurm.
 PLUGIN = f"{FOLDER}/gpumesh_session.so"
 PRIVATE, HOST = "private", "host"
-PODMAN, CHARLIECLOUD = "podman", "charliecloud"
+PODMAN, CHARLIECLOUD, SLURM = "podman", "charliecloud", "slurm"
 #: What runs the containers of a cluster.
-RUNTIMES = (PODMAN, CHARLIECLOUD)
+RUNTIMES = (PODMAN, CHARLIECLOUD, SLURM)
 #: The slot of a session without its own network.
 NO_SLOT = -1
 

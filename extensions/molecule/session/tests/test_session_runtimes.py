@@ -15,7 +15,13 @@ from session_lab import GONE, LAB, PULLED, TWO, await_nothing, by, everywhere, i
 _FAILS = ["sh", "-c", "sleep 600 & echo there is no data >&2; exit 3"]
 
 
-@pytest.fixture(name="runtime", scope="module", params=["charliecloud"])
+@pytest.fixture(autouse=True)
+def _stopped() -> Iterator[None]:
+    yield
+    by("alice", "gpumesh-session", "stop", "demo", check=False)
+
+
+@pytest.fixture(name="runtime", scope="module", params=["charliecloud", "slurm"])
 def _runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     LAB.play("gpumesh.cluster.slurm", "--extra-vars", f"session_runtime={request.param}")
     yield request.param
@@ -28,8 +34,8 @@ def test_containers_reach_each_other_with_their_own_images_and_environments(runt
     start("alice", [role("main", cpus=2, memory="512M", env=env), role("sub", TWO, replicas=3)])
     found = everywhere("alice", "sh", "-c", "hostname; cat /etc/image; id -u")
     assert found == {"main1": ["main1", "one", "0"], **{f"sub{n}": [f"sub{n}", "two", "0"] for n in (1, 2, 3)}}
-    said = inside("alice", "main1", "sh", "-c", 'echo "$TOKEN|$PATH|$HOME|$WORLD_SIZE|$SLURM_MEM_PER_NODE"')
-    assert said.strip() == f"{secret}|/mine:/usr/bin|/tmp|4|"
+    said = inside("alice", "main1", "sh", "-c", 'echo "$TOKEN|$PATH|$HOME|$WORLD_SIZE|${SLURM_JOB_ID:+Slurm}"')
+    assert said.strip() == f"{secret}|/mine:/usr/bin|/tmp|4|{'Slurm' if runtime == 'slurm' else ''}"
     for host in ("s1", "s2", "s3"):
         assert "with 'quotes'" not in LAB.run(host, "ps", "axww", "-o", "args")
     # From a container to another one, on another node.

@@ -36,7 +36,7 @@ def _place(tmp_path: Path) -> runtime.Place:
 def started(place: runtime.Place, variables: dict[str, str], **more: Any) -> runtime.Start:
     role = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x", **more}]}).roles[0]
     image = runtime.Image(f"{Path(place.run).parent}/trees/x", True)
-    return charliecloud.Charliecloud(run).start(runtime.Task(role, OWN, place, variables, []), image)
+    return charliecloud.Charliecloud(run).start(runtime.Task(7, role, OWN, place, variables, []), image)
 
 
 def test_a_container_has_its_name_user_and_directory(place: runtime.Place) -> None:

@@ -40,7 +40,7 @@ def test_values_are_in_no_list_of_processes_and_do_not_mislead_podman() -> None:
         parsed().roles[0],
         {"TOKEN": "secret", "LD_SDK_KEY": "secret", "PATH": "/opt/bin", "HOME": "/root", "XDG_RUNTIME_DIR": "/x"},
     )
-    words = runtime_podman.run_arguments(runtime.Task(role, OWN, PLACE, variables, []), "sha")
+    words = runtime_podman.run_arguments(runtime.Task(7, role, OWN, PLACE, variables, []), "sha")
     given = [word for word in words if word.startswith("--env=")]
     assert given == [
         "--env=HOME=/root",
@@ -53,7 +53,7 @@ def test_values_are_in_no_list_of_processes_and_do_not_mislead_podman() -> None:
 
 def test_podman_stays_in_the_job_of_the_session() -> None:
     """By the bus of the user's login it would move out of it, and a check of the image's health would be a timer."""
-    task = runtime.Task(parsed().roles[0], OWN, PLACE, {}, [])
+    task = runtime.Task(7, parsed().roles[0], OWN, PLACE, {}, [])
     assert "--no-healthcheck" in runtime_podman.run_arguments(task, "sha")
     known = runtime_podman.podman_environment(PLACE.run)
     assert (known["XDG_RUNTIME_DIR"], known["DBUS_SESSION_BUS_ADDRESS"]) == (PLACE.run, f"unix:path={PLACE.run}/no-bus")
@@ -61,7 +61,7 @@ def test_podman_stays_in_the_job_of_the_session() -> None:
 
 def test_a_container_has_the_gpus_of_its_step_and_no_others() -> None:
     given = container.own_gpus({"SLURM_STEP_GPUS": "1,3", "SLURM_JOB_GPUS": "0,1,2,3"}, 2)
-    words = runtime_podman.run_arguments(runtime.Task(parsed(gpus=2).roles[0], OWN, PLACE, {}, given), "sha")
+    words = runtime_podman.run_arguments(runtime.Task(7, parsed(gpus=2).roles[0], OWN, PLACE, {}, given), "sha")
     assert [word for word in words if word.startswith("--device")] == [
         "--device=nvidia.com/gpu=1",
         "--device=nvidia.com/gpu=3",

@@ -44,7 +44,7 @@ def test_a_client_verifies_the_key_of_the_session_and_nothing_else(tmp_path: Pat
 
 def test_only_a_session_with_its_own_network_has_ssh() -> None:
     role = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}]}).roles[0]
-    task = runtime.Task(role, MAIN, runtime.Place("/run/p", "/var/p", "/var/i"), {}, [])
+    task = runtime.Task(7, role, MAIN, runtime.Place("/run/p", "/var/p", "/var/i"), {}, [])
     assert "/run/p/ssh:/etc/gpumesh-ssh:ro" in runtime.mounts(task)
     assert "gpumesh-ssh" not in " ".join(runtime.mounts(task._replace(own=MAIN._replace(vni=0))))
 
