@@ -180,3 +180,16 @@ def test_the_log_is_beside_the_images_of_the_user() -> None:
     assert sessions._logs(given) == f"/scratch/{ME}"
     assert sessions._logs(given._replace(storage="/scratch/{user}/images/")) == f"/scratch/{ME}"
     assert container.place_of(7, 0, "/scratch/{user}/").images == f"/scratch/{ME}/images"
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("starting\nthere is no data.\n\n", "there is no data."),
+        # What srun adds where it runs the container.
+        ("there is no data\nsrun: error: s2: task 0: Exited with exit code 3\n", "there is no data."),
+        ("srun: error: s2: task 0: Killed\n", "it has printed no error."),
+    ],
+)
+def test_the_reason_is_the_last_line_of_the_container(text: str, last: str) -> None:
+    assert runtime.last_line(text) == last
