@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, SLURM
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
@@ -34,8 +34,10 @@ class ActionModule(HostAction):
             return self.module(_MODULE, {"state": state})
         record = self.record()
         options = self.options("slurm", *slurm.OPTIONS)
-        sessions = self.options("session", "enabled")["enabled"]
+        session = self.options("session", "enabled", "runtime")
+        sessions = session["enabled"]
         options["plugins"] = [PLUGIN] if sessions else []
+        options["containers"] = bool(sessions) and session["runtime"] == SLURM
         if state == "present":
             # The program of the checks is kept until the controller no longer tells the nodes to run it.
             keep = record["manager"] not in self.variables["ansible_play_batch"]

@@ -12,8 +12,8 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Installs the program C(gpumesh-session), a single file that requires only Python 3.8 and podman. It starts
-    containers with roles on a private network, as a Slurm job.
+  - Installs the program C(gpumesh-session), a single file that requires only Python 3.8 and O(runtime). It
+    starts containers with roles on a private network, as a Slurm job.
   - Compiles a Slurm plugin on the host that starts the tasks of a session in its network, and loads an nftables table
     that isolates sessions from each other and from the hosts.
   - Removes the remains of sessions that no longer run on the host.
@@ -77,6 +77,11 @@ options:
     description: The directory on a local disk of each node for images. C({user}) in it is replaced by the name of the user.
     type: str
     default: /var/tmp/gpumesh-{user}
+  runtime:
+    description: What runs the containers on all members.
+    type: str
+    choices: [podman, charliecloud, slurm]
+    default: podman
   plugin:
     description: The source of the plugin in C.
     type: str
@@ -117,13 +122,14 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, bring_about, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install, node, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PODMAN, RUNTIMES
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import stage
 
 
 def work(module: AnsibleModule) -> Outcome:
     """Bring the files and the table about, and sweep."""
     given, look_only = module.params, module.check_mode
-    lacking = install.missing() if given["state"] == "present" else []
+    lacking = install.missing(given) if given["state"] == "present" else []
     values: Dict[str, Any] = {"missing": lacking, "path": program.PATH, "swept": []}
     if lacking:
         install.settings_of(given)
@@ -154,6 +160,7 @@ def main() -> None:
             "volumes": texts,
             "mounts_allowed": texts,
             "storage": {"type": "str", "default": stage.DIRECTORY},
+            "runtime": {"type": "str", "choices": list(RUNTIMES), "default": PODMAN},
             "plugin": text,
         },
         supports_check_mode=True,

@@ -180,6 +180,10 @@ options:
     type: list
     elements: str
     default: []
+  containers:
+    description: Whether C(srun --container) has crun run containers, by C(oci.conf).
+    type: bool
+    default: false
   gpus:
     description:
       - The number of GPUs that this host should have. If fewer are found and O(gres) does not list them, the node still
@@ -557,6 +561,7 @@ def main() -> None:
             "cgroup": {"type": "dict", "default": {}},
             "gres": {"type": "dict", "default": {}},
             "plugins": {"type": "list", "elements": "str", "default": []},
+            "containers": {"type": "bool", "default": False},
             "gpus": {"type": "int", "default": 0},
             "node": {"type": "dict", "default": {}},
             "directory": {"type": "path", "default": "/etc/slurm"},

@@ -18,7 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import net
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.train import volumes
 
 #: The options of the role, without its prefix.
-OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir")
+OPTIONS = ("enabled", "subnets", "nat", "allow", "mounts_allowed", "storage_dir", "runtime")
 _SOURCE = Path(__file__).resolve().parents[2] / "roles" / "session" / "files" / "gpumesh_session.c"
 #: Debian's packages for what is missing on a host. Other distributions have not been tested.
 _PACKAGES = {
@@ -27,6 +27,8 @@ _PACKAGES = {
     "newuidmap": "uidmap",
     "fuse-overlayfs": "fuse-overlayfs",
     "catatonit": "catatonit",
+    "ch-run": "charliecloud-runtime",
+    "bwrap": "bubblewrap",
     "nft": "nftables",
     "ip": "iproute2",
     "sysctl": "procps",
@@ -73,6 +75,7 @@ def settings(record: model.Record, machine: str, options: Mapping[str, Any]) -> 
         "volumes": volumes(record, machine),
         "mounts_allowed": list(options["mounts_allowed"]),
         "storage": options["storage_dir"],
+        "runtime": options["runtime"],
     }
 
 

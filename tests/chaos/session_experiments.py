@@ -33,11 +33,11 @@ _WEIGHTS = {"prolog": 4, "epilog": 4, "task": 3, "podman": 3, "conmon": 3, "batc
 PATTERNS = {
     "prolog": f"{_PROGRAM} prolog$",
     "epilog": f"{_PROGRAM} epilog$",
-    "task": f"{_PROGRAM} container$",
+    "task": f"{_PROGRAM} container [0-9]+$",
     "podman": r"^\S*podman --log-level=error .* run --rm --name=session",
     "conmon": r"^\S*conmon .* -n session ",
     "batch": f"{_PROGRAM} supervise$",
-    "slurmd": f"{_PROGRAM} container$",
+    "slurmd": f"{_PROGRAM} container [0-9]+$",
 }
 #: Slurm's plugin runs these again when they are killed, this many times in all.
 REPEATED, ATTEMPTS = ("prolog", "epilog"), 3

@@ -12,7 +12,8 @@ from collections import Counter
 import pytest
 import session_lab
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, job, program, sessions
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program, runtime_podman, sessions
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import Place
 from ansible_collections.gpumesh.cluster.tests.chaos import session_experiments as experiments
 from ansible_collections.gpumesh.cluster.tests.chaos.session_experiments import (
     KILLS,
@@ -61,14 +62,17 @@ def test_the_moment_is_within_what_is_hit() -> None:
     [
         ("prolog", f"{_SHEBANG} {program.PATH} prolog"),
         ("epilog", f"{_SHEBANG} {program.PATH} epilog"),
-        ("task", f"{_SHEBANG} {program.PATH} container"),
+        ("task", f"{_SHEBANG} {program.PATH} container 0"),
         ("batch", f"{_SHEBANG} {program.PATH} supervise"),
         (
             "podman",
-            " ".join(["/usr/bin/podman", *container.command(container.Place("/r", "/s", "/i"))[1:]])
-            + f" run --rm --name={container.NAME} --pidfile=/r/pid",
+            " ".join(["/usr/bin/podman", *runtime_podman.command(Place("/r", "/s", "/i"))[1:]])
+            + f" run --rm --name={runtime_podman.NAME} --pidfile=/r/pid",
         ),
-        ("conmon", f"/usr/bin/conmon --api-version 1 -c 0a -u 0a -r /usr/bin/crun -n {container.NAME} --exit-dir /x"),
+        (
+            "conmon",
+            f"/usr/bin/conmon --api-version 1 -c 0a -u 0a -r /usr/bin/crun -n {runtime_podman.NAME} --exit-dir /x",
+        ),
     ],
 )
 def test_what_is_hit_is_found_by_its_command_and_nothing_else_is(kind: str, line: str) -> None:

@@ -24,21 +24,22 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import PROGRAMS
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, Settings
 
 _SOURCE = f"{FOLDER}/gpumesh_session.c"
 _FLAGS = ("-O2", "-Wall", "-fPIC", "-shared")
 _HEADERS = "/usr/include/slurm"
-_PROGRAMS = ("podman", "crun", "newuidmap", "fuse-overlayfs", "catatonit", "nft", "ip", "sysctl", "gcc", "sshd")
+_PROGRAMS = ("nft", "ip", "sysctl", "gcc", "sshd")
 _FILES = (f"{_HEADERS}/spank.h", "/usr/include/stdio.h")
 #: The second one exists on Debian and some others.
 _LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
 _YAML = ("/usr/lib/python3/dist-packages/yaml", "/usr/lib64/python3*/site-packages/yaml")
 
 
-def missing() -> List[str]:
+def missing(params: Mapping[str, Any]) -> List[str]:
     """What the host lacks, as programs and files that packages bring."""
-    found = [name for name in _PROGRAMS if find(name) is None]
+    found = [name for name in (*PROGRAMS[params["runtime"]], *_PROGRAMS) if find(name) is None]
     found += [path for path in _FILES if not os.path.exists(path)]
     return found + ([] if any(glob.glob(pattern) for pattern in _YAML) else ["yaml"])
 
@@ -98,7 +99,7 @@ def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
     if params["state"] == "absent":
         left = [path for path in (program.PATH, node.TABLE_FILE, PLUGIN) if os.path.lexists(path)]
         return Differences([f"{path} is no longer wanted" for path in left], False)
-    lacking = missing()
+    lacking = missing(params)
     if lacking:
         return Differences([f"{', '.join(lacking)} not installed"], not os.path.lexists(program.PATH))
     found = [path for path, part in parts(run, params).items() if part.changed]

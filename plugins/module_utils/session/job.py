@@ -135,6 +135,13 @@ def step(number: int, role: Role, containers: Sequence[Container]) -> List[str]:
     return [*words, f"--gres=gpu:{role.gpus}" if role.gpus else "--gres=none"]
 
 
+def around(number: int, containers: Sequence[Container]) -> List[str]:
+    """srun for what looks after containers that are steps of their own, on the nodes of these."""
+    nodes = [one.node for one in containers]
+    words = [*_step(number, len(nodes)), f"--nodelist={','.join(nodes)}", "--overlap", "--mem=0", "--gres=none"]
+    return [*words, "--wait=2"]
+
+
 def beside(number: int, one: Container, terminal: bool = False) -> List[str]:
     """srun for a command on the node of a container, which takes nothing from the containers. Its namespace is that of
     clean_environment()."""

@@ -106,27 +106,27 @@ def _watch(settings: Settings, _words: Sequence[str]) -> int:
     return 0
 
 
-def _supervise(_settings: Settings, _words: Sequence[str]) -> int:
-    return supervise.Batch(run_command, os.path.abspath(sys.argv[0]), sys.stdin.read(), os.environ).work()
+def _supervise(settings: Settings, _words: Sequence[str]) -> int:
+    word, ours = sys.stdin.read(), os.path.abspath(sys.argv[0])
+    return supervise.Batch(run_command, ours, word, os.environ, settings.runtime).work()
 
 
 def _prepare(settings: Settings, _words: Sequence[str]) -> int:
     word, _line, key = sys.stdin.read().partition("\n")
-    return _task(lambda: container.prepare(run_command, word, _job(), settings.storage, key))
+    return _task(lambda: container.prepare(run_command, word, _job(), settings, key))
 
 
-def _container(settings: Settings, _words: Sequence[str]) -> int:
-    local = int(os.environ[job.PLACE])
-    return _task(lambda: container.run_container(run_command, _job(), local, settings.storage))
+def _container(settings: Settings, words: Sequence[str]) -> int:
+    return _task(lambda: container.run_container(run_command, _job(), int(words[1]), settings))
 
 
 def _await(settings: Settings, _words: Sequence[str]) -> int:
-    return _task(lambda: container.await_all(run_command, _job(), settings.storage))
+    return _task(lambda: container.await_all(run_command, _job(), settings))
 
 
 def _inside(settings: Settings, words: Sequence[str]) -> int:
     number, local = int(words[1]), int(words[2])
-    return container.enter(run_command, number, local, settings.storage, words[3:], sys.stdin.isatty())
+    return container.enter(run_command, number, local, settings, words[3:], sys.stdin.isatty())
 
 
 def _login(settings: Settings, words: Sequence[str]) -> int:

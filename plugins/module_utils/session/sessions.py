@@ -11,7 +11,7 @@ from typing import NamedTuple, Optional
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job, runtime
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings, Spec
 
@@ -29,6 +29,7 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit
     """Refuse requests that cannot work, before they are submitted; how the session fits the cluster. Raises GpumeshError."""
     if os.geteuid() == 0:
         raise InputError("A session cannot be root's.", "Start it as another user; in the playbook, set session_user.")
+    runtime.refuse(spec, settings)
     forward.refuse(spec, settings)
     specs.refuse_mounts(spec, [*settings.volumes, *settings.mounts_allowed])
     for role in spec.roles:

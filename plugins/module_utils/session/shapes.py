@@ -14,6 +14,9 @@ NAME = "gpumesh-session"
 #: Of Slurm.
 PLUGIN = f"{FOLDER}/gpumesh_session.so"
 PRIVATE, HOST = "private", "host"
+PODMAN, CHARLIECLOUD, SLURM = "podman", "charliecloud", "slurm"
+#: What runs the containers of a cluster.
+RUNTIMES = (PODMAN, CHARLIECLOUD, SLURM)
 #: The slot of a session without its own network.
 NO_SLOT = -1
 
@@ -100,7 +103,7 @@ class Container(NamedTuple):
 
 class Settings(NamedTuple):
     """What gpumesh-session is installed with. ``members``: the cluster's addresses by name. ``pools``: networks whose
-    /24 are the sessions'. ``closed``: networks that sessions must not reach."""
+    /24 are the sessions'. ``closed``: networks that sessions must not reach. ``runtime``: one of RUNTIMES."""
 
     machine: str
     manager: str
@@ -113,6 +116,7 @@ class Settings(NamedTuple):
     volumes: Sequence[str]
     mounts_allowed: Sequence[str]
     storage: str
+    runtime: str = PODMAN
 
 
 def mac_of(kind: int, vni: int) -> str:

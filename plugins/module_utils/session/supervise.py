@@ -24,6 +24,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     NAME,
     NO_SLOT,
+    PODMAN,
+    SLURM,
     Container,
     Spec,
     Token,
@@ -82,10 +84,13 @@ class Step(NamedTuple):
 
 
 class Batch:
-    """The job of a session on its first node. ``program``: the path of gpumesh-session. ``word``: the session."""
+    """The job of a session on its first node. ``program``: the path of gpumesh-session. ``word``: the session.
+    ``runtime``: of the cluster."""
 
-    def __init__(self, run: Runner, program: str, word: str, variables: Mapping[str, str]) -> None:
-        self.run, self.program, self.word = run, program, word.strip()
+    def __init__(
+        self, run: Runner, program: str, word: str, variables: Mapping[str, str], runtime: str = PODMAN
+    ) -> None:
+        self.run, self.program, self.word, self.runtime = run, program, word.strip(), runtime
         self.spec: Spec = job.decode(self.word)
         self.number = int(variables["SLURM_JOB_ID"])
         self.token: Token = plan.parse_token(variables[job.VARIABLE])
@@ -128,14 +133,18 @@ class Batch:
         return self._step(job.everywhere(self.number, len(self.token.nodes)), verb, job.HOST, source)
 
     def containers(self) -> List[Step]:
-        """Start the steps of the containers."""
-        return [
-            self._step(job.step(self.number, self.spec.role(some[0].role), some), "container", some[0].local)
-            for some in plan.steps(self.session)
-        ]
+        """Start the steps of the containers, or of those who start the steps of the containers, for which they have to
+        reach Slurm."""
+        return [self._container_step(some) for some in plan.steps(self.session)]
 
-    def _step(self, argv: Sequence[str], verb: str, place: object, source: int = subprocess.DEVNULL) -> Step:
-        words, variables = [*argv, self.program, verb], job.clean_environment(place)
+    def _container_step(self, some: Sequence[Container]) -> Step:
+        local, role = some[0].local, self.spec.role(some[0].role)
+        if self.runtime == SLURM:
+            return self._step(job.around(self.number, some), f"container {local}", job.HOST)
+        return self._step(job.step(self.number, role, some), f"container {local}", local)
+
+    def _step(self, argv: Sequence[str], command: str, place: object, source: int = subprocess.DEVNULL) -> Step:
+        words, variables = [*argv, self.program, *command.split()], job.clean_environment(place)
         process = Process(words, env=variables, stdin=source, stderr=subprocess.PIPE)
         errors: Any = process.stderr
         return Step(process, Errors(errors, 2))

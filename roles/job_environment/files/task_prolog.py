@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 SETTINGS = "/etc/gpumesh/job_environment.json"
 #: What a bash script in a job reads first; sets the variables that have several lines.
 BASH_ENV_FILE = "/etc/gpumesh/job_environment.bash"
+#: Set for the tasks of sessions.
+SESSION = "GPUMESH_SESSION_PLACE"
 #: Made by the role, like /tmp: everyone may write, only the owner may delete.
 RUNTIME = "/run/gpumesh/jobs"
 #: What we have set, as NAME=CHECKSUM words. A variable that still has our value may be replaced in a nested step or
@@ -721,6 +723,9 @@ def run(login: bool, settings_path: str = SETTINGS, runtime: str = RUNTIME) -> s
 
 def main(arguments: List[str]) -> int:
     """Print the lines. Exits 0 whatever happens, since Slurm ends a task whose prolog fails."""
+    if SESSION in os.environ:
+        # The containers of a session have an environment of their own.
+        return 0
     try:
         sys.stdout.write(run(login="--login" in arguments))
     except (OSError, ValueError, KeyError, IndexError) as failure:

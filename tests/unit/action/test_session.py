@@ -58,6 +58,13 @@ def test_packages_that_are_missing_are_installed() -> None:
     assert played.ran[1][1]["name"] == ["podman", "libslurm-dev"]
 
 
+def test_only_the_packages_of_the_runtime_are_installed() -> None:
+    lacking = {"changed": False, "missing": ["ch-run", "bwrap", "skopeo", "umoci"]}
+    played = installed(lacking, DONE, session_runtime="charliecloud")
+    assert played.ran[0][1]["runtime"] == "charliecloud"
+    assert played.ran[1][1]["name"] == ["charliecloud-runtime", "bubblewrap", "skopeo", "umoci"]
+
+
 def test_a_pool_that_the_cluster_uses_is_refused() -> None:
     played = installed(session_subnets=["10.0.0.0/16"])
     assert "overlaps with 10.0.0.0/24" in played.result["msg"]

@@ -13,12 +13,21 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, job, node, sessions, spec
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import (
+    container,
+    job,
+    node,
+    runtime,
+    runtime_charliecloud,
+    runtime_podman,
+    sessions,
+    spec,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings
 
 OWN = Container("main1", "main", 1, 0, "n1", 0, "10.192.0.1", 257)
-PLACE = container.Place("/run/x/7/0", "/var/x/7/0", "/scratch/alice/images")
+PLACE = runtime.Place("/run/x/7/0", "/var/x/7/0", "/scratch/alice/images")
 ME = pwd.getpwuid(os.geteuid()).pw_name
 
 
@@ -31,7 +40,7 @@ def test_values_are_in_no_list_of_processes_and_do_not_mislead_podman() -> None:
         parsed().roles[0],
         {"TOKEN": "secret", "LD_SDK_KEY": "secret", "PATH": "/opt/bin", "HOME": "/root", "XDG_RUNTIME_DIR": "/x"},
     )
-    words = container.run_arguments(role, OWN, PLACE, "sha", variables, [])
+    words = runtime_podman.run_arguments(runtime.Task(7, role, OWN, PLACE, variables, []), "sha")
     given = [word for word in words if word.startswith("--env=")]
     assert given == [
         "--env=HOME=/root",
@@ -44,14 +53,15 @@ def test_values_are_in_no_list_of_processes_and_do_not_mislead_podman() -> None:
 
 def test_podman_stays_in_the_job_of_the_session() -> None:
     """Through the bus of the user's login, it would leave the job, and a health check of the image would be a timer."""
-    assert "--no-healthcheck" in container.run_arguments(parsed().roles[0], OWN, PLACE, "sha", {}, [])
-    known = container.podman_environment(PLACE.run)
+    task = runtime.Task(7, parsed().roles[0], OWN, PLACE, {}, [])
+    assert "--no-healthcheck" in runtime_podman.run_arguments(task, "sha")
+    known = runtime_podman.podman_environment(PLACE.run)
     assert (known["XDG_RUNTIME_DIR"], known["DBUS_SESSION_BUS_ADDRESS"]) == (PLACE.run, f"unix:path={PLACE.run}/no-bus")
 
 
 def test_a_container_has_the_gpus_of_its_step_and_no_others() -> None:
     given = container.own_gpus({"SLURM_STEP_GPUS": "1,3", "SLURM_JOB_GPUS": "0,1,2,3"}, 2)
-    words = container.run_arguments(parsed(gpus=2).roles[0], OWN, PLACE, "sha", {}, given)
+    words = runtime_podman.run_arguments(runtime.Task(7, parsed(gpus=2).roles[0], OWN, PLACE, {}, given), "sha")
     assert [word for word in words if word.startswith("--device")] == [
         "--device=nvidia.com/gpu=1",
         "--device=nvidia.com/gpu=3",
@@ -65,24 +75,30 @@ def test_a_container_has_the_gpus_of_its_step_and_no_others() -> None:
     ("one", "other"), [("x/a_b:1", "x/a-b:1"), ("dir:/data/App", "dir:/data/app"), ("x/a:1-2", "x/a-1:2")]
 )
 def test_no_image_is_taken_for_another_one(one: str, other: str) -> None:
-    assert container._alias(one) != container._alias(other)
-    assert container._alias(one) == container._alias(one)
+    assert runtime_podman._alias(one) != runtime_podman._alias(other)
+    assert runtime_podman._alias(one) == runtime_podman._alias(one)
 
 
 @pytest.fixture(name="top")
 def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("run/7/0", "lib/7/0", "bin"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "bin" / "podman").touch(0o755)
+    for programs in runtime.PROGRAMS.values():
+        for name in programs:
+            (tmp_path / "bin" / name).touch(0o755)
     (tmp_path / "subuid").write_text(f"{os.geteuid()}:100000:65536\n")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("LOGNAME", "somebody")
     monkeypatch.setattr(node, "FOLDER", str(tmp_path / "run"))
     monkeypatch.setattr(node, "STORAGE", str(tmp_path / "lib"))
-    monkeypatch.setattr(container, "_SUBUID", str(tmp_path / "subuid"))
+    monkeypatch.setattr(runtime_podman, "_SUBUID", str(tmp_path / "subuid"))
     plan = {"job": 7, "here": ["main1"], "containers": [OWN._asdict()]}
     monkeypatch.setattr(node, "read_plan", lambda _job: plan)
     return tmp_path
+
+
+def here(top: Path, program: str = "podman") -> Settings:
+    return Settings("n1", "n1", "eth0", {}, [], [], True, [], [], [], f"{top}/{{user}}", program)
 
 
 def there(_argv: list[str], **_options: object) -> Completed:
@@ -91,7 +107,7 @@ def there(_argv: list[str], **_options: object) -> Completed:
 
 def test_the_session_is_kept_where_only_its_user_reads_it(top: Path) -> None:
     word = job.encode(parsed(env={"TOKEN": "secret"}))
-    assert container.prepare(there, word, 7, f"{top}/{{user}}", "key\n") == 0
+    assert container.prepare(there, word, 7, here(top), "key\n") == 0
     for name, text in (("spec", word), ("key", "key\n")):
         kept = top / "run" / "7" / "0" / name
         assert (kept.read_text(), kept.stat().st_mode & 0o777) == (text, 0o600)
@@ -102,46 +118,78 @@ def test_images_are_not_kept_where_others_could_replace_them(top: Path) -> None:
     (top / ME).mkdir()
     (top / ME).chmod(0o777)
     with pytest.raises(HostStateError, match="open to other users.*session_storage_dir"):
-        container.prepare(there, job.encode(parsed()), 7, f"{top}/{{user}}", "")
+        container.prepare(there, job.encode(parsed()), 7, here(top), "")
 
 
 def test_a_user_without_subordinate_ids_is_told_what_to_do(top: Path) -> None:
     (top / "subuid").write_text("other:100000:65536\n")
     with pytest.raises(HostStateError, match=f"{ME} has no subordinate user ids"):
-        container.prepare(there, job.encode(parsed()), 7, f"{top}/{{user}}", "")
+        container.prepare(there, job.encode(parsed()), 7, here(top), "")
 
 
 def test_gpus_need_the_description_of_nvidias_toolkit(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "_CDI", (str(top / "none"), str(top / "cdi")))
+    monkeypatch.setattr(runtime_podman, "_CDI", (str(top / "none"), str(top / "cdi")))
     (top / "cdi").mkdir()
     # Of other devices, and content that the toolkit does not read.
     (top / "cdi" / "net.yaml").write_text('kind: "vendor.com/net"\n')
     (top / "cdi" / "nvidia.yaml.old").write_text('kind: "nvidia.com/gpu"\n')
     word = job.encode(parsed(gpus=1))
     with pytest.raises(HostStateError, match="no description of its GPUs") as refused:
-        container.prepare(there, word, 7, f"{top}/{{user}}", "")
+        container.prepare(there, word, 7, here(top), "")
     assert "Install nvidia-container-toolkit, and run: nvidia-ctk cdi generate" in refused.value.remedy
     (top / "cdi" / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
-    assert container.prepare(there, word, 7, f"{top}/{{user}}", "") == 0
+    assert container.prepare(there, word, 7, here(top), "") == 0
 
 
 def test_a_node_that_cannot_run_containers_says_why(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (top / "max").write_text("0\n")
     monkeypatch.setattr(container, "_LIMIT", str(top / "max"))
     with pytest.raises(HostStateError, match="no user namespaces.*user.max_user_namespaces"):
-        container.prepare(there, job.encode(parsed()), 7, f"{top}/{{user}}", "")
+        container.prepare(there, job.encode(parsed()), 7, here(top), "")
     monkeypatch.setattr(container, "find", lambda _name: None)
     with pytest.raises(HostStateError, match="has no podman.*Run the role session"):
-        container.prepare(there, job.encode(parsed()), 7, f"{top}/{{user}}", "")
+        container.prepare(there, job.encode(parsed()), 7, here(top), "")
+
+
+@pytest.mark.parametrize(("program", "first"), [("podman", "podman"), ("charliecloud", "ch-run")])
+def test_a_node_that_lacks_a_program_of_its_runtime(top: Path, program: str, first: str) -> None:
+    (top / "bin" / first).unlink()
+    with pytest.raises(HostStateError, match=f"has no {first}. Run the role session"):
+        container.prepare(there, job.encode(parsed()), 7, here(top, program), "")
+
+
+def test_only_podman_needs_subordinate_ids_and_only_it_gives_gpus(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (top / "subuid").write_text("")
+    monkeypatch.setattr(runtime_charliecloud.tree, "has", lambda *_given: True)
+    given = here(top, "charliecloud")
+    assert container.prepare(there, job.encode(parsed()), 7, given, "") == 0
+    with pytest.raises(HostStateError, match="get no GPUs. Have the administrator set session_runtime: podman"):
+        container.prepare(there, job.encode(parsed(gpus=1)), 7, given, "")
+    runtime.refuse(parsed(gpus=1), here(top))
+    with pytest.raises(InputError, match="session_roles: main: with session_runtime=charliecloud, containers get no"):
+        runtime.refuse(parsed(gpus=1), given)
 
 
 def test_a_folder_that_a_node_lacks_is_told_before_anything_is_fetched(top: Path) -> None:
     with pytest.raises(HostStateError, match=f"has no {top}/none. Mount what is there on all nodes"):
-        container.prepare(there, job.encode(parsed(mounts=[f"{top}/none:/data"])), 7, f"{top}/{{user}}", "")
+        container.prepare(there, job.encode(parsed(mounts=[f"{top}/none:/data"])), 7, here(top), "")
 
 
 def test_the_log_is_beside_the_images_of_the_user() -> None:
-    here = Settings("n1", "n1", "eth0", {}, [], [], True, [], [], [], "/scratch/{user}/images")
-    assert sessions._logs(here) == f"/scratch/{ME}"
-    assert sessions._logs(here._replace(storage="/scratch/{user}/images/")) == f"/scratch/{ME}"
+    given = here(Path("/"))._replace(storage="/scratch/{user}/images")
+    assert sessions._logs(given) == f"/scratch/{ME}"
+    assert sessions._logs(given._replace(storage="/scratch/{user}/images/")) == f"/scratch/{ME}"
     assert container.place_of(7, 0, "/scratch/{user}/").images == f"/scratch/{ME}/images"
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("starting\nthere is no data.\n\n", "there is no data."),
+        # What srun adds where it runs the container.
+        ("there is no data\nsrun: error: s2: task 0: Exited with exit code 3\n", "there is no data."),
+        ("srun: error: s2: task 0: Killed\n", "it has printed no error."),
+    ],
+)
+def test_the_reason_is_the_last_line_of_the_container(text: str, last: str) -> None:
+    assert runtime.last_line(text) == last

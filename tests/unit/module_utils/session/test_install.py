@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import PROGRAMS
 
 
 @pytest.fixture(name="limits", autouse=True)
@@ -84,3 +85,13 @@ def test_nothing_is_left_when_sessions_are_switched_off(
         part.apply()
     assert [path.name for path in library.glob("*")] == (["libgpumesh-pod-0.so"] if others else [])
     assert library.exists() == others
+
+
+@pytest.mark.parametrize(("runtime", "others"), [("podman", "ch-run"), ("charliecloud", "podman")])
+def test_a_host_lacks_the_programs_of_its_runtime_and_not_those_of_others(
+    monkeypatch: pytest.MonkeyPatch, runtime: str, others: str
+) -> None:
+    monkeypatch.setattr(install, "find", lambda _name: None)
+    found = install.missing({"runtime": runtime})
+    assert set(PROGRAMS[runtime]) | {"nft", "gcc"} < set(found)
+    assert others not in found

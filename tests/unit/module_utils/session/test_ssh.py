@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import container, plan, spec, ssh
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.container import Place
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import plan, runtime, spec, ssh
 
 TOKEN = plan.parse_token("5;demo;main,sub;1,0+0,1")
 MAIN, SUB = plan.places(TOKEN, ["n1", "n2"], {"n1": "10.0.0.1", "n2": "10.0.0.2"}, ["10.192.0.0/10"])
@@ -44,10 +43,9 @@ def test_a_client_verifies_the_key_of_the_session_and_nothing_else(tmp_path: Pat
 
 def test_only_a_session_with_its_own_network_has_ssh() -> None:
     role = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}]}).roles[0]
-    place = Place("/run/p", "/var/p", "/var/i")
-    assert "--volume=/run/p/ssh:/etc/gpumesh-ssh:ro" in container.run_arguments(role, MAIN, place, "x", {}, [])
-    host = MAIN._replace(vni=0)
-    assert "gpumesh-ssh" not in " ".join(container.run_arguments(role, host, place, "x", {}, []))
+    task = runtime.Task(7, role, MAIN, runtime.Place("/run/p", "/var/p", "/var/i"), {}, [])
+    assert "/run/p/ssh:/etc/gpumesh-ssh:ro" in runtime.mounts(task)
+    assert "gpumesh-ssh" not in " ".join(runtime.mounts(task._replace(own=MAIN._replace(vni=0))))
 
 
 @pytest.mark.skipif(SSHD is None, reason="there is no sshd here")

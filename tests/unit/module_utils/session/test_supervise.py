@@ -16,14 +16,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 
 SPEC = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}, {"name": "sub", "image": "x"}]})
 TOKEN = "5;demo;main,sub;1,0+0,1"
-#: What each step does; the verb is the last word.
+#: What each step does.
 _SRUN = """#!/bin/sh
 echo "$*" >> {top}/seen
-while [ $# -gt 1 ]; do shift; done
-case $1 in
-  prepare) {prepare} ;;
-  container) {container} ;;
-  await) {watch} ;;
+case "$*" in
+  *" prepare") {prepare} ;;
+  *" container "*) {container} ;;
+  *" await") {watch} ;;
 esac
 """
 
@@ -40,7 +39,9 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def batch(top: Path, prepare: str = "true", container: str = "true", watch: str = "true") -> tuple[int, list[str]]:
+def batch(
+    top: Path, prepare: str = "true", container: str = "true", watch: str = "true", runtime: str = "podman"
+) -> tuple[int, list[str]]:
     """The exit status, and the stages that the job has reported."""
     (top / "srun").write_text(_SRUN.format(top=top, prepare=prepare, container=container, watch=watch))
     (top / "srun").chmod(0o755)
@@ -54,7 +55,7 @@ def batch(top: Path, prepare: str = "true", container: str = "true", watch: str 
         return Completed(0, "", "")
 
     variables = {**os.environ, "SLURM_JOB_ID": "7", job.VARIABLE: TOKEN}
-    return supervise.Batch(run, "/bin/gpumesh-session", job.encode(SPEC), variables).work(), told
+    return supervise.Batch(run, "/bin/gpumesh-session", job.encode(SPEC), variables, runtime).work(), told
 
 
 def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
@@ -67,6 +68,15 @@ def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
 def test_each_container_is_a_step_that_knows_its_place(top: Path) -> None:
     assert batch(top, container=f"echo $GPUMESH_SESSION_PLACE >> {top}/places; sleep 0.5", watch="exit 0")[0] == 0
     assert sorted((top / "places").read_text().split()) == ["0", "1"]
+
+
+def test_what_starts_the_steps_of_containers_is_outside_of_their_network(top: Path) -> None:
+    command = f"echo $GPUMESH_SESSION_PLACE >> {top}/places; sleep 0.5"
+    assert batch(top, container=command, watch="exit 0", runtime="slurm")[0] == 0
+    assert (top / "places").read_text().split() == ["host", "host"]
+    steps = [line for line in (top / "seen").read_text().splitlines() if " container " in line]
+    assert sorted(line.split()[-1] for line in steps) == ["0", "1"]
+    assert all("--overlap --mem=0 --gres=none" in line for line in steps)
 
 
 def test_each_node_reads_the_session_and_its_key(top: Path) -> None:

@@ -495,6 +495,17 @@ def test_plugins_are_served_by_a_pattern_and_named_on_each_host() -> None:
     assert list(configure.plan(debians, documents, True, FOLDER).write) == ["plugstack.conf.d/gpumesh.conf"]
 
 
+def test_containers_of_slurm_are_run_by_crun_with_state_beside_their_bundle() -> None:
+    assert "oci.conf" not in config.documents(request(), HOST, FOLDER).served
+    text = config.documents(request(containers=True), HOST, FOLDER).served["oci.conf"]
+    (line,) = (line for line in text.splitlines() if line.startswith("RunTimeRun="))
+    assert "r=%r; d=${r%%/bundle/rootfs}/crun; test -d $d || d=/run/user/$(id -u)/crun; exec crun" in line
+    assert line.endswith('--root=$d run --bundle=%b %n.%u.%j.%s.%t"')
+    assert line.startswith('RunTimeRun="unset NOTIFY_SOCKET; ')
+    # Neither of which 22.05 knows.
+    assert "EnvExclude" not in text and "%U" not in text
+
+
 def test_a_configuration_of_somebody_else_is_refused_and_not_removed() -> None:
     foreign = {**PRESENT, "slurm.conf": "ClusterName=theirs\n"}
     with pytest.raises(HostStateError, match="not written by this collection"):
@@ -516,7 +527,7 @@ slurmd: fatal: Unable to process configuration file
 def test_slurm_reads_all_files_aside_and_its_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configure, "find", lambda _program: "/usr/sbin/slurmd")
     folder = str(tmp_path)
-    documents = config.documents(request(plugins=["/x.so"]), HOST, folder)
+    documents = config.documents(request(plugins=["/x.so"], containers=True), HOST, folder)
     seen: dict[str, str] = {}
 
     def run(argv: list[str], **_options: Any) -> Completed:

@@ -511,3 +511,11 @@ def test_the_epilog_takes_away_what_is_of_its_job_alone(tmp_path: Path) -> None:
         done = subprocess.run(["sh", "-c", text], env={"SLURM_JOB_ID": number}, capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
     assert sorted(os.listdir(tmp_path)) == ["6.0.hosts", "71.hosts"]
+
+
+def test_the_tasks_of_a_session_have_an_environment_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(prolog.SESSION, "0")
+    assert prolog.main([]) == 0
+    assert capsys.readouterr() == ("", "")

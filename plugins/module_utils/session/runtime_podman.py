@@ -1,0 +1,164 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rootless podman."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import (
+    Image,
+    Place,
+    Start,
+    Task,
+    digest,
+    fetching,
+    mounts,
+    reference,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import NAME as PROGRAM
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Role
+
+#: The name of the only container in each of our podman stores.
+NAME = "session"
+_PID = "pid"
+_QUIET = {"PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
+#: Variables by which podman, or a program that it starts, finds its files and its programs.
+_HEEDED = re.compile(
+    r"PATH|HOME|TMPDIR|NOTIFY_SOCKET|DBUS_SESSION_BUS_ADDRESS|LD_(AUDIT|LIBRARY_PATH|PRELOAD)|STORAGE_(DRIVER|OPTS)"
+    r"|XDG_(RUNTIME_DIR|[A-Z]+_HOME)|CONTAINERS?_(CONF|CONF_OVERRIDE|CONNECTION|HELPER_BINARY_DIR|HOST|[A-Z]+_CONF)"
+)
+_SUBUID = "/etc/subuid"
+_CDI = ("/etc/cdi", "/var/run/cdi")
+_CDI_KIND = "nvidia.com/gpu"
+
+
+def images_command(images: str) -> List[str]:
+    """podman with the store of images, which shares no directory: podman remembers them."""
+    folders = ["--root", images, "--runroot", f"{images}-run", "--tmpdir", f"{images}-tmp"]
+    return ["podman", "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=file", *folders]
+
+
+def command(place: Place) -> List[str]:
+    """podman with the store of one container. The images come from the user's store."""
+    folders = ["--root", f"{place.storage}/root", "--runroot", f"{place.run}/podman"]
+    folders += ["--storage-opt", f"overlay.imagestore={place.images}"]
+    return ["podman", "--log-level=error", "--cgroup-manager=cgroupfs", "--events-backend=file", *folders]
+
+
+def podman_environment(folder: str) -> Dict[str, str]:
+    """podman keeps the namespaces of the first container that it runs from a folder, so each container has its own."""
+    # By the bus of a user who has logged in, podman would have their systemd take it out of the control group of the
+    # step, and so from the limits and the end of the job.
+    return {**_QUIET, "XDG_RUNTIME_DIR": folder, "DBUS_SESSION_BUS_ADDRESS": f"unix:path={folder}/no-bus"}
+
+
+def run_arguments(task: Task, image: str) -> List[str]:
+    """The arguments of podman to run the container. ``image``: its identifier. Most variables are in the environment."""
+    in_order = sorted(task.variables.items())
+    words = [
+        "run",
+        "--rm",
+        f"--name={NAME}",
+        f"--pidfile={task.place.run}/{_PID}",
+        "--network=host",
+        "--uts=private",
+        f"--hostname={task.own.name}",
+        "--cgroups=disabled",
+    ]
+    # A check that an image brings would be a timer of the user's systemd: outside of the job, or an error without one.
+    words += ["--no-hosts", "--pull=never", "--log-driver=none", "--security-opt=label=disable", "--no-healthcheck"]
+    words += [f"--volume={one}" for one in mounts(task)]
+    words += [f"--device={_CDI_KIND}={gpu}" for gpu in task.gpus]
+    # Values are in the environment of podman and in no list of processes, but for those that podman itself would heed.
+    words += [f"--env={name}={text}" if _HEEDED.fullmatch(name) else f"--env={name}" for name, text in in_order]
+    if task.role.command:
+        return [*words, image, *task.role.command]
+    return [*words, "--init", "--entrypoint=sleep", image, "infinity"]
+
+
+class Podman:
+    """See Runtime."""
+
+    def __init__(self, run: Runner) -> None:
+        self._run = run
+
+    def refuse_unfit(self, roles: Sequence[Role]) -> None:
+        """Subordinate ids, and a description of GPUs."""
+        here, user = os.uname().nodename, own_name()
+        # Either is right; subuid(5).
+        lines = (read_text(_SUBUID) or "").splitlines()
+        if not any(line.startswith((f"{user}:", f"{os.geteuid()}:")) for line in lines):
+            raise HostStateError(
+                f"{here}: {user} has no subordinate user ids.",
+                f"Have root run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
+            )
+        if any(role.gpus for role in roles) and not _describes_gpus():
+            raise HostStateError(
+                f"{here} has no description of its GPUs for containers.",
+                "Install nvidia-container-toolkit, and run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+            )
+
+    def has(self, place: Place, image: str) -> bool:
+        """In the store of images."""
+        variables = podman_environment(f"{place.run}/fetch")
+        # podman creates it only if the directory of the state is the same.
+        os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
+        return _inspect(self._run, images_command(place.images), image, variables) is not None
+
+    def fetch(self, place: Place, image: str) -> None:
+        """With a tag by which it is found again."""
+        podman, variables = images_command(place.images), podman_environment(f"{place.run}/fetch")
+        printed = fetching(self._run, [*podman, "pull", "--quiet", reference(image)], image, variables)
+        self._run([*podman, "tag", printed.split()[-1], _alias(image)], environment=variables)
+
+    def find(self, place: Place, image: str) -> Optional[Image]:
+        """By that tag."""
+        return _inspect(self._run, command(place), image, podman_environment(place.run))
+
+    def start(self, task: Task, image: Image) -> Start:
+        """``podman run``."""
+        folder = task.place.run
+        handed_on = {name: text for name, text in task.variables.items() if not _HEEDED.fullmatch(name)}
+        words = [*command(task.place), *run_arguments(task, image.identifier)]
+        return Start(words, {**os.environ, **handed_on, **podman_environment(folder)})
+
+    def runs(self, place: Place) -> bool:
+        """podman writes the file shortly before the container runs, and querying podman costs more."""
+        if not os.path.exists(f"{place.run}/{_PID}"):
+            return False
+        argv = [*command(place), "inspect", "--format={{.State.Running}}", NAME]
+        done = self._run(argv, check=False, environment=podman_environment(place.run))
+        return bool(done.stdout.strip() == "true")
+
+    def enter(self, place: Place, words: Sequence[str], terminal: bool) -> Start:
+        """``podman exec``."""
+        options = ["--interactive", "--tty"] if terminal else ["--interactive"]
+        argv = [*command(place), "exec", *options, NAME, *words]
+        return Start(argv, {**os.environ, **podman_environment(place.run)})
+
+
+def _alias(image: str) -> str:
+    """A name for an image of any kind, so that it is found again."""
+    return f"localhost/{PROGRAM}/{digest(image)}:latest"
+
+
+def _inspect(run: Runner, podman: Sequence[str], image: str, variables: Mapping[str, str]) -> Optional[Image]:
+    """An image that is there. One that has a tag of its own may be another one by now: only digests are kept."""
+    argv = [*podman, "image", "inspect", "--format={{.Id}} {{.User}}", _alias(image)]
+    done = run(argv, check=False, environment=dict(variables))
+    identifier, _space, user = done.stdout.strip().partition(" ") if not done.rc else ("", "", "")
+    return Image(identifier, user.partition(":")[0] in ("", "0", "root")) if identifier else None
+
+
+def _describes_gpus() -> bool:
+    """Whether a file is about NVIDIA's GPUs: there may be others, of other devices."""
+    files = (f"{top}/{name}" for top in _CDI if os.path.isdir(top) for name in os.listdir(top))
+    return any(path.endswith((".yaml", ".json")) and _CDI_KIND in (read_text(path) or "") for path in files)
