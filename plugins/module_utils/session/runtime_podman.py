@@ -29,7 +29,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 #: The name of the only container in each of our podman stores.
 NAME = "session"
 _PID = "pid"
-_QUIET = {"PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
+#: Only overlay shares images between stores. podman of Debian 12 would choose vfs, and says much about control groups.
+_ALWAYS = {"STORAGE_DRIVER": "overlay", "PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
 #: Variables by which podman, or a program that it starts, finds its files and its programs.
 _HEEDED = re.compile(
     r"PATH|HOME|TMPDIR|NOTIFY_SOCKET|DBUS_SESSION_BUS_ADDRESS|LD_(AUDIT|LIBRARY_PATH|PRELOAD)|STORAGE_(DRIVER|OPTS)"
@@ -57,7 +58,7 @@ def podman_environment(folder: str) -> Dict[str, str]:
     """podman keeps the namespaces of the first container that it runs from a folder, so each container has its own."""
     # By the bus of a user who has logged in, podman would have their systemd take it out of the control group of the
     # step, and so from the limits and the end of the job.
-    return {**_QUIET, "XDG_RUNTIME_DIR": folder, "DBUS_SESSION_BUS_ADDRESS": f"unix:path={folder}/no-bus"}
+    return {**_ALWAYS, "XDG_RUNTIME_DIR": folder, "DBUS_SESSION_BUS_ADDRESS": f"unix:path={folder}/no-bus"}
 
 
 def run_arguments(task: Task, image: str) -> List[str]:

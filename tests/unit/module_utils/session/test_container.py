@@ -59,6 +59,12 @@ def test_podman_stays_in_the_job_of_the_session() -> None:
     assert (known["XDG_RUNTIME_DIR"], known["DBUS_SESSION_BUS_ADDRESS"]) == (PLACE.run, f"unix:path={PLACE.run}/no-bus")
 
 
+def test_podman_shares_the_images_of_a_user_also_on_debian_12() -> None:
+    """With vfs, which podman 4.3 chooses by itself, a container's store does not find them."""
+    assert "overlay.imagestore=" in " ".join(runtime_podman.command(PLACE))
+    assert runtime_podman.podman_environment(PLACE.run)["STORAGE_DRIVER"] == "overlay"
+
+
 def test_a_container_has_the_gpus_of_its_step_and_no_others() -> None:
     given = container.own_gpus({"SLURM_STEP_GPUS": "1,3", "SLURM_JOB_GPUS": "0,1,2,3"}, 2)
     words = runtime_podman.run_arguments(runtime.Task(7, parsed(gpus=2).roles[0], OWN, PLACE, {}, given), "sha")
