@@ -33,11 +33,11 @@ def _lab() -> TrainLab:
     return lab
 
 
-def train(lab: TrainLab, name: str, *before: str, node: str = "") -> dict[str, Any]:
-    """Run a training with a profile on ``node`` and two others. Returns the results of gpumesh-trace."""
+def train(lab: TrainLab, name: str, *before: str, nodes: str = "") -> dict[str, Any]:
+    """Run a training with a profile, on these ``nodes`` if given. Returns the results of gpumesh-trace."""
     options = ["--name", name, "--nodes", "3", "--profile", f"torch:{RECORDED}", "--hang-timeout", "120", "--detach"]
-    if node:
-        options += ["--sbatch", f"--nodelist={node}"]
+    if nodes:
+        options += ["--sbatch", f"--nodelist={nodes}"]
     program = ("python3", *before, "/mnt/shared/toy.py", "--steps", str(STEPS))
     lab.train(*options, "--", *VARIABLES, *program)
     assert lab.finish(name)["state"] == "finished"
@@ -75,7 +75,7 @@ def test_a_slow_link_is_named(lab: TrainLab) -> None:
     lab.idle()
     lab.limit_network("t2", f"{RATE}mbit")
     try:
-        found = train(lab, "limited", node="t2")
+        found = train(lab, "limited", nodes="t1,t2,t3")
     finally:
         lab.limit_network("t2", "")
     rank = lab.state("limited")["attempts"][0]["nodes"].index("t2")
