@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
@@ -33,6 +34,8 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
 }
 #: Seconds for one image.
 _PULL = 7200.0
+#: A line of skopeo.
+_LOGGED = re.compile(r'time="[^"]*" level=\w+ msg="(.*)"')
 _LOCAL = ("oci-archive:", "docker-archive:", "oci:", "dir:")
 
 
@@ -138,4 +141,6 @@ def last_line(text: str) -> str:
     """What a program has said last. What srun says of its end is no part of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("srun: ")]
     last = lines[-1] if lines else "it has printed no error"
+    logged = _LOGGED.fullmatch(last)
+    last = logged.group(1).replace('\\"', '"') if logged else last
     return f"{last.rstrip('.')}."

@@ -71,9 +71,11 @@ def fetch(run: Runner, place: Place, image: str) -> None:
         _remove(run, new)
         os.mkdir(new, 0o700)
         layout = f"{new}/layout:image"
-        fetching(run, ["skopeo", "copy", "--quiet", reference(image), f"oci:{layout}"], image)
-        config = fetching(run, ["skopeo", "inspect", "--config", f"oci:{layout}"], image)
-        fetching(run, ["umoci", "unpack", "--rootless", "--image", layout, f"{new}/{digest(image)}"], image)
+        # Without it, skopeo looks for credentials in a directory of /run that root's podman closes to users.
+        own = {"XDG_RUNTIME_DIR": place.run}
+        fetching(run, ["skopeo", "copy", "--quiet", reference(image), f"oci:{layout}"], image, own)
+        config = fetching(run, ["skopeo", "inspect", "--config", f"oci:{layout}"], image, own)
+        fetching(run, ["umoci", "unpack", "--rootless", "--image", layout, f"{new}/{digest(image)}"], image, own)
         write_atomic(f"{new}/{digest(image)}/{_CONFIG}", config, 0o600)
         os.rename(f"{new}/{digest(image)}", folder(place, image))
         _remove(run, new)

@@ -63,8 +63,9 @@ class Tools:
     def __init__(self, refusal: str = "") -> None:
         self.refusal, self.called = refusal, list[list[str]]()
 
-    def __call__(self, argv: list[str], **_options: object) -> Completed:
+    def __call__(self, argv: list[str], **options: object) -> Completed:
         self.called.append(argv)
+        assert argv[0] == "chmod" or options["environment"] == {"XDG_RUNTIME_DIR": "/run/x/7/0"}
         if self.refusal and argv[0] == "skopeo":
             return Completed(1, "", self.refusal)
         if argv[0] == "umoci":
@@ -98,6 +99,11 @@ def test_an_image_that_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(HostStateError, match=f"The image {IMAGE} cannot be fetched on .*: manifest unknown. Correct"):
         tree.fetch(Tools("trying\nmanifest unknown\n"), place, IMAGE)
     assert not tree.has(place, IMAGE)
+
+
+def test_the_words_of_skopeo_without_its_log() -> None:
+    line = 'time="2026-11-25T03:57:25Z" level=fatal msg="reading manifest none in \\"lab/x\\": manifest unknown"'
+    assert runtime.last_line(f"first\n{line}\n") == 'reading manifest none in "lab/x": manifest unknown.'
 
 
 def test_what_mounts_cover_is_made_in_the_image(tmp_path: Path) -> None:
