@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import tree
@@ -27,7 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime im
     Task,
     mounts,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container
 
 #: Variables by which ch-run, or a program before it, finds its files and libraries.
 _HEEDED = re.compile(r"PATH|HOME|USER|TMPDIR|CH_\w+|LD_\w+|GCONV_PATH|GLIBC_TUNABLES")
@@ -47,27 +47,8 @@ _ISOLATED = (
 )
 
 
-class Charliecloud:
+class Charliecloud(tree.Unpacked):
     """See Runtime."""
-
-    def __init__(self, run: Runner) -> None:
-        self._run = run
-
-    def refuse_unfit(self, roles: Sequence[Role]) -> None:
-        """GPUs, which have been refused before where the settings of all nodes are the same."""
-        tree.refuse_gpus(roles)
-
-    def has(self, place: Place, image: str) -> bool:
-        """As a directory."""
-        return tree.has(place, image)
-
-    def fetch(self, place: Place, image: str) -> None:
-        """As a directory."""
-        tree.fetch(self._run, place, image)
-
-    def find(self, place: Place, image: str) -> Optional[Image]:
-        """Any user of an image is that of the session under another number."""
-        return Image(tree.folder(place, image), True) if tree.has(place, image) else None
 
     def start(self, task: Task, image: Image) -> Start:
         """``ch-run`` in ``bwrap``. Keeps the environment for those who enter."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import Image, Place, Start, Task, mounts
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Role
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container
 
 #: In the directory of a container: what srun is given, and what crun keeps, as oci.conf has it.
 _BUNDLE, _STATE = "bundle", "crun"
@@ -26,27 +26,8 @@ _INIT = "/dev/init"
 _CONFIG, _ROOT = "config.json", "rootfs"
 
 
-class Slurm:
+class Slurm(tree.Unpacked):
     """See Runtime."""
-
-    def __init__(self, run: Runner) -> None:
-        self._run = run
-
-    def refuse_unfit(self, roles: Sequence[Role]) -> None:
-        """GPUs, which have been refused before where the settings of all nodes are the same."""
-        tree.refuse_gpus(roles)
-
-    def has(self, place: Place, image: str) -> bool:
-        """As a directory."""
-        return tree.has(place, image)
-
-    def fetch(self, place: Place, image: str) -> None:
-        """As a directory."""
-        tree.fetch(self._run, place, image)
-
-    def find(self, place: Place, image: str) -> Optional[Image]:
-        """Any user of an image is that of the session under another number."""
-        return Image(tree.folder(place, image), True) if tree.has(place, image) else None
 
     def start(self, task: Task, image: Image) -> Start:
         """A step of its own, with an OCI bundle that nobody else reads."""

@@ -13,12 +13,13 @@ import fcntl
 import json
 import os
 import shutil
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import (
+    Image,
     Place,
     digest,
     fetching,
@@ -172,3 +173,26 @@ def refuse_gpus(roles: Sequence[Role]) -> None:
         raise HostStateError(
             f"Containers on {os.uname().nodename} get no GPUs.", "Have the administrator set session_runtime: podman."
         )
+
+
+class Unpacked:
+    """What the runtimes of such images have in common; see Runtime."""
+
+    def __init__(self, run: Runner) -> None:
+        self._run = run
+
+    def refuse_unfit(self, roles: Sequence[Role]) -> None:
+        """GPUs, which have been refused before where the settings of all nodes are the same."""
+        refuse_gpus(roles)
+
+    def has(self, place: Place, image: str) -> bool:
+        """As a directory."""
+        return has(place, image)
+
+    def fetch(self, place: Place, image: str) -> None:
+        """As a directory."""
+        fetch(self._run, place, image)
+
+    def find(self, place: Place, image: str) -> Optional[Image]:
+        """Any user of an image is that of the session under another number."""
+        return Image(folder(place, image), True) if has(place, image) else None
