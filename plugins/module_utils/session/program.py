@@ -37,7 +37,8 @@ _USAGE = """gpumesh-session start FILE [--detach] | list | show NAME | stop NAME
 #: YAML is read with Debian's module; this program requires only the standard library.
 _READ_YAML = "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout, default=str)"
 _SHELL = ("/bin/sh", "-c", "test -x /bin/bash && exec /bin/bash; exec /bin/sh")
-_FOLLOW = 1.0
+#: Seconds between two looks at a session that starts: first, and later.
+_SOON, _FOLLOW = 0.2, 1.0
 
 
 def main(values: Mapping[str, Any], arguments: Sequence[str]) -> int:
@@ -194,7 +195,7 @@ def _start(settings: Settings, given: argparse.Namespace, _command: Sequence[str
 
 
 def _follow(spec: Spec, started: sessions.Started, settings: Settings) -> int:
-    shown = ""
+    shown, spacing = "", _SOON
     while True:
         found = job.follow(run_command, started.job)
         why = sessions.failure(found)
@@ -212,7 +213,8 @@ def _follow(spec: Spec, started: sessions.Started, settings: Settings) -> int:
             sys.stdout.writelines(f"{line}\n" for line in forward.shown(spec, settings))
         if found is None or found.over or found.stage == job.RUNNING:
             return 0
-        time.sleep(_FOLLOW)
+        time.sleep(spacing)
+        spacing = min(_FOLLOW, spacing * 1.2)
 
 
 def _list(_settings: Settings, _given: argparse.Namespace, _command: Sequence[str]) -> int:
