@@ -97,9 +97,7 @@ class ActionModule(HostAction):
 
     def _refuse_absent(self, record: model.Record) -> None:
         """Refuse to rotate the key unless all members are in the play. Raises InputError."""
-        members = {member["machine"] for member in record["members"]} - set(
-            self.variables.get("cluster_userspace_only", [])
-        )
+        members = {member["machine"] for member in record["members"]} - set(self.userspace_only)
         absent = sorted(members - set(self.variables["ansible_play_batch"]))
         if absent:
             raise InputError(

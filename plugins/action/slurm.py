@@ -37,7 +37,7 @@ class ActionModule(HostAction):
         session = self.options("session", "enabled", "runtime")
         sessions = session["enabled"]
         options["plugins"] = [PLUGIN] if sessions else []
-        options["containers"] = bool(sessions) and session["runtime"] == SLURM
+        options["containers"] = sessions and session["runtime"] == SLURM
         if state == "present":
             # The program of the checks is kept until the controller no longer tells the nodes to run it.
             keep = record["manager"] not in self.variables["ansible_play_batch"]
@@ -67,6 +67,6 @@ class ActionModule(HostAction):
             self._stop("slurmdbd", slurm.DBD_FILE, lambda: Accounting(self).stop())
 
     def _stop(self, daemon: str, file: str, then: Callable[[], None] = lambda: None) -> None:
-        self.module("gpumesh.cluster.daemon", {"name": daemon, "state": "absent", **self.supervisor()})
+        self.stop_daemon(daemon)
         then()
         self.module("ansible.builtin.file", {"path": file, "state": "absent"})

@@ -18,7 +18,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction, ModuleFailedError
 
 _MODULE = "gpumesh.cluster.slurm_state"
-_DAEMON = "gpumesh.cluster.daemon"
 _QUEUE = {"type": "dict"}
 
 
@@ -53,7 +52,7 @@ class ActionModule(HostAction):
         )
         changed = False
         for name in ("slurmrestd", "slurmctld", "slurmdbd"):
-            changed = self.module(_DAEMON, {"name": name, "state": "absent", **self.supervisor()})["changed"] or changed
+            changed = self.stop_daemon(name) or changed
         # If an interrupted run deleted the database, its account and MariaDB may remain.
         database, configured = self.exists(slurm.DATABASE_FOLDER), self.exists(slurm.DBD_FILE)
         if database or configured:

@@ -91,8 +91,7 @@ class ActionModule(ControllerAction):
         return {
             "asked": asked,
             "answered": answered,
-            # Members that cannot connect to the others, as listed by the role cluster.
-            "userspace_only": [one for one in self.variables.get("cluster_userspace_only", []) if one in machines],
+            "userspace_only": [machine for machine in self.userspace_only if machine in machines],
             "reachability": self.variables.get(names["reachability"] or "") or {},
             "health": self.registered(names["health"], answered) if names["health"] in self.variables else None,
             "volumes": self._volumes(record, names["volumes"] or {}),

@@ -59,7 +59,7 @@ class Accounting:
         asked = {"filter": ["databases"], "exclude_fields": ["db_size"], "return_empty_dbs": True, **self._login}
         found = self._action.module("community.mysql.mysql_info", asked)["databases"]
         if set(found) <= {*_SYSTEM, slurm.DATABASE}:
-            self._do("gpumesh.cluster.daemon", name="mariadb", state="absent", **self._action.supervisor())
+            self.changed = self._action.stop_daemon("mariadb") or self.changed
 
     def _carry(self, state: str) -> None:
         # In check mode, the database may not exist yet.

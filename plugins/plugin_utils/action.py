@@ -233,6 +233,16 @@ class HostAction(ActionBase):
             result = look()
         return result
 
+    @property
+    def userspace_only(self) -> list[str]:
+        """The members that cannot connect to the others, as the role cluster has listed them."""
+        return list(self.variables.get("cluster_userspace_only", []))
+
+    def stop_daemon(self, name: str) -> bool:
+        """Stop a daemon now and at boot; whether anything changed. Raises ModuleFailedError."""
+        done = self.module("gpumesh.cluster.daemon", {"name": name, "state": "absent", **self.supervisor()})
+        return bool(done["changed"])
+
     def exists(self, path: str) -> bool:
         """Whether a file or directory exists on the host. Raises ModuleFailedError."""
         look = {"path": path, "get_checksum": False, "get_mime": False, "get_attributes": False}

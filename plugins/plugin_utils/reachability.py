@@ -74,8 +74,7 @@ class ReachabilityAction(HostAction):
 
         Members that cannot connect to others, according to the role cluster, are excluded.
         """
-        userspace_only = self.variables.get("cluster_userspace_only", [])
-        machines = {member.machine for member in members} - set(userspace_only)
+        machines = {member.machine for member in members} - set(self.userspace_only)
         return [machine for machine in self.variables["ansible_play_hosts_all"] if machine in machines]
 
     def own(self, members: list[Target]) -> Target | None:

@@ -35,7 +35,7 @@ DEFAULT_WAIT = 30.0
 _LARGEST = 64 * 1024 * 1024
 _SUFFIX = ".json"
 #: Attempts to create a folder while others remove it.
-_MAKE = 100
+_TRIES = 100
 #: As many characters contain the values at the top level of a record that precede its first list or object.
 BEGINNING = 512
 _GENERATION = re.compile(r'\{(?:\s*"\w+": (?:\d+|"[^"]*"),)*?\s*"generation": (\d+),')
@@ -120,7 +120,6 @@ class Store:
 
         The kernel releases it when this process ends in any way.
         """
-        _make_folder(self.folder)
         handle = self._acquire(by)
         try:
             yield
@@ -161,22 +160,28 @@ class Store:
                     os.rmdir(folder)
         return had_copy or had_record
 
-    def _acquire(self, by: str) -> int:
-        deadline = time.monotonic() + self.wait
-        while True:
-            _make_folder(self.folder)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    def _open(self) -> int:
+        """Open the lock, in its folder, which is created if it does not exist."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        for _try in range(_TRIES):
             try:
-                handle = os.open(self.lock_path, flags, 0o600)
+                _make_folder(self.folder)
+                return os.open(self.lock_path, flags, 0o600)
+            except FileNotFoundError:
+                # Another process that deletes the last record removes the folder, and the one above.
+                continue
             except OSError as failure:
-                if failure.errno == errno.ENOENT and time.monotonic() < deadline:
-                    # Another process has just deleted the last record, and the folder with it.
-                    continue
                 raise HostStateError(
                     f"The lock {self.lock_path} cannot be opened: {failure.strerror}.",
                     "Remove it, unless it is a plain file.",
                     path=self.lock_path,
                 ) from failure
+        raise HostStateError(f"{self.folder} cannot be created: others delete it again and again.", path=self.folder)
+
+    def _acquire(self, by: str) -> int:
+        deadline = time.monotonic() + self.wait
+        while True:
+            handle = self._open()
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_still(handle, self.lock_path):
@@ -323,15 +328,13 @@ def _check_folder(folder: str) -> None:
 
 
 def _make_folder(folder: str) -> None:
+    """Raises HostStateError, or FileNotFoundError if another process removes the folder above meanwhile."""
     try:
-        for _try in range(_MAKE):
-            # Another process that deletes the last record removes the folder above, too.
-            with contextlib.suppress(FileNotFoundError):
-                os.makedirs(os.path.dirname(folder) or "/", mode=0o755, exist_ok=True)
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(folder, 0o700)
-                return
-        os.mkdir(folder, 0o700)
+        os.makedirs(os.path.dirname(folder) or "/", mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+    except FileNotFoundError:
+        raise
     except OSError as failure:
         raise HostStateError(f"{folder} cannot be created: {failure.strerror}.", path=folder) from failure
 

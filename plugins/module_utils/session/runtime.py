@@ -126,9 +126,9 @@ def digest(image: str) -> str:
     return hashlib.sha256(image.encode("utf-8")).hexdigest()[:32]
 
 
-def fetching(run: Runner, argv: Sequence[str], image: str, variables: Optional[Mapping[str, str]] = None) -> str:
+def fetching(run: Runner, argv: Sequence[str], image: str, variables: Mapping[str, str]) -> str:
     """Run a step of the fetching of an image; what it prints. Raises HostStateError."""
-    done = run(argv, timeout=_PULL, environment=dict(variables or {}), check=False)
+    done = run(argv, timeout=_PULL, environment=dict(variables), check=False)
     if done.rc:
         raise HostStateError(
             f"The image {image} cannot be fetched on {os.uname().nodename}: {last_line(done.stderr)}",

@@ -24,7 +24,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     NAME,
     NO_SLOT,
-    PODMAN,
     SLURM,
     Container,
     Spec,
@@ -87,9 +86,7 @@ class Batch:
     """The job of a session on its first node. ``program``: the path of gpumesh-session. ``word``: the session.
     ``runtime``: of the cluster."""
 
-    def __init__(
-        self, run: Runner, program: str, word: str, variables: Mapping[str, str], runtime: str = PODMAN
-    ) -> None:
+    def __init__(self, run: Runner, program: str, word: str, variables: Mapping[str, str], runtime: str) -> None:
         self.run, self.program, self.word, self.runtime = run, program, word.strip(), runtime
         self.spec: Spec = job.decode(self.word)
         self.number = int(variables["SLURM_JOB_ID"])
