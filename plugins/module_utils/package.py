@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A program of the collection as one file that runs without Ansible: a zip archive that Python executes.
 
-It contains the same sources that modules use, so both behave the same.
+It contains the same sources that modules use, so both behave the same. With them is their byte code for the Python of the
+host, since Python would compile an archive again each time that it runs. Another Python ignores it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ import importlib
 import inspect
 import io
 import json
+import marshal
 import os
 import zipfile
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from importlib.util import MAGIC_NUMBER
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remove_empty, remove_file, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 
-_MODE = 0o755
+_MODE, _FILE_MODE = 0o755, 0o644
 _ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
 #: The same content gives the same archive: files have a fixed time.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+#: The header of byte code that Python takes without looking at the source; PEP 552.
+_UNCHECKED = MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
 _MAIN = """\
 import json
 import sys
@@ -78,31 +83,77 @@ def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
         contents.update({"/".join([*parts[:depth], "__init__.py"]): "" for depth in range(1, len(parts) + 1)})
     text = json.dumps(settings, sort_keys=True)
     contents["__main__.py"] = _MAIN.format(entry=entry, settings=text)
-    archive = io.BytesIO()
     # Isolated and without site packages: what a user has installed must not change a program of root's.
-    archive.write(f"#!{interpreter} -IS\n".encode())
+    return _archive(f"#!{interpreter} -IS\n".encode(), {path: text.encode() for path, text in contents.items()})
+
+
+def _archive(first_line: bytes, contents: Mapping[str, bytes]) -> bytes:
+    archive = io.BytesIO()
+    archive.write(first_line)
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as writer:
         for path in sorted(contents):
             writer.writestr(zipfile.ZipInfo(path, _EPOCH), contents[path])
     return archive.getvalue()
 
 
+def _opened(program: bytes) -> Tuple[bytes, Dict[str, bytes]]:
+    """The first line of a program and its files. Raises BadZipFile."""
+    with zipfile.ZipFile(io.BytesIO(program)) as reader:
+        return program[: program.index(b"\n") + 1], {path: reader.read(path) for path in reader.namelist()}
+
+
+def with_byte_code(program: bytes, path: str) -> bytes:
+    """The program with byte code for this Python. ``path``: its own, for tracebacks."""
+    first_line, contents = _opened(program)
+    for name, source in list(contents.items()):
+        code = compile(source, f"{path}/{name}", "exec", dont_inherit=True)
+        contents[f"{name}c"] = _UNCHECKED + marshal.dumps(code)
+    return _archive(first_line, contents)
+
+
+def without_byte_code(program: bytes) -> bytes:
+    """The program as it was built; empty if it is none, or if some of its byte code is missing or is for another Python.
+
+    Compiling a source twice does not always give the same bytes.
+    """
+    try:
+        first_line, contents = _opened(program)
+    except (zipfile.BadZipFile, ValueError):
+        return b""
+    sources_only = {name: content for name, content in contents.items() if name.endswith(".py")}
+    if any(not contents.get(f"{name}c", b"").startswith(_UNCHECKED) for name in sources_only):
+        return b""
+    return _archive(first_line, sources_only)
+
+
 def module_part(path: str, source: Optional[str]) -> Part:
     """The desired module for Python programs. Without a source, it is removed, with the folders that become empty."""
     if source is not None:
-        return part(path, source.encode("utf-8"), 0o644)
+        return file_part(path, source.encode("utf-8"))
     return _absent(path, lambda: _remove_module(path))
 
 
-def part(path: str, content: Optional[bytes], mode: int = _MODE) -> Part:
-    """The desired program on this host. Without content, it is removed. The diff does not show an archive."""
-    if content is None:
+def part(path: str, program: Optional[bytes]) -> Part:
+    """The desired program on this host, as it was built. Without one, it is removed. The diff does not show an archive."""
+    if program is None:
         return _absent(path, lambda: _remove(path))
-    current = _current(path, mode)
-    if current == content:
+    current = _current(path, _MODE)
+    return _part(
+        path, current, without_byte_code(current) == program, lambda: _write(path, with_byte_code(program, path), _MODE)
+    )
+
+
+def file_part(path: str, content: bytes) -> Part:
+    """The desired file of a program on this host, which everybody may read."""
+    current = _current(path, _FILE_MODE)
+    return _part(path, current, current == content, lambda: _write(path, content, _FILE_MODE))
+
+
+def _part(path: str, current: bytes, same: bool, write: Callable[[], None]) -> Part:
+    if same:
         return Part(False, "", "", lambda: None)
     before = f"{path}: the previous program\n" if current else ""
-    return Part(True, before, f"{path}: the program\n", lambda: _write(path, content, mode))
+    return Part(True, before, f"{path}: the program\n", write)
 
 
 def _absent(path: str, remove: Callable[[], None]) -> Part:

@@ -105,7 +105,7 @@ def at_boot(params: Mapping[str, Any], manager: str) -> Dict[str, Part]:
     given = {key: params[key] for key in ("cluster", "state", "members", "address")}
     program = package.build(sys.executable, names.__name__, given)
     text = names.program_text(name, path).encode("utf-8")
-    return {path: package.part(path, program), settings: package.part(settings, text, 0o644)}
+    return {path: package.part(path, program), settings: package.file_part(settings, text)}
 
 
 def main() -> None:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from typing import Dict, List, Mapping, Optional, Sequence
+import signal
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
@@ -29,6 +31,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes imp
 #: The name of the only container in each of our podman stores.
 NAME = "session"
 _PID = "pid"
+#: Where podman writes the process that keeps its namespaces.
+_KEEPER = "pause.pid"
 #: Only overlay shares images between stores. podman of Debian 12 would choose vfs, and says much about control groups.
 _ALWAYS = {"STORAGE_DRIVER": "overlay", "PODMAN_IGNORE_CGROUPSV1_WARNING": "1"}
 #: Variables by which podman, or a program that it starts, finds its files and its programs.
@@ -59,6 +63,26 @@ def podman_environment(folder: str) -> Dict[str, str]:
     # By the bus of a user who has logged in, podman would have their systemd take it out of the control group of the
     # step, and so from the limits and the end of the job.
     return {**_ALWAYS, "XDG_RUNTIME_DIR": folder, "DBUS_SESSION_BUS_ADDRESS": f"unix:path={folder}/no-bus"}
+
+
+@contextlib.contextmanager
+def _for_images(place: Place) -> Iterator[Dict[str, str]]:
+    """The environment of podman with the store of images.
+
+    podman leaves a process in the background that keeps its namespaces. It is ended with the last command that needs
+    it, since Slurm would take a second to end a step that leaves any.
+    """
+    variables = podman_environment(f"{place.run}/fetch")
+    state = f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp"
+    # podman creates it only if the directory of the state is the same.
+    os.makedirs(state, mode=0o700, exist_ok=True)
+    try:
+        yield variables
+    finally:
+        keeper = (read_text(f"{state}/{_KEEPER}") or "").strip()
+        if keeper.isdecimal():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(keeper), signal.SIGKILL)
 
 
 def run_arguments(task: Task, image: str) -> List[str]:
@@ -109,16 +133,15 @@ class Podman:
 
     def has(self, place: Place, image: str) -> bool:
         """In the store of images."""
-        variables = podman_environment(f"{place.run}/fetch")
-        # podman creates it only if the directory of the state is the same.
-        os.makedirs(f"{variables['XDG_RUNTIME_DIR']}/libpod/tmp", mode=0o700, exist_ok=True)
-        return _inspect(self._run, images_command(place.images), image, variables) is not None
+        with _for_images(place) as variables:
+            return _inspect(self._run, images_command(place.images), image, variables) is not None
 
     def fetch(self, place: Place, image: str) -> None:
         """With a tag by which it is found again."""
-        podman, variables = images_command(place.images), podman_environment(f"{place.run}/fetch")
-        printed = fetching(self._run, [*podman, "pull", "--quiet", reference(image)], image, variables)
-        self._run([*podman, "tag", printed.split()[-1], _alias(image)], environment=variables)
+        podman = images_command(place.images)
+        with _for_images(place) as variables:
+            printed = fetching(self._run, [*podman, "pull", "--quiet", reference(image)], image, variables)
+            self._run([*podman, "tag", printed.split()[-1], _alias(image)], environment=variables)
 
     def find(self, place: Place, image: str) -> Optional[Image]:
         """By that tag."""

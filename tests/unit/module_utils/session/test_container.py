@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,22 @@ def test_the_session_is_kept_where_only_its_user_reads_it(top: Path) -> None:
         kept = top / "run" / "7" / "0" / name
         assert (kept.read_text(), kept.stat().st_mode & 0o777) == (text, 0o600)
     assert (top / ME).stat().st_mode & 0o777 == 0o700
+
+
+def test_podman_leaves_no_process_in_the_step_that_looks_for_images(top: Path) -> None:
+    """Slurm takes a second to end a step that does."""
+    with subprocess.Popen(["/bin/sleep", "60"]) as keeper:
+
+        def podman(argv: list[str], environment: dict[str, str], **_options: object) -> Completed:
+            assert argv[0] == "podman"
+            Path(environment["XDG_RUNTIME_DIR"], "libpod", "tmp", "pause.pid").write_text(f"{keeper.pid}\n")
+            return Completed(0, "sha root\n", "")
+
+        try:
+            assert container.prepare(podman, job.encode(parsed()), 7, here(top), "") == 0
+            assert keeper.wait(10) == -signal.SIGKILL
+        finally:
+            keeper.kill()
 
 
 def test_images_are_not_kept_where_others_could_replace_them(top: Path) -> None:
