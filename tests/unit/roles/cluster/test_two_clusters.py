@@ -30,6 +30,8 @@ def record(name: str, network: int, machines: tuple[str, ...], **mesh: Any) -> m
 LAB = record("lab", 77, ("n1", "n2"), backend="none")
 MESH = {"interface": "wg9", "subnet": "10.98.0.0/16"}
 VOLUME = {"name": "data", "server": "n3", "path": "/srv/data", "mount_point": "/data"}
+OURS = {**VOLUME, "server": "n1"}
+MORE = {**OURS, "mount_point": "/more"}
 
 
 def other() -> model.Record:
@@ -37,14 +39,14 @@ def other() -> model.Record:
     return plan.commit(plan.set_storage(made, [VOLUME]), STAMP)
 
 
-def change(folder: Path, role: str, *before: dict[str, Any], **settings: Any) -> Run:
-    """Change settings of a role on n1, which is in one cluster, and n2, which is in both."""
-    enter = {"ansible.builtin.include_role": {"name": f"gpumesh.cluster.{role}", "tasks_from": "settings"}}
+def change(folder: Path, **changes: Any) -> Run:
+    """Change the record of n1, which is in one cluster, and n2, which is in both."""
+    enter = {"ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": "change"}}
     play = {
         "hosts": "all",
-        "vars": {"cluster_record": LAB, **settings},
+        "vars": {"cluster_record": LAB, "cluster_changes": changes},
         "module_defaults": {"gpumesh.cluster.cluster": {"path": f"{folder}/{{{{ inventory_hostname }}}}"}},
-        "tasks": [*before, enter],
+        "tasks": [enter],
     }
     return run_plays(folder, {"n1": {}, "n2": {}}, [play])
 
@@ -62,25 +64,32 @@ def _copies(tmp_path: Path) -> None:
                 store.write(one)
 
 
-def test_the_port_of_a_mesh(tmp_path: Path) -> None:
-    chosen = {"record": LAB, "backend": "wireguard"}
-    settings = {"gpumesh.cluster.mesh_settings": chosen, "register": "__mesh_settings"}
-    refused = change(tmp_path, "mesh", settings)
+@pytest.mark.parametrize(
+    ("part", "theirs", "other_one", "reason"),
+    [
+        (
+            "mesh",
+            {"backend": "wireguard"},
+            {"port": 51821},
+            "n2 is in cluster 'two', whose mesh has the same port 51820.",
+        ),
+        (
+            "storage",
+            {"volumes": [OURS]},
+            {"volumes": [MORE]},
+            "n2 is in cluster 'two', which also has a volume at /data.",
+        ),
+    ],
+)
+def test_what_another_cluster_has_is_refused_before_anything_changes(
+    tmp_path: Path, part: str, theirs: dict[str, Any], other_one: dict[str, Any], reason: str
+) -> None:
+    refused = change(tmp_path, **{part: theirs})
     assert refused.code != 0
-    assert "n2 is in cluster 'two', whose mesh has the same port 51820." in refused.words
+    assert reason in refused.words
     assert held(tmp_path) == [LAB, LAB], "nothing has changed"
-    chosen["port"] = 51821
-    taken = change(tmp_path, "mesh", settings)
+    taken = change(tmp_path, **{part: {**theirs, **other_one}})
     assert taken.code == 0, taken.output
-    assert [one["mesh"]["port"] for one in held(tmp_path) if one] == [51821, 51821]
-
-
-def test_the_mount_point_of_a_volume(tmp_path: Path) -> None:
-    wanted = {**VOLUME, "server": "n1"}
-    refused = change(tmp_path, "storage", storage_volumes=[wanted])
-    assert refused.code != 0
-    assert "n2 is in cluster 'two', which also has a volume at /data." in refused.words
-    assert held(tmp_path) == [LAB, LAB], "nothing has changed"
-    taken = change(tmp_path, "storage", storage_volumes=[{**wanted, "mount_point": "/more"}])
-    assert taken.code == 0, taken.output
-    assert [one["storage"]["volumes"][0]["mount_point"] for one in held(tmp_path) if one] == ["/more", "/more"]
+    first, second = held(tmp_path)
+    assert first == second
+    assert first is not None and first["generation"] == LAB["generation"] + 1
