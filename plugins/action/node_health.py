@@ -23,4 +23,11 @@ class ActionModule(HostAction):
             silent = set(self.variables["ansible_play_hosts_all"]) - set(self.variables["ansible_play_hosts"])
             relays = self.variable("mesh_relays", [])
             given = {**desired(record, self.machine, silent, relays), **given}
+            if not given.get("ssh_user"):
+                given.update(self._logins())
         return self.module("gpumesh.cluster.node_health", given)
+
+    def _logins(self) -> dict[str, Any]:
+        """The first of the users who log in to other members; without any, no login is tested."""
+        users = self.options("ssh_trust", "users")["users"]
+        return {"ssh_user": users[0]} if users else {"ssh_user": "root", "ssh_peers": {}}

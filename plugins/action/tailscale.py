@@ -13,6 +13,7 @@ from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import mesh
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
 
@@ -68,6 +69,9 @@ class ActionModule(HostAction):
         needed = result["login_needed"] or (result["tags_differ"] and key)
         if not needed or not boolean(arguments.get("login", True)):
             return result
+        file = self.variable("mesh_auth_key_file")
+        if file and not key and result["login_needed"]:
+            raise InputError(f"mesh_auth_key_file: there is no file {file}.", "Correct the path, or set mesh_auth_key.")
         second = self.module(_MODULE, {**without, **({"auth_key": key} if key else {}), "login": True})
         return {**second, "changed": result["changed"] or second["changed"]}
 

@@ -170,7 +170,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import remov
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import munge
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import configure, munge
 
 _PLACES = daemon.Places()
 _PATIENCE = 120.0
@@ -199,6 +199,7 @@ def work(module: AnsibleModule) -> Outcome:
             values.update(content="", credential="", reason="munge is not installed")
         return Outcome(module.check_mode, values, "", "".join(f"package {name}\n" for name in missing))
 
+    refuse_to_replace(given, not note.changed)
     if not module.check_mode:
         owners.write(note)
     key, rewritten = _write(module)
@@ -212,6 +213,17 @@ def work(module: AnsibleModule) -> Outcome:
         values["credential"], values["reason"] = munge.sign(run)
     changed = note.changed or rewritten or (planned is not None and planned.changed)
     return Outcome(changed, values, planned.before if planned else "", planned.after if planned else "")
+
+
+def refuse_to_replace(given: Mapping[str, Any], owned: bool) -> None:
+    """Keep the key of a Slurm cluster that somebody else has set up here, and that would stop working without it.
+
+    ``owned``: whether this cluster has set up munge here. Raises HostStateError.
+    """
+    key = munge.read_state(given["path"]).key
+    wanted = munge.decode(given["content"]) if given["content"] else key
+    if not owned and key is not None and (given["rotate"] or key != wanted):
+        configure.refuse_foreign(configure.FOLDER)
 
 
 def refuse_clock(skew: float, most: int, manager: str) -> None:

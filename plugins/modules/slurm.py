@@ -564,7 +564,7 @@ def main() -> None:
             "containers": {"type": "bool", "default": False},
             "gpus": {"type": "int", "default": 0},
             "node": {"type": "dict", "default": {}},
-            "directory": {"type": "path", "default": "/etc/slurm"},
+            "directory": {"type": "path", "default": configure.FOLDER},
         },
         required_if=[
             ("state", "present", ("cluster", "controller", "machine", "address")),

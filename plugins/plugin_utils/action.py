@@ -179,7 +179,7 @@ class HostAction(ActionBase):
         folder does not belong to the user, at the folder in which Ansible was started.
         """
         base = Path(self._loader.get_basedir()).absolute()
-        return str(Path(Path.cwd() if base.resolve().is_relative_to(_COLLECTION) else base, path))
+        return str(Path(Path.cwd() if base.resolve().is_relative_to(_COLLECTION) else base, Path(path).expanduser()))
 
     @property
     def delegated(self) -> bool:

@@ -30,7 +30,9 @@ def main() -> None:
     print(f"site: {run.seconds:.1f} s in {run.plays} plays, exit {run.code}; one ping: {ping:.2f} s")
     print(f"ratio to {run.plays} pings: {run.seconds / (run.plays * ping):.1f} (limit: 5)")
     for host, done, skipped in re.findall(r"^(\S+) +: ok=(\d+).*?skipped=(\d+)", run.output, re.MULTILINE):
-        print(f"tasks of {host}: {int(done) + int(skipped)}, of which {skipped} skipped (limits: manager 65, member 50)")
+        print(
+            f"tasks of {host}: {int(done) + int(skipped)}, of which {skipped} skipped (limits: manager 65, member 50)"
+        )
 
 
 if __name__ == "__main__":

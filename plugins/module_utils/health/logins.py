@@ -16,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.account import command_prefix
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 
@@ -72,6 +73,8 @@ class _Caller:
     def __init__(self, run: Runner, user: str, peers: Mapping[str, str], sleep: Callable[[float], None]) -> None:
         self._run = run
         self._user = user
+        # Each user has a key of their own.
+        self._prefix = command_prefix(user)
         self._peers = peers
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -90,7 +93,7 @@ class _Caller:
         return [trouble]
 
     def _log_in(self, machine: str) -> Optional[str]:
-        command = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
+        command = [*self._prefix, "ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
         command += ["-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-l", self._user, self._peers[machine], "true"]
         end = time.monotonic() + _LOGIN_SECONDS
         for wait in (*_WAITS, None):
@@ -109,7 +112,7 @@ class _Caller:
 def log_in(
     run: Runner, machine: str, user: str, peers: Mapping[str, str], sleep: Callable[[float], None] = time.sleep
 ) -> Logins:
-    """Try all peers. ``peers`` are addresses or names by machine."""
+    """Try all peers, as this user and to the same one. ``peers`` are addresses or names by machine. Raises InputError."""
     caller = _Caller(run, user, peers, sleep)
     names = order(machine, peers)
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:

@@ -25,6 +25,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.config impor
     reload_needed,
 )
 
+#: Where Debian's Slurm looks for its configuration.
+FOLDER = "/etc/slurm"
 _OURS = conf.text_of([]).strip()
 
 
@@ -42,6 +44,21 @@ class Plan(NamedTuple):
 def read_files(folder: str) -> Dict[str, Optional[str]]:
     """The current managed files."""
     return {name: read_text(os.path.join(folder, name)) for name in (*SERVED, *NODE, OPTIONS)}
+
+
+def refuse_foreign(folder: str) -> None:
+    """Refuse a host that belongs to a Slurm cluster of somebody else. Raises HostStateError."""
+    path = os.path.join(folder, "slurm.conf")
+    text = read_text(path)
+    if text is not None and not text.startswith(_OURS):
+        raise _foreign(path)
+
+
+def _foreign(path: str) -> HostStateError:
+    return HostStateError(
+        f"{path} was not written by this collection.",
+        "Move it away if the Slurm cluster that it describes is no longer used.",
+    )
 
 
 def plan(
@@ -71,10 +88,7 @@ def plan(
             # Not ours to remove or change.
             texts[name] = text
             continue
-        raise HostStateError(
-            f"{os.path.join(folder, name)} was not written by this collection.",
-            "Move it away if the Slurm cluster that it describes is no longer used.",
-        )
+        raise _foreign(os.path.join(folder, name))
     write = {name: text for name, text in texts.items() if text != present.get(name) and name not in leave}
     new_options, old_options = texts[OPTIONS], present.get(OPTIONS)
     told = (runs or {}).get("--conf")

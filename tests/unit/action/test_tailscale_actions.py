@@ -68,6 +68,13 @@ def test_a_host_that_has_to_log_in_gets_the_key_once_it_has_said_so() -> None:
     assert played.result["changed"] is True
 
 
+def test_a_file_with_the_key_that_is_missing_is_named_where_the_key_is_needed() -> None:
+    here = on("t2", mesh_auth_key_file="~/no-such.key")
+    refused = login(OUT, variables=here)
+    assert "mesh_auth_key_file: there is no file ~/no-such.key" in refused.result["msg"]
+    assert login(IN, variables=here).result["ready"] is True
+
+
 @pytest.mark.parametrize(("key", "calls"), [("secret", 2), (None, 1)])
 def test_a_host_with_other_tags_logs_in_again_where_there_is_a_key(key: str | None, calls: int) -> None:
     other = {**IN, "tags_differ": True}

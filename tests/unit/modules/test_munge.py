@@ -18,9 +18,13 @@ import pytest
 from module_runs import result_of, start
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, configure
+from ansible_collections.gpumesh.cluster.plugins.modules import munge
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 KEY = base64.b64encode(bytes(range(64))).decode()
+OTHER_KEY = base64.b64encode(bytes(range(1, 65))).decode()
 
 
 def run(module: str, programs: Path, **arguments: Any) -> dict[str, Any]:
@@ -133,3 +137,31 @@ def test_who_leaves_has_no_key(given: dict[str, Any], programs: Path) -> None:
     assert run("munge", programs, **given, state="absent", _ansible_check_mode=True)["changed"]
     assert run("munge", programs, **given, state="absent")["changed"]
     assert not Path(given["path"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "rotate", "refused"),
+    [
+        ("ClusterName=theirs\n", OTHER_KEY, False, True),
+        ("ClusterName=theirs\n", None, True, True),
+        # The same key, and one that the manager keeps.
+        ("ClusterName=theirs\n", KEY, False, False),
+        ("ClusterName=theirs\n", None, False, False),
+        (None, OTHER_KEY, False, False),
+        (conf.text_of([]) + "ClusterName=lab\n", OTHER_KEY, False, False),
+    ],
+)
+def test_the_key_of_a_slurm_cluster_of_somebody_else_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, content: str | None, rotate: bool, refused: bool
+) -> None:
+    monkeypatch.setattr(configure, "FOLDER", str(tmp_path))
+    (tmp_path / "key").write_bytes(base64.b64decode(KEY))
+    if text is not None:
+        (tmp_path / "slurm.conf").write_text(text)
+    given = {"path": str(tmp_path / "key"), "content": content, "rotate": rotate}
+    if refused:
+        with pytest.raises(HostStateError, match="slurm.conf was not written by this collection"):
+            munge.refuse_to_replace(given, False)
+    else:
+        munge.refuse_to_replace(given, False)
+    munge.refuse_to_replace(given, True)

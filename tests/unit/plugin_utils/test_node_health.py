@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ansible_collections.gpumesh.cluster.plugins.action.node_health import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.node_health import desired
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import play
@@ -77,3 +79,16 @@ def test_the_action_adds_what_follows_from_the_record() -> None:
     assert "record" not in arguments
     done = play(ActionModule, {"gpus": 8}, {"gpumesh.cluster.node_health": [answer]}, variables)
     assert done.ran == [("gpumesh.cluster.node_health", {"gpus": 8})]
+
+
+@pytest.mark.parametrize(
+    ("users", "user", "peers"),
+    [(None, "root", {"n1": "n1"}), (["alice", "root"], "alice", {"n1": "n1"}), ([], "root", {})],
+)
+def test_logins_are_those_of_a_user_who_can_log_in(users: list[str] | None, user: str, peers: dict[str, str]) -> None:
+    variables = {"inventory_hostname": "n2", "ansible_play_hosts_all": ["n1", "n2"], "ansible_play_hosts": ["n1", "n2"]}
+    variables.update({} if users is None else {"ssh_trust_users": users})
+    answer = {"changed": False, "status": "pass", "checks": []}
+    done = play(ActionModule, {"record": LAB, "ssh_user": ""}, {"gpumesh.cluster.node_health": [answer]}, variables)
+    ((_name, arguments),) = done.ran
+    assert (arguments["ssh_user"], arguments["ssh_peers"]) == (user, peers)

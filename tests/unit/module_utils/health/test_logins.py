@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.account import command_prefix, own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health import logins
@@ -105,3 +106,17 @@ def test_one_success_is_enough_to_try_them_all() -> None:
 def test_the_limit_of_time_follows_from_the_rounds() -> None:
     assert logins.longest(1) < logins.longest(11) < logins.longest(39)
     assert logins.longest(2) > 30
+
+
+def test_a_user_logs_in_with_a_key_of_their_own() -> None:
+    """The commands of the check run as root, whose key is for root alone."""
+    seen: list[list[str]] = []
+
+    def ssh(argv: list[str], **_options: Any) -> Completed:
+        seen.append(argv)
+        return GOOD
+
+    logins.log_in(ssh, "n0", "nobody", {"n1": "10.0.0.1"})
+    logins.log_in(ssh, "n0", own_name(), {"n1": "10.0.0.1"})
+    assert seen[0][: len(command_prefix("nobody"))] == command_prefix("nobody")
+    assert "ssh" in seen[0] and seen[1][0] == "ssh"
