@@ -140,6 +140,39 @@ def test_a_tag_chooses_a_part(lab: Lab, tmp_path: Path, tag: str, layers: set[st
     assert made <= layers | {"clock"}
 
 
+def test_logins_are_tested_as_a_user_who_has_them(lab: Lab, tmp_path: Path) -> None:
+    """Many sites let nobody log in as root."""
+    for machine in MACHINES:
+        lab.run(machine, "useradd", "--create-home", "alice")
+    try:
+        trust(lab, tmp_path, ["alice"])
+        run, verdict = check(lab, tmp_path, "--tags", "health", ssh_trust_users=["alice"])
+        assert (run.code, bad(verdict)) == (0, {}), run.output
+        _run, verdict = check(lab, tmp_path, "--tags", "health", check_ssh_user="root")
+        assert set(bad(verdict)) == {f"ssh.login@{machine}" for machine in MACHINES}
+        trust(lab, tmp_path, [])
+        run, verdict = check(lab, tmp_path, "--tags", "health", ssh_trust_users=[])
+        assert run.code == 0, run.output
+        assert {one["status"] for one in verdict["checks"] if one["id"] == "ssh.login"} == {"skipped"}
+    finally:
+        trust(lab, tmp_path, ["root"])
+        for machine in MACHINES:
+            lab.run(machine, "userdel", "--remove", "alice")
+
+
+def trust(lab: Lab, folder: Path, users: list[str]) -> None:
+    """Let only these users log in to other members."""
+    roles = [("cluster", "load"), ("ssh_trust", "main")]
+    tasks = [
+        {"ansible.builtin.include_role": {"name": f"gpumesh.cluster.{name}", "tasks_from": entry}}
+        for name, entry in roles
+    ]
+    path = folder / "trust.json"
+    path.write_text(json.dumps([{"hosts": "cluster", "become": True, "gather_facts": False, "tasks": tasks}]))
+    run = lab.play(str(path), "--extra-vars", json.dumps({"ssh_trust_users": users}))
+    assert run.code == 0, run.output
+
+
 def test_a_part_leaves_the_verdict_on_the_whole_as_it_is(lab: Lab, reports: Path) -> None:
     path = reports / "check" / "verdict.json"
     whole = path.read_bytes()
