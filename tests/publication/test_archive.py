@@ -63,6 +63,19 @@ def test_the_archive_has_what_runs_and_nothing_else(installed: Installed) -> Non
                 assert str(path.relative_to(ROOT)) in names
 
 
+def test_a_checkout_installs_the_same(installed: Installed, tmp_path: Path) -> None:
+    """As the guides say, also over what is there."""
+    source = checkout(tmp_path / "gpumesh")
+    words = ["collection", "install", "--force", str(source), "--no-deps", "--offline", "-p", str(tmp_path / "there")]
+    for _time in range(2):
+        done = installed.run("ansible-galaxy", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    there = tmp_path / "there" / "ansible_collections" / "gpumesh" / "cluster"
+    listed = [json.loads((one / "FILES.json").read_text())["files"] for one in (there, installed.collection)]
+    names = [{one["name"]: one["chksum_sha256"] for one in files} for files in listed]
+    assert names[0] == names[1]
+
+
 def test_dependencies_agree(installed: Installed) -> None:
     """What the archive asks for is what a project in AWX installs."""
     manifest = json.loads((installed.collection / "MANIFEST.json").read_text())["collection_info"]

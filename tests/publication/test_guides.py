@@ -41,6 +41,7 @@ FOREIGN = {
         "export",
         "git",
         "install",
+        "mariadb-dump",
         "openssl",
         "pip",
         "python3",

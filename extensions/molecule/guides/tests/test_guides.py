@@ -16,7 +16,7 @@ from desk import GUIDES, Desk
 from lab_hosts import Lab
 
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, install
-from ansible_collections.gpumesh.cluster.tests.publication.guides import Block, blocks, console_lines
+from ansible_collections.gpumesh.cluster.tests.publication.guides import blocks, console_lines
 
 MACHINES = ("gpu1", "gpu2", "gpu3")
 #: The network of these machines.
@@ -34,16 +34,19 @@ ELSEWHERE = {
     "ansible-playbook -i inventories/lan gpumesh.cluster.slurm -e munge_rotate_key=true",
     "ansible-playbook -i inventories/lan gpumesh.cluster.slurm",
     "ansible cluster -i my-lan --become -m ansible.builtin.apt -a name=python3-torch",
-    "scp -r examples admin@192.168.1.11:/mnt/shared/",
+    "scp -r gpumesh/examples admin@192.168.1.11:/mnt/shared/",
     "cd /mnt/shared/examples/ddp",
     "sbatch train.sbatch",
     # Scenario `check` covers the levels and the speed of volumes. Volumes served by a member are covered by `kernel`.
     "ansible-playbook -i inventories/lan gpumesh.cluster.check -e check_level=full",
     "ansible-playbook -i inventories/lan gpumesh.cluster.check -e check_level=full -e check_min_volume_read_mbps=500",
     "ansible-playbook -i inventories/lan gpumesh.cluster.storage",
-    # The collection is not on Galaxy yet: the fixture installs the archive.
-    "ansible-galaxy collection install gpumesh.cluster",
-    "ansible-galaxy collection install --upgrade gpumesh.cluster",
+    # The fixture installs the archive. That a checkout gives the same is a test of publication.
+    "git clone https://github.com/gpumesh/gpumesh.cluster gpumesh",
+    "git -C gpumesh pull",
+    "ansible-galaxy collection install --force ./gpumesh",
+    # Scenario `slurm` has accounting.
+    "mariadb-dump slurm_acct_db > slurm_acct_db.sql",
 }
 
 
@@ -57,15 +60,15 @@ def desk(tmp_path_factory: pytest.TempPathFactory, lab: Lab) -> Desk:
     made = Desk(install(tmp_path_factory.mktemp("guides")), lab, OURS)
     for block in blocks(GUIDES / "lan.md"):
         if block.file:
-            made.write(block.file, without_volumes(block))
+            made.write(block.file, without_volumes(block.text))
     for path in sorted((ROOT / "inventories" / "lan").rglob("*.yml")):
-        made.write(str(path.relative_to(ROOT)), path.read_text())
+        made.write(str(path.relative_to(ROOT)), without_volumes(path.read_text()))
     return made
 
 
-def without_volumes(block: Block) -> str:
+def without_volumes(text: str) -> str:
     """These machines are containers, whose kernel may have no NFS: scenario `kernel` covers the volumes."""
-    return re.sub(r"^storage_volumes:\n(?: .*\n)+", "", block.text, flags=re.MULTILINE)
+    return re.sub(r"^storage_volumes:\n(?: .*\n)+", "", text, flags=re.MULTILINE)
 
 
 def test_a_lan_in_ten_minutes(desk: Desk) -> None:
