@@ -76,6 +76,15 @@ def test_a_checkout_installs_the_same(installed: Installed, tmp_path: Path) -> N
     assert names[0] == names[1]
 
 
+def test_the_changelog_names_what_there_is() -> None:
+    releases = yaml.safe_load((ROOT / "changelogs" / "changelog.yaml").read_text())["releases"]
+    for release in releases.values():
+        named = {f"plugins/modules/{one['name']}.py" for one in release.get("modules", [])}
+        named |= {f"roles/{one['name']}" for one in release.get("objects", {}).get("role", [])}
+        named |= {f"plugins/{kind}/{one['name']}.py" for kind, some in release["plugins"].items() for one in some}
+        assert not [path for path in named if not (ROOT / path).exists()]
+
+
 def test_dependencies_agree(installed: Installed) -> None:
     """What the archive asks for is what a project in AWX installs."""
     manifest = json.loads((installed.collection / "MANIFEST.json").read_text())["collection_info"]
