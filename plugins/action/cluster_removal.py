@@ -48,7 +48,14 @@ class ActionModule(ControllerAction):
         # Their copies have been replaced since they answered.
         answers.update({machine: Answer([record], [], None) for machine in found["replaced"]})
         decision = decide_removal(
-            record, given["name"], leaving, self.variables["groups"]["all"], answers, new_manager, given["manager_lost"]
+            record,
+            given["name"],
+            leaving,
+            self.variables["groups"]["all"],
+            answers,
+            new_manager,
+            given["manager_lost"],
+            [machine for machine in found["answering"] if machine in hosts],
         )
         machines = [member["machine"] for member in record["members"]]
         silent = [machine for machine in machines if machine not in found["answering"]]

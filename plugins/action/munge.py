@@ -41,7 +41,9 @@ class ActionModule(HostAction):
         """The manager's key, and a credential with the manager's clock for the others to compare."""
         if rotate:
             self._refuse_absent(record)
-        key = {"content": self._read(path)} if path else {"generate": not rotate, "rotate": rotate}
+        key: dict[str, Any] = {"generate": not rotate, "rotate": rotate}
+        if path:
+            key = {"content": self._read(path), "replace": not self._absent(record)}
         # If it is not in the play, it is only queried.
         start = record["manager"] in self.variables["ansible_play_batch"]
         result = self._run({**_owner(record), **key, "sign": True, "start": start}, start)
@@ -95,10 +97,14 @@ class ActionModule(HostAction):
         munge.decode(content)
         return content
 
+    def _absent(self, record: model.Record) -> list[str]:
+        """The members with munge that are not in the play, or unreachable."""
+        members = {member["machine"] for member in record["members"]} - set(self.userspace_only)
+        return sorted(members - set(self.variables["ansible_play_batch"]))
+
     def _refuse_absent(self, record: model.Record) -> None:
         """Refuse to rotate the key unless all members are in the play. Raises InputError."""
-        members = {member["machine"] for member in record["members"]} - set(self.userspace_only)
-        absent = sorted(members - set(self.variables["ansible_play_batch"]))
+        absent = self._absent(record)
         if absent:
             raise InputError(
                 f"{', '.join(absent)} not in this play, or unreachable: a new key on the others would cut them off.",

@@ -70,6 +70,10 @@ options:
     description: Whether to replace the key with a new one.
     type: bool
     default: false
+  replace:
+    description: Whether O(content) may replace another key that the cluster has set.
+    type: bool
+    default: true
   sign:
     description:
       - Return the key as RV(content) and a RV(credential) that munged has signed. Use it only in a task with C(no_log).
@@ -216,14 +220,23 @@ def work(module: AnsibleModule) -> Outcome:
 
 
 def refuse_to_replace(given: Mapping[str, Any], owned: bool) -> None:
-    """Keep the key of a Slurm cluster that somebody else has set up here, and that would stop working without it.
+    """Keep the key of a Slurm cluster that somebody else has set up here: it would stop working without the key, and
+    the members of ours, who would get it, could act as any user there.
 
     ``owned``: whether this cluster has set up munge here. Raises HostStateError.
     """
     key = munge.read_state(given["path"]).key
-    wanted = munge.decode(given["content"]) if given["content"] else key
-    if not owned and key is not None and (given["rotate"] or key != wanted):
+    wanted = munge.decode(given["content"]) if given["content"] else None
+    if key is None or key == wanted:
+        return
+    if not owned:
         configure.refuse_foreign(configure.FOLDER)
+    elif wanted is not None and not given["replace"]:
+        raise HostStateError(
+            f"{given['path']} has another key than the given one, and not all members are in this play: a new key would "
+            "cut the others off.",
+            "Run this without --limit when all members are up.",
+        )
 
 
 def refuse_clock(skew: float, most: int, manager: str) -> None:
@@ -314,6 +327,7 @@ def main() -> None:
             "content": {"type": "str", "no_log": True},
             "generate": {"type": "bool", "default": False},
             "rotate": {"type": "bool", "default": False},
+            "replace": {"type": "bool", "default": True},
             "sign": {"type": "bool", "default": False},
             "verify": {"type": "str", "no_log": True},
             "manager_name": {"type": "str", "default": ""},

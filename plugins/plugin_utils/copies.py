@@ -52,7 +52,7 @@ NO_WORD = Word()
 class Found(NamedTuple):
     """The record to use, whose copy it is, how the other copies relate to it, and remarks.
 
-    ``replaced``: the members whose copies have to be replaced by a trusted one.
+    ``replaced``: the members whose copies have to be replaced by a trusted one before anything else.
     """
 
     record: Record
@@ -134,7 +134,9 @@ def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, w
         standing = {machine: derive.relation(copy, record) for machine, copy in copies.items()}
         _refuse_contrary(record, source, standing)
         _refuse_unconfirmed(record, source, copies, word.successor)
-        found = Found(record, source, standing, _remarks(record, source, standing, answers, spoilt))
+        # Tasks that are delegated to a new manager read its own copy.
+        late = [record["manager"]] if source != record["manager"] and record["manager"] in copies else []
+        found = Found(record, source, standing, _remarks(record, source, standing, answers, spoilt), late)
     elif spoilt:
         raise RecordError(_damage_words(spoilt), "Replace it with an undamaged copy, and find out what damaged it.")
     else:
@@ -212,6 +214,11 @@ def _newest(copies: Mapping[str, Record]) -> str:
     return max(copies, key=lambda machine: (copies[machine]["generation"], machine == copies[machine]["manager"]))
 
 
+def _follows(record: Record, copy: Record) -> bool:
+    """Whether the record continues the history of a copy."""
+    return derive.relation(copy, record).kind == "behind"
+
+
 def _reference(
     copies: Mapping[str, Record],
     answers: Mapping[str, Answer],
@@ -222,6 +229,10 @@ def _reference(
     record = copies[newest]
     manager = record["manager"]
     if manager in copies:
+        former = copies[manager]["manager"]
+        # A hand-over that was cut off before the new manager had the record: the former one confirms it.
+        if former != manager and copies.get(former) == record and _follows(record, copies[manager]):
+            return former, record
         return manager, copies[manager]
     if manager in spoilt:
         raise RecordError(
@@ -344,7 +355,7 @@ def _remarks(
     spoilt: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
     remarks = []
-    if source != record["manager"]:
+    if source != record["manager"] and record["manager"] not in standing:
         answer = answers.get(record["manager"])
         why = f" ({answer.silence})" if answer and answer.silence else ""
         remarks.append(

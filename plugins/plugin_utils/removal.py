@@ -22,6 +22,7 @@ def decide_removal(
     answers: Mapping[str, Answer],
     new_manager: str | None,
     manager_lost: bool,
+    playing: Collection[str],
 ) -> dict[str, Any]:
     """Decide on a removal.
 
@@ -29,7 +30,7 @@ def decide_removal(
     ``former_manager``, who hands over the cluster, empty for none, which in a run that completes another is determined
     from the history.
 
-    ``known``: all machines of the inventory. A former member is accepted, so that an interrupted removal can be
+    ``known``: all machines of the inventory. ``playing``: those in this run that answer. A former member is accepted, so that an interrupted removal can be
     completed, and so is a lost manager if its successor has the record. A machine that never was a member is not
     cleaned up: what it has is its own, or another cluster's. Raises InputError.
     """
@@ -66,12 +67,26 @@ def decide_removal(
             "cluster_manager_lost=true.",
             manager=manager,
         )
+    if new_manager not in (None, manager):
+        _refuse_absent(manager, str(new_manager), playing)
     # A lost manager cannot hand over anything.
     handing = None
     if new_manager is not None and not manager_lost:
         former = derive.tenures(record)[:-1]
         handing = manager if manager != new_manager else former[-1].machine if former else None
     return {"authority": manager, "former_manager": handing if handing in known else ""}
+
+
+def _refuse_absent(manager: str, new_manager: str, playing: Collection[str]) -> None:
+    """The controller and its queue move from one to the other: without both, the cluster would have no scheduler, or
+    two of them."""
+    for machine, part in ((manager, "hands over the cluster"), (new_manager, "takes over the cluster")):
+        if machine not in playing:
+            raise InputError(
+                f"{machine} {part}, but is not in this run, or does not answer. Nothing has been changed.",
+                "Run this without --limit when both are up.",
+                machine=machine,
+            )
 
 
 def _was_member(machine: str, record: Record, known: Collection[str], answers: Mapping[str, Answer]) -> bool:

@@ -102,14 +102,16 @@ def plan_removal(
     replaced: Sequence[str] = (),
     new_manager: str | None = None,
     manager_lost: bool = False,
+    playing: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Decide how these machines leave."""
+    """Decide how these machines leave. ``playing``: by default, all that answer."""
     answers = read_answers(results, records)
+    present = [machine for machine in answers if answers[machine].silence is None] if playing is None else playing
     try:
         drawn = model.parse(record) if record else None
         if drawn is not None:
             answers.update({machine: Answer([drawn], [], None) for machine in replaced})
-        decision = decide_removal(drawn, name, leaving, known, answers, new_manager or None, manager_lost)
+        decision = decide_removal(drawn, name, leaving, known, answers, new_manager or None, manager_lost, present)
     except GpumeshError as refused:
         return {"refusal": printable(str(refused))}
     return {"refusal": "", **decision}

@@ -139,29 +139,41 @@ def test_who_leaves_has_no_key(given: dict[str, Any], programs: Path) -> None:
     assert not Path(given["path"]).exists()
 
 
+THEIRS = "ClusterName=theirs\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "content", "rotate", "refused"),
+    ("text", "content", "owned", "replace", "refused"),
     [
-        ("ClusterName=theirs\n", OTHER_KEY, False, True),
-        ("ClusterName=theirs\n", None, True, True),
-        # The same key, and one that the manager keeps.
-        ("ClusterName=theirs\n", KEY, False, False),
-        ("ClusterName=theirs\n", None, False, False),
-        (None, OTHER_KEY, False, False),
-        (conf.text_of([]) + "ClusterName=lab\n", OTHER_KEY, False, False),
+        # Of a Slurm cluster of somebody else: it is neither replaced nor handed to the members of ours.
+        (THEIRS, OTHER_KEY, False, True, "slurm.conf was not written by this collection"),
+        (THEIRS, None, False, True, "slurm.conf was not written by this collection"),
+        (THEIRS, KEY, False, True, ""),
+        (None, OTHER_KEY, False, True, ""),
+        (conf.text_of([]) + "ClusterName=lab\n", OTHER_KEY, False, True, ""),
+        # The cluster's own, and a new one in the user's file.
+        (None, OTHER_KEY, True, True, ""),
+        (None, OTHER_KEY, True, False, "not all members are in this play"),
+        (None, KEY, True, False, ""),
+        (None, None, True, True, ""),
     ],
 )
-def test_the_key_of_a_slurm_cluster_of_somebody_else_is_not_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, content: str | None, rotate: bool, refused: bool
+def test_a_key_that_others_rely_on_is_not_replaced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str | None,
+    content: str | None,
+    owned: bool,
+    replace: bool,
+    refused: str,
 ) -> None:
     monkeypatch.setattr(configure, "FOLDER", str(tmp_path))
     (tmp_path / "key").write_bytes(base64.b64decode(KEY))
     if text is not None:
         (tmp_path / "slurm.conf").write_text(text)
-    given = {"path": str(tmp_path / "key"), "content": content, "rotate": rotate}
+    given = {"path": str(tmp_path / "key"), "content": content, "replace": replace}
     if refused:
-        with pytest.raises(HostStateError, match="slurm.conf was not written by this collection"):
-            munge.refuse_to_replace(given, False)
+        with pytest.raises(HostStateError, match=refused):
+            munge.refuse_to_replace(given, owned)
     else:
-        munge.refuse_to_replace(given, False)
-    munge.refuse_to_replace(given, True)
+        munge.refuse_to_replace(given, owned)

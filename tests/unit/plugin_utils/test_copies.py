@@ -74,6 +74,19 @@ class TestFind:
         assert found["remarks"] == ["n2 has an outdated copy of the record: generation 1 of 2."]
         assert found["standing"]["n2"]["kind"] == "behind"
 
+    @pytest.mark.parametrize("third", [NEW, MOVED])
+    def test_a_hand_over_that_was_cut_off_before_the_new_manager_knew_goes_on(self, third: model.Record) -> None:
+        """The former manager, which its successor still takes for the manager, says so itself."""
+        answers = {"n1": holding(MOVED), "n2": holding(NEW), "n3": holding(third)}
+        found = find_cluster(answers, "lab")
+        assert (found["refusal"], found["record"], found["source"]) == ("", MOVED, "n1")
+        # The tasks that are delegated to n2 read its copy.
+        assert found["replaced"] == ["n2"]
+
+    def test_nobody_else_makes_a_member_the_manager(self) -> None:
+        answers = {"n1": holding(NEW), "n2": holding(NEW), "n3": holding(MOVED)}
+        assert "contradict" in find_cluster(answers, "lab")["refusal"]
+
     def test_with_the_manager_away_the_newest_copy_that_two_have_is_gone_by_and_it_says_so(self) -> None:
         found = find_cluster({"n1": SILENT, "n2": holding(NEW), "n3": holding(NEW), "n4": holding(OLD)}, "lab")
         assert (found["source"], found["record"]) == ("n2", NEW)
@@ -247,6 +260,19 @@ class TestRemoval:
         self, answers: dict[str, Any], leaving: list[str], more: dict[str, Any], said: str
     ) -> None:
         assert said in removal(answers, leaving, **more)["refusal"]
+
+    @pytest.mark.parametrize(
+        ("playing", "said"),
+        [
+            (["n1", "n3"], "n2 takes over the cluster, but is not in this run"),
+            (["n2", "n3"], "n1 hands over the cluster, but is not in this run"),
+        ],
+    )
+    def test_a_hand_over_needs_both(self, playing: list[str], said: str) -> None:
+        refused = removal(self.ALL, ["n1"], new_manager="n2", playing=playing)["refusal"]
+        assert said in refused
+        # Other machines may leave without them.
+        assert removal(self.ALL, ["n3"], playing=playing)["refusal"] == ""
 
 
 class TestOverview:
