@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import Dict, List, NamedTuple, Optional
+import time
+from typing import Callable, Dict, List, NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -21,7 +22,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings 
 #: Seconds. Years of runs are millions of points.
 _PATIENCE = 3600.0
 _OWNER = "postgres"
-_DROP = 'DROP DATABASE IF EXISTS :"account" WITH (FORCE);'
+#: The database into which a dump is loaded. It gets its name only when it is complete.
+_NEW = f"{ACCOUNT}_new"
+_DROP = 'DROP DATABASE IF EXISTS :"name" WITH (FORCE);'
 #: The tables in which MLflow stores the versions of its schema and of that of its users.
 VERSIONS = ("alembic_version", "alembic_version_auth")
 
@@ -85,22 +88,34 @@ def sql(
 
 def exists(run: Runner, cluster: Cluster) -> bool:
     """Whether the database exists."""
-    return sql(run, cluster, "SELECT 1 FROM pg_database WHERE datname = :'account';") == ["1"]
+    return _exists(run, cluster, ACCOUNT)
+
+
+def _exists(run: Runner, cluster: Cluster, name: str) -> bool:
+    return sql(run, cluster, "SELECT 1 FROM pg_database WHERE datname = :'name';", name=name) == ["1"]
 
 
 def create(run: Runner, cluster: Cluster) -> None:
     """Create the account and the database if they are missing."""
+    _create(run, cluster, ACCOUNT)
+
+
+def _create(run: Runner, cluster: Cluster, name: str) -> None:
     if not sql(run, cluster, "SELECT 1 FROM pg_roles WHERE rolname = :'account';"):
         sql(run, cluster, 'CREATE ROLE :"account" LOGIN;')
-    if not exists(run, cluster):
-        sql(run, cluster, 'CREATE DATABASE :"account" OWNER :"account" ENCODING \'UTF8\' TEMPLATE template0;')
-    sql(run, cluster, 'REVOKE CONNECT ON DATABASE :"account" FROM PUBLIC;')
+    if not _exists(run, cluster, name):
+        statement = 'CREATE DATABASE :"name" OWNER :"account" ENCODING \'UTF8\' TEMPLATE template0;'
+        sql(run, cluster, statement, name=name)
+    sql(run, cluster, 'REVOKE CONNECT ON DATABASE :"name" FROM PUBLIC;', name=name)
 
 
 def drop(run: Runner, cluster: Cluster) -> None:
-    """Delete the database and the account."""
-    sql(run, cluster, _DROP)
-    sql(run, cluster, 'DROP ROLE IF EXISTS :"account";')
+    """Delete the database, and the account unless it owns databases that were replaced, which are kept."""
+    for name in (_NEW, ACCOUNT):
+        sql(run, cluster, _DROP, name=name)
+    owned = "SELECT 1 FROM pg_database JOIN pg_roles ON pg_roles.oid = datdba WHERE rolname = :'account';"
+    if not sql(run, cluster, owned):
+        sql(run, cluster, 'DROP ROLE IF EXISTS :"account";')
 
 
 def versions(run: Runner, cluster: Cluster) -> Dict[str, str]:
@@ -135,14 +150,68 @@ def save(run: Runner, cluster: Cluster, path: str) -> None:
         remove(draft)
 
 
-def load(run: Runner, cluster: Cluster, path: str) -> None:
-    """Replace the database by the content of the file, and delete the file. Raises CommandError, and keeps the file."""
-    sql(run, cluster, _DROP)
-    create(run, cluster)
-    argv = ["pg_restore", "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
-    argv += [f"--host={SOCKETS}", f"--port={cluster.port}", f"--dbname={ACCOUNT}", path]
-    run(command_as(ACCOUNT, argv), timeout=_PATIENCE)
+def load(run: Runner, cluster: Cluster, path: str, stop: Callable[[], None]) -> str:
+    """Replace the database by the content of the file, and delete the file. Raises HostStateError, and keeps the file.
+
+    The file may be incomplete, and the database that it replaces may be the only one with its runs. So it is loaded
+    into a new database first, ``stop`` stops the server only then, and the replaced database is renamed. Returns the
+    new name; empty if there was none.
+    """
+    mark, kept = _mark(path), ""
+    if _comment(run, cluster) != mark:
+        _load_new(run, cluster, path)
+        sql(run, cluster, "COMMENT ON DATABASE :\"name\" IS :'mark';", name=_NEW, mark=mark)
+        stop()
+        kept = _put_in_place(run, cluster)
     remove(path)
+    sql(run, cluster, 'COMMENT ON DATABASE :"account" IS NULL;')
+    return kept
+
+
+def _mark(path: str) -> str:
+    """Identifies the file. As the database's comment, it shows that only the deletion of the file was interrupted."""
+    with acting_as(ACCOUNT):
+        found = os.lstat(path)
+    return f"dump {found.st_size} {found.st_ctime_ns}"
+
+
+def _comment(run: Runner, cluster: Cluster) -> str:
+    found = "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = :'account';"
+    return "\n".join(sql(run, cluster, found))
+
+
+def _load_new(run: Runner, cluster: Cluster, path: str) -> None:
+    sql(run, cluster, _DROP, name=_NEW)
+    _create(run, cluster, _NEW)
+    argv = ["pg_restore", "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
+    argv += [f"--host={SOCKETS}", f"--port={cluster.port}", f"--dbname={_NEW}", path]
+    try:
+        run(command_as(ACCOUNT, argv), timeout=_PATIENCE)
+    except CommandError as failure:
+        sql(run, cluster, _DROP, name=_NEW)
+        remedy = "Replace it by a complete dump"
+        if "unsupported version" in failure.message:
+            remedy = "Choose a server whose PostgreSQL is as new as that of the dump"
+        if exists(run, cluster):
+            remedy += ", or remove it to keep the database of this machine, which is unchanged"
+        raise HostStateError(
+            f"{path} cannot be loaded into PostgreSQL {cluster.version}: {failure.message}", f"{remedy}."
+        ) from failure
+
+
+def _put_in_place(run: Runner, cluster: Cluster) -> str:
+    """Rename the present database and the new one, in one transaction. Returns the present one's new name."""
+    kept = f"{ACCOUNT}_before_{time.strftime('%Y%m%d_%H%M%S', time.gmtime())}" if exists(run, cluster) else ""
+    statements = [
+        # A database with sessions cannot be renamed.
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname IN (:'account', :'name');",
+        "BEGIN;",
+        *(['ALTER DATABASE :"account" RENAME TO :"kept";'] if kept else []),
+        'ALTER DATABASE :"name" RENAME TO :"account";',
+        "COMMIT;",
+    ]
+    sql(run, cluster, "\n".join(statements), name=_NEW, kept=kept)
+    return kept
 
 
 def is_there(path: str) -> bool:

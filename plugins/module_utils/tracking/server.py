@@ -417,10 +417,10 @@ def _prepare(
     """Prepare the database: the transferred one, a new one, or the current one, with the schema of this MLflow."""
     dump = request.server.dump
     if postgres.is_there(dump):
-        _stop(run, request, systemd)
-        postgres.load(run, cluster, dump)
+        # First, since it allows the database to be deleted, which will no longer be on the volume.
         remove_file(settings.MOVED)
-        words.append("database loaded")
+        kept = postgres.load(run, cluster, dump, lambda: _stop(run, request, systemd))
+        words.append(f"database loaded, the previous one is kept as {kept}" if kept else "database loaded")
     elif not postgres.exists(run, cluster):
         postgres.create(run, cluster)
         words.append("database made")
