@@ -36,6 +36,13 @@ class Cluster(NamedTuple):
     name: str
     port: int
     data: str
+    #: Such as ``online``, ``online,recovery`` or ``down,binaries_missing``.
+    status: str = "online"
+
+    @property
+    def online(self) -> bool:
+        """Whether it is running."""
+        return self.status.startswith("online")
 
     @property
     def socket(self) -> str:
@@ -60,17 +67,41 @@ def parse_clusters(text: str) -> List[Cluster]:
     ``17  main    5432 online postgres /var/lib/postgresql/17/main /var/log/postgresql/postgresql-17-main.log``
     """
     rows = [line.split() for line in text.splitlines()]
-    return [Cluster(row[0], row[1], int(row[2]), row[5]) for row in rows if len(row) >= 6 and row[2].isdigit()]
+    return [Cluster(row[0], row[1], int(row[2]), row[5], row[3]) for row in rows if len(row) >= 6 and row[2].isdigit()]
 
 
-def find_cluster(run: Runner) -> Cluster:
-    """The cluster that Debian creates, of the newest version. Raises HostStateError if there is none."""
+def find_cluster(run: Runner, port: Optional[int]) -> Cluster:
+    """The cluster ``main`` with the database; the newest one if none has it. Raises HostStateError.
+
+    An upgrade of Debian leaves the old cluster, with the database, and adds an empty one of the new version.
+
+    ``port``: that of the database in the server's configuration; None if there is no server yet.
+    """
     found = [one for one in parse_clusters(run(["pg_lsclusters", "--no-header"]).stdout) if one.name == "main"]
     if not found:
         raise HostStateError(
             "PostgreSQL is installed, but has no cluster 'main'.", "Make one with pg_createcluster VERSION main."
         )
-    return max(found, key=lambda one: [int(part) for part in one.version.split(".")])
+    found.sort(key=lambda one: [int(part) for part in one.version.split(".")], reverse=True)
+    configured = [one for one in found if one.port == port]
+    if len(found) == 1:
+        return found[0]
+    if configured and configured[0].online:
+        return configured[0]
+    if configured:
+        version = configured[0].version
+        raise HostStateError(
+            f"PostgreSQL {version}, which has the database of the experiments, is down, and PostgreSQL "
+            f"{found[0].version} is installed as well.",
+            f"Start it with pg_ctlcluster {version} main start, or upgrade it as the manual of pg_upgradecluster says.",
+        )
+    having = [one for one in found if one.online and exists(run, one)]
+    if port is not None and not having:
+        raise HostStateError(
+            f"The database of the experiments was in PostgreSQL on port {port}, and no running cluster has it.",
+            "Start the cluster that has it with pg_ctlcluster VERSION main start; see pg_lsclusters.",
+        )
+    return (having or found)[0]
 
 
 def sql(
