@@ -10,11 +10,12 @@ another machine: it is loaded with the rights of the server's account, which has
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import acting_as, command_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import ACCOUNT, SOCKETS
@@ -102,6 +103,22 @@ def find_cluster(run: Runner, port: Optional[int]) -> Cluster:
             "Start the cluster that has it with pg_ctlcluster VERSION main start; see pg_lsclusters.",
         )
     return (having or found)[0]
+
+
+def parse_offered(text: str) -> str:
+    """The major version in the output of `apt-cache policy postgresql`, as of Debian's ``15+248+deb12u1``.
+
+    Empty if it offers none.
+    """
+    found = re.search(r"^ *Candidate: (\d+)\+", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def version(run: Runner, port: Optional[int]) -> str:
+    """The version of the cluster with the database, or of the PostgreSQL that would be installed; empty if unknown."""
+    if find("pg_lsclusters"):
+        return find_cluster(run, port).version
+    return parse_offered(run(["apt-cache", "policy", "postgresql"]).stdout) if find("apt-cache") else ""
 
 
 def sql(

@@ -132,6 +132,14 @@ def refuse_server(request: Request) -> None:
                 )
 
 
+def postgresql(run: Runner, request: Request) -> str:
+    """The version of PostgreSQL of a member that has, or should have, the server; empty if unknown.
+
+    A database can only be transferred to the same version, or a newer one.
+    """
+    return postgres.version(run, database_port()) if request.serves or is_here() else ""
+
+
 def refuse_member(request: Request) -> None:
     """Refuse invalid requests for any member before anything changes. Raises GpumeshError."""
     if request.server.tls and request.trust is None and not os.path.lexists(settings.TRUST):

@@ -158,6 +158,28 @@ def test_a_single_cluster_is_used_even_if_it_has_to_be_started() -> None:
     assert postgres.find_cluster(lambda *_argv, **_more: Completed(0, text, ""), 5432).port == 5433
 
 
+def test_the_version_of_postgresql_before_and_after_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {
+        "pg_lsclusters": "17 main 5433 online postgres /var/lib/postgresql/17/main /x\n",
+        "apt-cache": "postgresql:\n  Installed: (none)\n  Candidate: 15+248+deb12u1\n  Version table:\n",
+    }
+
+    def run(argv: list[str], **_more: Any) -> Completed:
+        return Completed(0, said[argv[0]], "")
+
+    monkeypatch.setattr(postgres, "find", said.get)
+    monkeypatch.setattr(server, "is_here", lambda: False)
+    assert server.postgresql(run, REQUEST) == "17"
+    assert server.postgresql(run, REQUEST._replace(serves=False)) == ""
+    monkeypatch.setattr(server, "is_here", lambda: True)
+    assert server.postgresql(run, REQUEST._replace(serves=False)) == "17"
+    del said["pg_lsclusters"]
+    assert server.postgresql(run, REQUEST) == "15"
+    assert postgres.parse_offered("postgresql:\n  Installed: (none)\n  Candidate: (none)\n") == ""
+    said.clear()
+    assert server.postgresql(run, REQUEST) == ""
+
+
 def test_the_port_of_the_database_is_that_of_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(settings, "AUTHENTICATION", str(tmp_path / "auth.ini"))
     assert server.database_port() is None
