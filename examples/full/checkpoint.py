@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _PATTERN = "step-*.checkpoint"
@@ -63,20 +64,34 @@ def read(path: Path) -> bytes:
     return content
 
 
-def newest(folder: Path) -> bytes | None:
-    """The content of the newest checkpoint that is whole; None where there is none at all.
+def newest(folder: Path) -> tuple[int, bytes] | None:
+    """The step and the content of the newest checkpoint that is whole; None where there is none at all.
 
     Raises ValueError where there are some, and all of them are damaged: to start from the beginning would lose the run.
     """
     paths = sorted(folder.glob(_PATTERN), reverse=True)
     for path in paths:
         try:
-            return read(path)
+            return int(path.stem.partition("-")[2]), read(path)
         except ValueError as failure:
             print(f"{path} is damaged: {failure}", file=sys.stderr)
     if paths:
         raise ValueError(f"all {len(paths)} checkpoints in {folder} are damaged")
     return None
+
+
+def agreed(folder: Path, rank: int, broadcast: Callable[[int | None], int | None]) -> bytes | None:
+    """The content of the checkpoint from which all ranks go on; None where there is none.
+
+    Rank 0 chooses it, and a rank that cannot read that one fails, with OSError or ValueError. If each rank chose, one
+    whose volume shows the newest file late would go on from another step than the others, without an error.
+    `broadcast` gives the value of rank 0 to all ranks.
+    """
+    chosen = newest(folder) if rank == 0 else None
+    step = broadcast(chosen[0] if chosen else None)
+    if step is None:
+        return None
+    return chosen[1] if chosen else read(_path(folder, step))
 
 
 class Writer:

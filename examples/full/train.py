@@ -24,7 +24,7 @@ from typing import Any
 import ending
 import torch
 import torch.distributed as dist
-from checkpoint import Writer, newest
+from checkpoint import Writer, agreed
 from data import Corpus, fingerprint, sample_at, share, verify
 from log import Log
 from model import Block, Gpt, Shape, rate
@@ -197,14 +197,21 @@ class Training:
         return self._read == fingerprint(list(range(self._position)), self._corpus.samples)
 
 
+def of_rank_0(value: int | None) -> int | None:
+    """The value of rank 0, on all ranks."""
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def train(training: Training, given: argparse.Namespace, told: Callable[[int, float, int | None], None]) -> None:
     """Make the steps that are left, unless the rank is told to stop."""
     writer = Writer(given.checkpoints, given.keep)
-    content = newest(given.checkpoints)
+    first = dist.get_rank() == 0
+    content = agreed(given.checkpoints, dist.get_rank(), of_rank_0)
     if content is not None:
         training.load(content)
         writer.saved = training.step
-    first = dist.get_rank() == 0
     log = Log(given.log if first else Path(os.devnull))
     while training.step < given.steps:
         stop = training.make_step(gpumesh_run is not None and gpumesh_run.stopping())

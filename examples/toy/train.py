@@ -54,8 +54,13 @@ def train(steps: int, device: torch.device, path: Path) -> float:
         network.load_state_dict(state["network"])
         optimizer.load_state_dict(state["optimizer"])
         step, loss, saved = state["step"], state["loss"], state["step"]
-    model = DistributedDataParallel(network)
     rank, size = dist.get_rank(), dist.get_world_size()
+    # A volume may show a new checkpoint late. A rank that went on from an older one would give no error.
+    loaded = [step] * size
+    dist.all_gather_object(loaded, step)
+    if len(set(loaded)) > 1:
+        raise SystemExit(f"the ranks have checkpoints of different steps: {loaded}")
+    model = DistributedDataParallel(network)
     while step < steps:
         inputs, targets = batch(step, rank, size, device)
         optimizer.zero_grad()

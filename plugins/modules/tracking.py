@@ -150,6 +150,10 @@ restarted:
   type: list
   elements: str
   returned: O(state=present)
+postgresql:
+  description: The version of PostgreSQL on a member that has the server or would have it. Empty if unknown.
+  type: str
+  returned: O(state=present), in check mode
 settings:
   description: The values that must be written to the record, for M(gpumesh.cluster.cluster). Null if there are none.
   type: dict
@@ -186,6 +190,8 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     if request.serves:
         server.refuse_server(request)
         values["missing"] = [*server.missing(), *([] if environment.can_make(run) else ["python3-venv"])]
+    if check_mode:
+        values["postgresql"] = server.postgresql(run, request)
     if values["missing"] or check_mode:
         words = server.look(run, request)
     else:

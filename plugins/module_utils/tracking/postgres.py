@@ -10,10 +10,12 @@ another machine: it is loaded with the rights of the server's account, which has
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from typing import Dict, List, NamedTuple, Optional
+import time
+from typing import Callable, Dict, List, NamedTuple, Optional
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import acting_as, command_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import ACCOUNT, SOCKETS
@@ -21,7 +23,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings 
 #: Seconds. Years of runs are millions of points.
 _PATIENCE = 3600.0
 _OWNER = "postgres"
-_DROP = 'DROP DATABASE IF EXISTS :"account" WITH (FORCE);'
+#: The database into which a dump is loaded. It gets its name only when it is complete.
+_NEW = f"{ACCOUNT}_new"
+_DROP = 'DROP DATABASE IF EXISTS :"name" WITH (FORCE);'
 #: The tables in which MLflow stores the versions of its schema and of that of its users.
 VERSIONS = ("alembic_version", "alembic_version_auth")
 
@@ -33,6 +37,13 @@ class Cluster(NamedTuple):
     name: str
     port: int
     data: str
+    #: Such as ``online``, ``online,recovery`` or ``down,binaries_missing``.
+    status: str = "online"
+
+    @property
+    def online(self) -> bool:
+        """Whether it is running."""
+        return self.status.startswith("online")
 
     @property
     def socket(self) -> str:
@@ -57,17 +68,57 @@ def parse_clusters(text: str) -> List[Cluster]:
     ``17  main    5432 online postgres /var/lib/postgresql/17/main /var/log/postgresql/postgresql-17-main.log``
     """
     rows = [line.split() for line in text.splitlines()]
-    return [Cluster(row[0], row[1], int(row[2]), row[5]) for row in rows if len(row) >= 6 and row[2].isdigit()]
+    return [Cluster(row[0], row[1], int(row[2]), row[5], row[3]) for row in rows if len(row) >= 6 and row[2].isdigit()]
 
 
-def find_cluster(run: Runner) -> Cluster:
-    """The cluster that Debian creates, of the newest version. Raises HostStateError if there is none."""
+def find_cluster(run: Runner, port: Optional[int]) -> Cluster:
+    """The cluster ``main`` with the database; the newest one if none has it. Raises HostStateError.
+
+    An upgrade of Debian leaves the old cluster, with the database, and adds an empty one of the new version.
+
+    ``port``: that of the database in the server's configuration; None if there is no server yet.
+    """
     found = [one for one in parse_clusters(run(["pg_lsclusters", "--no-header"]).stdout) if one.name == "main"]
     if not found:
         raise HostStateError(
             "PostgreSQL is installed, but has no cluster 'main'.", "Make one with pg_createcluster VERSION main."
         )
-    return max(found, key=lambda one: [int(part) for part in one.version.split(".")])
+    found.sort(key=lambda one: [int(part) for part in one.version.split(".")], reverse=True)
+    configured = [one for one in found if one.port == port]
+    if len(found) == 1:
+        return found[0]
+    if configured and configured[0].online:
+        return configured[0]
+    if configured:
+        version = configured[0].version
+        raise HostStateError(
+            f"PostgreSQL {version}, which has the database of the experiments, is down, and PostgreSQL "
+            f"{found[0].version} is installed as well.",
+            f"Start it with pg_ctlcluster {version} main start, or upgrade it as the manual of pg_upgradecluster says.",
+        )
+    having = [one for one in found if one.online and exists(run, one)]
+    if port is not None and not having:
+        raise HostStateError(
+            f"The database of the experiments was in PostgreSQL on port {port}, and no running cluster has it.",
+            "Start the cluster that has it with pg_ctlcluster VERSION main start; see pg_lsclusters.",
+        )
+    return (having or found)[0]
+
+
+def parse_offered(text: str) -> str:
+    """The major version in the output of `apt-cache policy postgresql`, as of Debian's ``15+248+deb12u1``.
+
+    Empty if it offers none.
+    """
+    found = re.search(r"^ *Candidate: (\d+)\+", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def version(run: Runner, port: Optional[int]) -> str:
+    """The version of the cluster with the database, or of the PostgreSQL that would be installed; empty if unknown."""
+    if find("pg_lsclusters"):
+        return find_cluster(run, port).version
+    return parse_offered(run(["apt-cache", "policy", "postgresql"]).stdout) if find("apt-cache") else ""
 
 
 def sql(
@@ -85,22 +136,34 @@ def sql(
 
 def exists(run: Runner, cluster: Cluster) -> bool:
     """Whether the database exists."""
-    return sql(run, cluster, "SELECT 1 FROM pg_database WHERE datname = :'account';") == ["1"]
+    return _exists(run, cluster, ACCOUNT)
+
+
+def _exists(run: Runner, cluster: Cluster, name: str) -> bool:
+    return sql(run, cluster, "SELECT 1 FROM pg_database WHERE datname = :'name';", name=name) == ["1"]
 
 
 def create(run: Runner, cluster: Cluster) -> None:
     """Create the account and the database if they are missing."""
+    _create(run, cluster, ACCOUNT)
+
+
+def _create(run: Runner, cluster: Cluster, name: str) -> None:
     if not sql(run, cluster, "SELECT 1 FROM pg_roles WHERE rolname = :'account';"):
         sql(run, cluster, 'CREATE ROLE :"account" LOGIN;')
-    if not exists(run, cluster):
-        sql(run, cluster, 'CREATE DATABASE :"account" OWNER :"account" ENCODING \'UTF8\' TEMPLATE template0;')
-    sql(run, cluster, 'REVOKE CONNECT ON DATABASE :"account" FROM PUBLIC;')
+    if not _exists(run, cluster, name):
+        statement = 'CREATE DATABASE :"name" OWNER :"account" ENCODING \'UTF8\' TEMPLATE template0;'
+        sql(run, cluster, statement, name=name)
+    sql(run, cluster, 'REVOKE CONNECT ON DATABASE :"name" FROM PUBLIC;', name=name)
 
 
 def drop(run: Runner, cluster: Cluster) -> None:
-    """Delete the database and the account."""
-    sql(run, cluster, _DROP)
-    sql(run, cluster, 'DROP ROLE IF EXISTS :"account";')
+    """Delete the database, and the account unless it owns databases that were replaced, which are kept."""
+    for name in (_NEW, ACCOUNT):
+        sql(run, cluster, _DROP, name=name)
+    owned = "SELECT 1 FROM pg_database JOIN pg_roles ON pg_roles.oid = datdba WHERE rolname = :'account';"
+    if not sql(run, cluster, owned):
+        sql(run, cluster, 'DROP ROLE IF EXISTS :"account";')
 
 
 def versions(run: Runner, cluster: Cluster) -> Dict[str, str]:
@@ -135,14 +198,68 @@ def save(run: Runner, cluster: Cluster, path: str) -> None:
         remove(draft)
 
 
-def load(run: Runner, cluster: Cluster, path: str) -> None:
-    """Replace the database by the content of the file, and delete the file. Raises CommandError, and keeps the file."""
-    sql(run, cluster, _DROP)
-    create(run, cluster)
-    argv = ["pg_restore", "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
-    argv += [f"--host={SOCKETS}", f"--port={cluster.port}", f"--dbname={ACCOUNT}", path]
-    run(command_as(ACCOUNT, argv), timeout=_PATIENCE)
+def load(run: Runner, cluster: Cluster, path: str, stop: Callable[[], None]) -> str:
+    """Replace the database by the content of the file, and delete the file. Raises HostStateError, and keeps the file.
+
+    The file may be incomplete, and the database that it replaces may be the only one with its runs. So it is loaded
+    into a new database first, ``stop`` stops the server only then, and the replaced database is renamed. Returns the
+    new name; empty if there was none.
+    """
+    mark, kept = _mark(path), ""
+    if _comment(run, cluster) != mark:
+        _load_new(run, cluster, path)
+        sql(run, cluster, "COMMENT ON DATABASE :\"name\" IS :'mark';", name=_NEW, mark=mark)
+        stop()
+        kept = _put_in_place(run, cluster)
     remove(path)
+    sql(run, cluster, 'COMMENT ON DATABASE :"account" IS NULL;')
+    return kept
+
+
+def _mark(path: str) -> str:
+    """Identifies the file. As the database's comment, it shows that only the deletion of the file was interrupted."""
+    with acting_as(ACCOUNT):
+        found = os.lstat(path)
+    return f"dump {found.st_size} {found.st_ctime_ns}"
+
+
+def _comment(run: Runner, cluster: Cluster) -> str:
+    found = "SELECT shobj_description(oid, 'pg_database') FROM pg_database WHERE datname = :'account';"
+    return "\n".join(sql(run, cluster, found))
+
+
+def _load_new(run: Runner, cluster: Cluster, path: str) -> None:
+    sql(run, cluster, _DROP, name=_NEW)
+    _create(run, cluster, _NEW)
+    argv = ["pg_restore", "--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
+    argv += [f"--host={SOCKETS}", f"--port={cluster.port}", f"--dbname={_NEW}", path]
+    try:
+        run(command_as(ACCOUNT, argv), timeout=_PATIENCE)
+    except CommandError as failure:
+        sql(run, cluster, _DROP, name=_NEW)
+        remedy = "Replace it by a complete dump"
+        if "unsupported version" in failure.message:
+            remedy = "Choose a server whose PostgreSQL is as new as that of the dump"
+        if exists(run, cluster):
+            remedy += ", or remove it to keep the database of this machine, which is unchanged"
+        raise HostStateError(
+            f"{path} cannot be loaded into PostgreSQL {cluster.version}: {failure.message}", f"{remedy}."
+        ) from failure
+
+
+def _put_in_place(run: Runner, cluster: Cluster) -> str:
+    """Rename the present database and the new one, in one transaction. Returns the present one's new name."""
+    kept = f"{ACCOUNT}_before_{time.strftime('%Y%m%d_%H%M%S', time.gmtime())}" if exists(run, cluster) else ""
+    statements = [
+        # A database with sessions cannot be renamed.
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname IN (:'account', :'name');",
+        "BEGIN;",
+        *(['ALTER DATABASE :"account" RENAME TO :"kept";'] if kept else []),
+        'ALTER DATABASE :"name" RENAME TO :"account";',
+        "COMMIT;",
+    ]
+    sql(run, cluster, "\n".join(statements), name=_NEW, kept=kept)
+    return kept
 
 
 def is_there(path: str) -> bool:

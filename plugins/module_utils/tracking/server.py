@@ -132,6 +132,14 @@ def refuse_server(request: Request) -> None:
                 )
 
 
+def postgresql(run: Runner, request: Request) -> str:
+    """The version of PostgreSQL of a member that has, or should have, the server; empty if unknown.
+
+    A database can only be transferred to the same version, or a newer one.
+    """
+    return postgres.version(run, database_port()) if request.serves or is_here() else ""
+
+
 def refuse_member(request: Request) -> None:
     """Refuse invalid requests for any member before anything changes. Raises GpumeshError."""
     if request.server.tls and request.trust is None and not os.path.lexists(settings.TRUST):
@@ -245,9 +253,19 @@ def secret_files(request: Request, port: int) -> List[Secret]:
 
 def checker_password() -> Optional[str]:
     """The password of the account with which the check writes its run; None if there is no server."""
+    return _authentication("admin_password")
+
+
+def database_port() -> Optional[int]:
+    """The port of the PostgreSQL cluster that has the database; None if there is no server."""
+    return settings.port_of(_authentication("database_uri") or "")
+
+
+def _authentication(option: str) -> Optional[str]:
+    """An option of MLflow's authentication file."""
     for line in (read_text(settings.AUTHENTICATION) or "").splitlines():
         name, _equals, value = line.partition("=")
-        if name.strip() == "admin_password":
+        if name.strip() == option:
             return value.strip()
     return None
 
@@ -303,7 +321,7 @@ def look(run: Runner, request: Request) -> List[str]:
     if lacking or not environment.can_make(run):
         return [*words, f"lacks {', '.join(lacking or ['python3-venv'])}"]
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
-    cluster = postgres.find_cluster(run)
+    cluster = postgres.find_cluster(run, database_port())
     folder = settings.environment_of(request.requirements, environment.python_version(run))
     if environment.facts(folder) is None:
         words.append(f"{folder} is missing")
@@ -353,7 +371,7 @@ def apply(run: Runner, request: Request) -> Done:
 def _serve(run: Runner, request: Request, done: Done) -> None:
     server, words = request.server, done.words
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
-    cluster = postgres.find_cluster(run)
+    cluster = postgres.find_cluster(run, database_port())
     python = environment.python_version(run)
     if environment.facts(settings.environment_of(request.requirements, python)) is None:
         words.append("MLflow installed")
@@ -417,10 +435,10 @@ def _prepare(
     """Prepare the database: the transferred one, a new one, or the current one, with the schema of this MLflow."""
     dump = request.server.dump
     if postgres.is_there(dump):
-        _stop(run, request, systemd)
-        postgres.load(run, cluster, dump)
+        # First, since it allows the database to be deleted, which will no longer be on the volume.
         remove_file(settings.MOVED)
-        words.append("database loaded")
+        kept = postgres.load(run, cluster, dump, lambda: _stop(run, request, systemd))
+        words.append(f"database loaded, the previous one is kept as {kept}" if kept else "database loaded")
     elif not postgres.exists(run, cluster):
         postgres.create(run, cluster)
         words.append("database made")
@@ -473,7 +491,7 @@ def save(run: Runner, request: Request) -> bool:
     _stop(run, request, systemd)
     there = postgres.is_there(request.server.dump)
     if not there:
-        cluster = postgres.find_cluster(run)
+        cluster = postgres.find_cluster(run, database_port())
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
         if not postgres.exists(run, cluster):
             return False
@@ -500,7 +518,7 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         )
     _stop(run, request, systemd)
     if not keep_data and os.path.lexists(settings.MOVED) and find("pg_lsclusters") is not None:
-        cluster = postgres.find_cluster(run)
+        cluster = postgres.find_cluster(run, database_port())
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
         postgres.drop(run, cluster)
     for path in (settings.UNIT, settings.SECRET, settings.CERTIFICATE, settings.KEY):

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
-from typing import Any, Dict, List, Mapping, NamedTuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 #: The name of the system account, the PostgreSQL account and the database. PostgreSQL authenticates it by its socket.
 ACCOUNT = "gpumesh_tracking"
@@ -78,6 +79,12 @@ def environment_of(requirements: str, python: str) -> str:
 def database_url(port: int) -> str:
     """The URL of the database for SQLAlchemy, through PostgreSQL's socket."""
     return f"postgresql+psycopg://{ACCOUNT}@/{ACCOUNT}?host={SOCKETS}&port={port}"
+
+
+def port_of(url: str) -> Optional[int]:
+    """The port in such a URL; None if it has none."""
+    found = re.search(r"[?&]port=(\d+)", url)
+    return int(found[1]) if found else None
 
 
 def authentication(port: int, password: str) -> str:

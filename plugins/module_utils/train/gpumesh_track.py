@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 #: Seconds: between two batches, the maximum after failures, for one request, and at the end of the program.
 _PERIOD = 2.0
@@ -50,6 +50,8 @@ _POINTS, _STATE = "points.jsonl", "state.json"
 #: Where this file is installed. A rank of gpumesh-train imports a copy that exists only while it runs.
 _INSTALLED = "/usr/local/lib/gpumesh/python/gpumesh_track.py"
 _OTHER_NAME = re.compile(r"[^\w./: -]", re.ASCII)
+#: MLflow's code for a request that it cannot accept.
+_INVALID = "INVALID_PARAMETER_VALUE"
 _LATER = (408, 425, 429)
 #: Responses of the server: the user is unknown, or has no permission.
 _NOT_ALLOWED = (401, 403)
@@ -75,16 +77,17 @@ class UnreachableError(Exception):
 def log(step: int, **metrics: float) -> None:
     """Record the metrics of a step.
 
-    Names consist of letters, digits and ``_``; for others, or a mapping, use ``**{...}``.
+    Names consist of letters, digits and ``_``; for others, or a mapping, use ``**{...}``. They may have ``.``, ``-``,
+    ``:``, spaces, and ``/`` between their parts; other characters become ``_``.
     """
     at = int(time.time() * 1000)
-    points = [[_OTHER_NAME.sub("_", name)[:250], _number(value), at, int(step)] for name, value in metrics.items()]
+    points = [[_name(name), _number(value), at, int(step)] for name, value in metrics.items()]
     _append({"points": points})
 
 
 def params(**given: Any) -> None:
     """Record parameters of the run. Only the first value of each counts, also after a restart."""
-    _append({"params": [[_OTHER_NAME.sub("_", name)[:250], str(value)[:6000]] for name, value in given.items()]})
+    _append({"params": [[_name(name), str(value)[:6000]] for name, value in given.items()]})
 
 
 def artifact(path: str, name: str = "") -> None:
@@ -94,6 +97,13 @@ def artifact(path: str, name: str = "") -> None:
     """
     wanted = os.path.normpath(name or os.path.basename(path)).lstrip("./")
     _write(lambda writer: writer.keep(path, wanted))
+
+
+def _name(given: str) -> str:
+    """A name that MLflow accepts: its rule is that of paths that cannot be written in a shorter way."""
+    parts = _OTHER_NAME.sub("_", given)[:250].split("/")
+    name = "/".join(part for part in parts if part not in ("", ".", ".."))
+    return re.sub(r"^\.\.", "__", name) or "_"
 
 
 def _status(word: str) -> Dict[str, Any]:
@@ -124,6 +134,7 @@ class _Writer:
         path = os.path.join(folder, _POINTS)
         self._lines = open(path, "ab", buffering=0)  # noqa: SIM115
         _end_line(path, self._lines.fileno())
+        self._torn = False
         self._wake = threading.Event()
         self._over = False
         self._sender = Sender(folder, os.environ)
@@ -134,8 +145,15 @@ class _Writer:
             atexit.register(self.close)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append the line in a single write."""
-        self._lines.write(json.dumps(line).encode("ascii") + b"\n")
+        """Append the line, in a single write unless the volume is full.
+
+        A full volume may accept only a part of it, which is then ended before the next line, so that only one is lost.
+        """
+        rest = (b"\n" if self._torn else b"") + json.dumps(line).encode("ascii") + b"\n"
+        self._torn = True
+        while rest:
+            rest = rest[self._lines.write(rest) :]
+        self._torn = False
 
     def keep(self, path: str, name: str) -> None:
         """Copy the file, and then record it."""
@@ -240,7 +258,8 @@ class Sender:
         self.uri = environment.get("MLFLOW_TRACKING_URI", "").rstrip("/")
         self._environment = environment
         self._state: Dict[str, Any] = {}
-        self._place = 0
+        #: The names of metrics that were reported.
+        self._refused: Set[str] = set()
 
     def left(self) -> bool:
         """Whether there are lines that the server has not received yet."""
@@ -286,18 +305,41 @@ class Sender:
             ended = {} if word == "RUNNING" else {"end_time": batch.status["at"]}
             self._call("runs/update", {"run_id": run, "status": word, **ended})
         for first in range(0, len(batch.points), _MOST):
-            points = batch.points[first : first + _MOST]
-            metrics = [{"key": key, "value": value, "timestamp": at, "step": step} for key, value, at, step in points]
-            self._call("runs/log-batch", {"run_id": run, "metrics": metrics})
+            self._send_points(run, batch.points[first : first + _MOST])
         for key, value in batch.params:
             try:
                 self._call("runs/log-parameter", {"run_id": run, "key": key, "value": value})
             except ServerError as failure:
                 # The first value counts.
-                if failure.code != "INVALID_PARAMETER_VALUE":
+                if failure.code != _INVALID:
                     raise
         for line in batch.artifacts:
             self._upload(run, str(line["artifact"]), os.path.join(self.folder, os.path.basename(str(line["copy"]))))
+
+    def _send_points(self, run: str, points: List[List[Any]]) -> None:
+        """Send points. Those that the server refuses are reported and skipped, since they must not hold up the others.
+
+        It accepts all points of a request or none, so halves are sent until each refused point is alone.
+        """
+        metrics = [{"key": key, "value": value, "timestamp": at, "step": step} for key, value, at, step in points]
+        try:
+            self._call("runs/log-batch", {"run_id": run, "metrics": metrics})
+        except ServerError as failure:
+            if failure.code != _INVALID:
+                raise
+            if len(points) > 1:
+                half = len(points) // 2
+                self._send_points(run, points[:half])
+                self._send_points(run, points[half:])
+            elif points[0][0] not in self._refused:
+                if self._is_deleted(run):
+                    raise
+                self._refused.add(points[0][0])
+                _say(f"{failure}. Such points of {points[0][0]} will be missing in the run.")
+
+    def _is_deleted(self, run: str) -> bool:
+        """Whether the run was deleted, so that MLflow refuses every point of it, with the same code."""
+        return bool(self._call(f"runs/get?run_id={run}")["run"]["info"].get("lifecycle_stage") == "deleted")
 
     def _upload(self, run: str, name: str, copy: str) -> None:
         """Send a file, and delete the copy. A missing copy has already been sent."""

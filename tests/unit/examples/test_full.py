@@ -140,7 +140,7 @@ def test_the_last_checkpoints_are_kept_and_the_newest_is_taken(tmp_path: Path) -
     assert [path.name for path in sorted(tmp_path.iterdir())] == [
         f"step-0000000{step}00.checkpoint" for step in (3, 4, 5)
     ]
-    assert checkpoint.newest(tmp_path) == b"state 5"
+    assert checkpoint.newest(tmp_path) == (500, b"state 5")
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "bit", "head", "list"])
@@ -154,11 +154,40 @@ def test_where_the_newest_is_damaged_the_one_before_is_taken(
     raw = path.read_bytes()
     wrong = {"empty": b"", "short": raw[:-1], "bit": raw[:-1] + b"3", "head": raw[5:], "list": b"[]\n" + raw}
     path.write_bytes(wrong[damage])
-    assert checkpoint.newest(tmp_path) == b"state 1"
+    assert checkpoint.newest(tmp_path) == (1, b"state 1")
     assert "step-0000000002.checkpoint is damaged" in capsys.readouterr().err
     (tmp_path / "step-0000000001.checkpoint").write_bytes(b"")
     with pytest.raises(ValueError, match="all 2 checkpoints"):
         checkpoint.newest(tmp_path)
+
+
+def test_all_ranks_go_on_from_the_checkpoint_of_rank_0(tmp_path: Path) -> None:
+    """A rank whose volume does not show the newest one yet, or shows it damaged, fails, and takes no other."""
+    checkpoint = module("checkpoint")
+    first, late = tmp_path / "rank-0", tmp_path / "rank-1"
+    told: list[int | None] = []
+
+    def broadcast(step: int | None) -> int | None:
+        told.append(step)
+        return told[0]
+
+    for folder in (first, late):
+        folder.mkdir()
+        checkpoint.write(folder, 100, b"state 100", 3)
+    assert checkpoint.agreed(first, 0, broadcast) == checkpoint.agreed(late, 1, broadcast) == b"state 100"
+    checkpoint.write(first, 200, b"state 200", 3)
+    told.clear()
+    assert checkpoint.agreed(first, 0, broadcast) == b"state 200"
+    with pytest.raises(FileNotFoundError):
+        checkpoint.agreed(late, 1, broadcast)
+    checkpoint.write(late, 200, b"state 200", 3)
+    checkpoint.write(late, 300, b"state 300", 3)
+    assert checkpoint.agreed(late, 1, broadcast) == b"state 200"
+    (late / "step-0000000200.checkpoint").write_bytes(b"")
+    with pytest.raises(ValueError, match="Expecting value"):
+        checkpoint.agreed(late, 1, broadcast)
+    told[:] = [None]
+    assert checkpoint.agreed(late, 1, broadcast) is None
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +203,7 @@ def test_half_a_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.checkpoint"]
     # The remains of a process that was killed during a write.
     (tmp_path / "step-0000000003.new").write_bytes(b"{")
-    assert checkpoint.newest(tmp_path) == b"state 1"
+    assert checkpoint.newest(tmp_path) == (1, b"state 1")
     monkeypatch.undo()
     checkpoint.write(tmp_path, 4, b"state 4", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000004.checkpoint"]
@@ -195,7 +224,7 @@ def test_the_training_does_not_wait_for_a_checkpoint(tmp_path: Path, monkeypatch
     assert writer.saved is None
     goes_on.set()
     writer.finish(10)
-    assert writer.saved == 1 and checkpoint.newest(tmp_path) == b"state 1"
+    assert writer.saved == 1 and checkpoint.newest(tmp_path) == (1, b"state 1")
 
 
 def test_a_full_volume_is_tried_again_and_the_last_one_is_awaited(
@@ -225,7 +254,7 @@ def test_a_full_volume_is_tried_again_and_the_last_one_is_awaited(
     with pytest.raises(OSError, match="No space left"):
         writer.finish(0.2)
     assert time.monotonic() - began < 5
-    assert checkpoint.newest(tmp_path) == b"state 2"
+    assert checkpoint.newest(tmp_path) == (2, b"state 2")
 
 
 def test_the_picture_has_the_loss_and_what_has_ended_attempts(tmp_path: Path) -> None:

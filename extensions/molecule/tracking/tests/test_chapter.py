@@ -76,6 +76,7 @@ def test_track(desk: Desk, lab: TrackingLab) -> None:
 
 
 def test_a_run_with_its_metrics_and_its_file(desk: Desk, lab: TrackingLab) -> None:
+    alice(desk, "mkdir -p /mnt/shared/alice", folder="/")
     alice(desk, "cp -r /mnt/shared/examples/tracking /mnt/shared/alice/", folder="/")
     alice(desk, f"cd {HERE}", folder="/")
     alice(desk, "gpumesh-train --name nano --nodes 3 -- python3 track.py")
@@ -177,17 +178,21 @@ def test_back_up_and_restore(desk: Desk, lab: TrackingLab) -> None:
     def root(line: str) -> None:
         desk.log_in(OTHER, "root", "/root", GUIDE, line)
 
-    root("runuser -u gpumesh_tracking -- pg_dump --format=custom gpumesh_tracking > tracking.dump")
+    root("(umask 077; runuser -u gpumesh_tracking -- pg_dump --format=custom gpumesh_tracking > tracking.dump)")
+    assert lab.run(OTHER, "stat", "--format=%a", "/root/tracking.dump").strip() == "600"
     lab.ask("mlflow/runs/delete", {"run_id": kept["nano"]["run_id"]})
     lab.ask("mlflow/experiments/create", {"name": "later"})
     assert "nano" not in lab.runs("alice")
     root(
-        "runuser -u gpumesh_tracking -- install -m 600 /dev/stdin /mnt/shared/mlflow-lan/database.dump < tracking.dump"
+        "runuser -u gpumesh_tracking -- sh -ec 'cd /mnt/shared/mlflow-lan; umask 077; cat > new; mv new database.dump' "
+        "< tracking.dump"
     )
     desk.play(GUIDE, AGAIN)
     assert lab.known("alice") == kept
     names = [one["name"] for one in lab.ask("mlflow/experiments/search", {"max_results": 99})["experiments"]]
     assert "alice" in names and "later" not in names
+    kept_database = lab.in_database(OTHER, "SELECT datname FROM pg_database WHERE datname ~ '_before_'")
+    assert kept_database.startswith("gpumesh_tracking_before_")
     assert lab.run(OTHER, "systemctl", "is-active", SERVICE).strip() == "active"
     assert lab.run(OTHER, "ls", "/mnt/shared/mlflow-lan").split() == ["artifacts"]
 

@@ -107,11 +107,84 @@ def test_the_newest_main_cluster_of_postgresql_is_used() -> None:
         "17  main    5433 online,recovery postgres /var/lib/postgresql/17/main /var/log/y\n"
         "17  other   5434 online postgres /var/lib/postgresql/17/other /var/log/z\n"
     )
-    found = postgres.find_cluster(lambda *_argv, **_more: Completed(0, text, ""))
+    found = postgres.find_cluster(lambda *_argv, **_more: Completed(0, text, ""), None)
     assert (found.version, found.port, found.unit) == ("17", 5433, "postgresql@17-main")
     assert found.socket == "/run/postgresql/.s.PGSQL.5433"
     with pytest.raises(HostStateError, match="has no cluster 'main'"):
-        postgres.find_cluster(lambda *_argv, **_more: Completed(0, "", ""))
+        postgres.find_cluster(lambda *_argv, **_more: Completed(0, "", ""), None)
+
+
+@pytest.mark.parametrize(
+    ("old", "has_it", "port", "found"),
+    [
+        # The server knows where its database is.
+        ("online", [], 5432, "15"),
+        # pg_upgradecluster has exchanged the ports.
+        ("down", [], 5433, "17"),
+        ("down", [], 5432, "PostgreSQL 15, which has the database of the experiments, is down"),
+        ("down,binaries_missing", [], 5432, "or upgrade it as the manual of pg_upgradecluster says"),
+        # A database that was kept when tracking was switched off, or whose port has changed.
+        ("online", [5432], None, "15"),
+        ("online", [5432], 6000, "15"),
+        ("online", [5432, 5433], None, "17"),
+        ("online", [], 6000, "was in PostgreSQL on port 6000, and no running cluster has it"),
+        # There is none yet.
+        ("online", [], None, "17"),
+        ("down", [], None, "17"),
+    ],
+)
+def test_an_upgrade_of_postgresql_does_not_hide_the_database(
+    monkeypatch: pytest.MonkeyPatch, old: str, has_it: list[int], port: int | None, found: str
+) -> None:
+    text = (
+        f"15 main 5432 {old} postgres /var/lib/postgresql/15/main /x\n"
+        "17 main 5433 online postgres /var/lib/postgresql/17/main /x\n"
+    )
+    monkeypatch.setattr(postgres, "exists", lambda _run, cluster: cluster.online and cluster.port in has_it)
+
+    def run(*_argv: Any, **_more: Any) -> Completed:
+        return Completed(0, text, "")
+
+    if found.isdigit():
+        assert postgres.find_cluster(run, port).version == found
+        return
+    with pytest.raises(HostStateError) as refused:
+        postgres.find_cluster(run, port)
+    assert found in str(refused.value)
+
+
+def test_a_single_cluster_is_used_even_if_it_has_to_be_started() -> None:
+    text = "17 main 5433 down postgres /var/lib/postgresql/17/main /x\n"
+    assert postgres.find_cluster(lambda *_argv, **_more: Completed(0, text, ""), 5432).port == 5433
+
+
+def test_the_version_of_postgresql_before_and_after_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {
+        "pg_lsclusters": "17 main 5433 online postgres /var/lib/postgresql/17/main /x\n",
+        "apt-cache": "postgresql:\n  Installed: (none)\n  Candidate: 15+248+deb12u1\n  Version table:\n",
+    }
+
+    def run(argv: list[str], **_more: Any) -> Completed:
+        return Completed(0, said[argv[0]], "")
+
+    monkeypatch.setattr(postgres, "find", said.get)
+    monkeypatch.setattr(server, "is_here", lambda: False)
+    assert server.postgresql(run, REQUEST) == "17"
+    assert server.postgresql(run, REQUEST._replace(serves=False)) == ""
+    monkeypatch.setattr(server, "is_here", lambda: True)
+    assert server.postgresql(run, REQUEST._replace(serves=False)) == "17"
+    del said["pg_lsclusters"]
+    assert server.postgresql(run, REQUEST) == "15"
+    assert postgres.parse_offered("postgresql:\n  Installed: (none)\n  Candidate: (none)\n") == ""
+    said.clear()
+    assert server.postgresql(run, REQUEST) == ""
+
+
+def test_the_port_of_the_database_is_that_of_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(settings, "AUTHENTICATION", str(tmp_path / "auth.ini"))
+    assert server.database_port() is None
+    (tmp_path / "auth.ini").write_text(settings.authentication(5433, "a-secret"), encoding="ascii")
+    assert (server.database_port(), server.checker_password()) == (5433, "a-secret")
 
 
 #: For root without privileges on the volume, as with NFS and root_squash.

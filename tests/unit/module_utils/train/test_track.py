@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import os
+import posixpath
+import resource
 import subprocess
 import sys
 import threading
@@ -72,7 +74,9 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {}
 
     def runs_get(self, given: dict[str, Any]) -> tuple[int, Any]:
-        return 200, {"run": {"info": {"artifact_uri": f"mlflow-artifacts:/1/{given['run_id']}/artifacts"}}}
+        uri = f"mlflow-artifacts:/1/{given['run_id']}/artifacts"
+        stage = self.runs[given["run_id"]].get("stage", "active")
+        return 200, {"run": {"info": {"artifact_uri": uri, "lifecycle_stage": stage}}}
 
     def experiments_get_by_name(self, given: dict[str, Any]) -> tuple[int, Any]:
         number = self.experiments.get(given["experiment_name"])
@@ -106,6 +110,9 @@ class Handler(BaseHTTPRequestHandler):
     def runs_log_batch(self, given: dict[str, Any]) -> tuple[int, Any]:
         assert 0 < len(given["metrics"]) <= 1000
         points = self.runs[given["run_id"]]["points"]
+        deleted = self.runs[given["run_id"]].get("stage") == "deleted"
+        if deleted or any(posixpath.normpath(one["key"]) != one["key"] or one["step"] < 0 for one in given["metrics"]):
+            return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "Invalid value"}
         for one in given["metrics"]:
             point = (one["key"], one["value"], one["timestamp"], one["step"])
             # As observed with MLflow on PostgreSQL.
@@ -240,6 +247,81 @@ def test_two_senders_do_not_meet(track: Track) -> None:
         holder.communicate(b"")
     sender.send()
     assert steps(track.run) == [1]
+
+
+def test_points_that_the_server_refuses_do_not_hold_up_the_others(
+    track: Track, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as those of an earlier version, or with a step that the database cannot store."""
+    track.write(points(1, 700), {"points": [["eval//acc", 0.5, 1, 1], ["loss", 0.5, 1, -1]]}, points(700, 1800))
+    track.write({"points": [["eval//acc", 0.5, 1, 2]]}, {"status": "FINISHED", "at": 9})
+    track.send()
+    assert steps(track.run) == list(range(1, 1800)) and track.run["status"] == "FINISHED"
+    said = capsys.readouterr().err.splitlines()
+    assert ["eval//acc" in line for line in said] == [True, False] and "Such points of loss" in said[1]
+    assert len(track.handler.asked) < 60
+
+
+def test_points_of_a_run_that_was_deleted_wait(track: Track) -> None:
+    """MLflow can restore it."""
+    track.write(points(1, 3))
+    track.send()
+    (run,) = track.handler.runs.values()
+    run["stage"] = "deleted"
+    track.write(points(3, 20))
+    sender = gpumesh_track.Sender(str(track.folder), track.environment)
+    with pytest.raises(gpumesh_track.ServerError, match="Invalid value"):
+        sender.send()
+    run["stage"] = "active"
+    sender.send()
+    assert steps(track.run) == list(range(1, 20))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("loss", "loss"),
+        ("eval/top-5: a.b", "eval/top-5: a.b"),
+        ("eval//acc", "eval/acc"),
+        ("loss/", "loss"),
+        ("/loss", "loss"),
+        ("//a/./b/../c", "a/b/c"),
+        ("..a", "__a"),
+        (".a/..b", ".a/..b"),
+        ("../", "_"),
+        ("", "_"),
+        ("x" * 249 + "/y", "x" * 249),
+        ("é?", "__"),
+    ],
+)
+def test_a_name_is_one_that_mlflow_accepts(given: str, name: str) -> None:
+    found = gpumesh_track._name(given)
+    norm = posixpath.normpath(found)
+    # The rule of MLflow.
+    assert found == name and not (norm != found or norm == "." or norm.startswith(("..", "/")))
+
+
+def test_a_line_that_a_full_volume_takes_half_of_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    writer = gpumesh_track._Writer(str(tmp_path))
+    path = tmp_path / "points.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        # Like a full volume, it accepts a part of what is written, and then nothing.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 12, before[1]))
+        for _step in (1, 2):
+            with pytest.raises(OSError, match="File too large"):
+                writer.write(points(1, 2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    writer.write(points(2, 3))
+    writer.write(points(3, 4))
+    writer._lines.close()
+    found = [gpumesh_track._parsed(line) for line in path.read_bytes().splitlines()]
+    assert found[0]["status"] == "RUNNING" and found[-2:] == [points(2, 3), points(3, 4)]
+    assert all(line == {} for line in found[1:-2])
 
 
 def test_what_the_server_refuses_for_good_is_said_and_stays(track: Track) -> None:
