@@ -115,8 +115,8 @@ def started_at(pid: int) -> Optional[float]:
     return time.time() - age
 
 
-def commands_of(tree: Tree, program: str) -> List[List[str]]:
-    """The command line of each process with this name that root runs, except those in containers on this host."""
+def commands_of(tree: Tree, program: str, uid: int = 0) -> List[List[str]]:
+    """The command line of each process with this name that a user runs, except those in containers on this host."""
     found = []
     for pid in tree.names("proc"):
         if not pid.isdecimal() or tree.read("proc", pid, "comm") != program:
@@ -124,7 +124,7 @@ def commands_of(tree: Tree, program: str) -> List[List[str]]:
         status = tree.read("proc", pid, "status") or ""
         # A process in a container also has a process ID of its own there.
         contained = re.search(r"^NSpid:\s+\d+\s+\d", status, re.MULTILINE)
-        if re.search(r"^Uid:\s+0\s", status, re.MULTILINE) and not contained:
+        if re.search(rf"^Uid:\s+{uid}\s", status, re.MULTILINE) and not contained:
             found.append((tree.read("proc", pid, "cmdline") or "").rstrip("\0").split("\0"))
     return found
 

@@ -55,18 +55,21 @@ member:
   type: bool
   returned: success
 others:
-  description: The parts of the host that other clusters own.
+  description: The parts of the host that other clusters own, or a Slurm that this collection has not set up.
   type: list
   elements: str
   returned: success
   sample: [munge, slurm]
 """
 
+from typing import List
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import owners
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import configure
 
 
 def work(module: AnsibleModule) -> Outcome:
@@ -76,8 +79,15 @@ def work(module: AnsibleModule) -> Outcome:
     note = owners.look(given["path"], cluster, None if given["state"] == "absent" else given["things"])
     if not module.check_mode:
         owners.write(note)
-    values = {"member": note.member, "others": note.others}
+    values = {"member": note.member, "others": others_of(note)}
     return Outcome(note.changed, values, note.before or "", note.after or "", note.path)
+
+
+def others_of(note: owners.Note) -> List[str]:
+    """What is not this cluster's here. A Slurm that somebody else has set up has no owner in the file, and must not be
+    removed with a cluster of ours."""
+    theirs = ["munge", "slurm"] if configure.is_foreign(configure.FOLDER) else []
+    return sorted({*note.others, *theirs})
 
 
 def main() -> None:

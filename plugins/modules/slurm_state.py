@@ -197,11 +197,16 @@ kept:
   returned: O(state=retired)
 """
 
+import contextlib
 import os
+import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state, tenure
 
 _NODE = "/etc/slurm/node/slurmd.env"
@@ -220,6 +225,7 @@ def carry(module: AnsibleModule) -> Outcome:
     given = module.params
     folder, part, user = given["folder"], given["part"], given["user"]
     if given["state"] == "packed":
+        refuse_running(user)
         packed = state.Packed(0, "") if module.check_mode else state.pack(folder, user)
         return Outcome(True, {"parts": packed.parts, "checksum": packed.checksum})
     if given["state"] == "exported":
@@ -230,6 +236,16 @@ def carry(module: AnsibleModule) -> Outcome:
         if part == given["parts"] - 1:
             files = state.unpack(folder, given["checksum"], user)
     return Outcome(True, {"files": files})
+
+
+def refuse_running(user: str) -> None:
+    """A controller that still runs writes to its files while they are read, and after that. Raises HostStateError."""
+    with contextlib.suppress(KeyError):
+        if daemon.commands_of(Tree(), "slurmctld", pwd.getpwnam(user).pw_uid):
+            raise HostStateError(
+                "slurmctld of the former manager still runs here, so its queue was not copied.",
+                "Include this machine in the run of the playbook remove, which stops it.",
+            )
 
 
 def settle(module: AnsibleModule) -> Outcome:

@@ -44,6 +44,24 @@ def test_what_is_to_run_once_does_so_whatever_strategy_is_configured(path: Path)
     assert {play.get("strategy") for play in plays_of(path)} == {"ansible.builtin.linear"}
 
 
+#: Roles of which a member without an interface in the tailnet gets nothing.
+CONNECTED_ONLY = {"storage", "munge", "slurm", "job_environment", "session", "train", "tracking"}
+USERSPACE_ONLY = "in cluster_userspace_only | default([])"
+
+
+@pytest.mark.parametrize("path", sorted(PLAYBOOKS.glob("*.yml")), ids=lambda path: path.stem)
+def test_members_that_cannot_connect_get_no_layer_that_connects(path: Path) -> None:
+    for play in plays_of(path):
+        skipped = play["hosts"] == HANDED_ON % "former_manager"
+        for step in [*play.get("pre_tasks", []), *play.get("roles", []), *play.get("tasks", [])]:
+            ends = "ansible.builtin.meta" in step and USERSPACE_ONLY in step.get("when", "")
+            skipped = skipped or ends
+            call = step.get("ansible.builtin.import_role") or step.get("ansible.builtin.include_role") or {}
+            role = (step.get("role") or call.get("name", "")).rpartition(".")[2]
+            if role in CONNECTED_ONLY and call.get("tasks_from") != "run":
+                assert skipped or USERSPACE_ONLY in step.get("when", ""), f"{play['name']}: {role}"
+
+
 def handed_on(folder: Path, *clusters: list[str]) -> Run:
     """Register clusters with these members, one after the other, on the hosts a to d, each followed by a play."""
     plays: list[dict[str, Any]] = []

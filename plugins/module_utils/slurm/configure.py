@@ -46,12 +46,16 @@ def read_files(folder: str) -> Dict[str, Optional[str]]:
     return {name: read_text(os.path.join(folder, name)) for name in (*SERVED, *NODE, OPTIONS)}
 
 
+def is_foreign(folder: str) -> bool:
+    """Whether the host belongs to a Slurm cluster that somebody else has set up."""
+    text = read_text(os.path.join(folder, "slurm.conf"))
+    return text is not None and not text.startswith(_OURS) and read_text(os.path.join(folder, OPTIONS)) is None
+
+
 def refuse_foreign(folder: str) -> None:
-    """Refuse a host that belongs to a Slurm cluster of somebody else. Raises HostStateError."""
-    path = os.path.join(folder, "slurm.conf")
-    text = read_text(path)
-    if text is not None and not text.startswith(_OURS):
-        raise _foreign(path)
+    """Refuse such a host. Raises HostStateError."""
+    if is_foreign(folder):
+        raise _foreign(os.path.join(folder, "slurm.conf"))
 
 
 def _foreign(path: str) -> HostStateError:

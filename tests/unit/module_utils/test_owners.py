@@ -13,6 +13,8 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils import owners
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owners import Owner
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, configure
+from ansible_collections.gpumesh.cluster.plugins.modules import host_owner
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
 
 ONE, TWO = Owner("one", "1" * 32), Owner("two", "2" * 32)
@@ -99,3 +101,26 @@ def test_the_module_notes_refuses_and_gives_up(tmp_path: Path) -> None:
     assert not note.exists()
     # An interrupted cleanup continues: the record still exists.
     assert run(folder, one, state="absent")["member"]
+
+
+@pytest.mark.parametrize(
+    ("files", "foreign"),
+    [
+        ({}, False),
+        ({"slurm.conf": "ClusterName=theirs\n"}, True),
+        ({"slurm.conf": conf.text_of([]) + "ClusterName=lab\n"}, False),
+        # A node of ours, on which somebody has put a file.
+        ({"slurm.conf": "ClusterName=theirs\n", "node/slurmd.env": "SLURMD_OPTIONS=\n"}, False),
+    ],
+)
+def test_a_slurm_that_somebody_else_has_set_up_is_not_ours_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], foreign: bool
+) -> None:
+    monkeypatch.setattr(configure, "FOLDER", str(tmp_path))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert configure.is_foreign(str(tmp_path)) == foreign
+    assert host_owner.others_of(owners.Note("", None, None, True, ["job_environment"])) == (
+        ["job_environment", "munge", "slurm"] if foreign else ["job_environment"]
+    )

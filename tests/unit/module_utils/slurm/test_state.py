@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state
+from ansible_collections.gpumesh.cluster.plugins.modules import slurm_state
 
 ME = getpass.getuser()
 
@@ -183,3 +186,19 @@ def test_refused(new: Path, former: Path) -> None:
         state.write_part(str(new), 0, "no base64", ME)
     with pytest.raises(HostStateError, match="does not exist"):
         state.unpack(str(new), "", ME)
+
+
+def test_a_controller_that_runs_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files would change while they are read, and a second one would start with them."""
+    asked: list[tuple[str, int]] = []
+
+    def running(_tree: Tree, program: str, uid: int = 0) -> list[list[str]]:
+        asked.append((program, uid))
+        return [["/usr/sbin/slurmctld", "-D"]] if uid == 0 else []
+
+    monkeypatch.setattr(daemon, "commands_of", running)
+    with pytest.raises(HostStateError, match="slurmctld of the former manager still runs here"):
+        slurm_state.refuse_running("root")
+    slurm_state.refuse_running("nobody")
+    slurm_state.refuse_running("no-such-user")
+    assert [program for program, _uid in asked] == ["slurmctld", "slurmctld"]
