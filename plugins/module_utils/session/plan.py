@@ -6,8 +6,8 @@
 A session is one job whose nodes are alike for Slurm, each as large as the fullest needs; its roles may differ, and
 share nodes. All nodes derive the same placement from the token of the job and its nodes, without communicating. A
 session has a /24 of the pool, its slot, and each container an address in it and a VXLAN identifier: slot and rank. A
-node refuses a slot that another session uses there, and packets go only to the nodes of the session: two sessions of
-one slot can never meet.
+node refuses a slot that another session uses there. A user who submits a job with the slot of another session can still
+have it on other nodes: so the network addresses packets by the job as well, which no user chooses.
 """
 
 from __future__ import annotations
