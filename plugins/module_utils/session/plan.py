@@ -228,11 +228,12 @@ def places(token: Token, nodes: Sequence[str], members: Mapping[str, str], pools
 
 
 def steps(session: Sequence[Container]) -> List[List[Container]]:
-    """The containers by the steps of the job that run them: at most one on a node, all of one role."""
-    found: Dict[int, List[Container]] = {}
+    """The containers by the steps of the job that run them: at most one on a node, all of one role. The first one, with
+    which the session ends, is alone: Slurm kills what else is in a step that ends."""
+    found: Dict[Tuple[int, bool], List[Container]] = {}
     for one in session:
-        found.setdefault(one.local, []).append(one)
-    return [found[local] for local in sorted(found)]
+        found.setdefault((one.local, one.rank > 0), []).append(one)
+    return [found[key] for key in sorted(found)]
 
 
 def token_of(spec: Spec, layout: Sequence[Row], slot: int) -> Token:

@@ -108,6 +108,12 @@ def test_places() -> None:
         plan.places(token, ["n1", "n2"], MEMBERS, POOLS)
 
 
+def test_the_first_container_is_a_step_of_its_own() -> None:
+    """Other replicas of its role would be killed at its end, and their status would be that of the session."""
+    found = plan.places(Token(5, "demo", ("main",), ((2,), (1,))), ["n1", "n2"], MEMBERS, POOLS)
+    assert [[one.name for one in step] for step in plan.steps(found)] == [["main1"], ["main3"], ["main2"]]
+
+
 def test_a_step_has_what_its_role_asks_for_and_nothing_more() -> None:
     main, sub = parsed([{**ALIKE[0], "cpus": 2, "memory": "1G"}, {**APART[1], "memory": "512M"}]).roles
     found = plan.places(Token(5, "demo", ("main", "sub"), ((1, 1), (0, 2))), ["n1", "n2"], MEMBERS, POOLS)
