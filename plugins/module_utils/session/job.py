@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
@@ -315,4 +316,6 @@ def cancel(run: Runner, job: int) -> None:
 def note(run: Runner, job: int, token: str, stage: str) -> None:
     """Publish the stage of the session, where everybody can read it. ``stage``: with the reason of a failure."""
     words = " ".join(stage.split())[:_LONGEST_REASON]
-    run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"], check=False)
+    # A controller that does not answer in time must not end a session that runs.
+    with contextlib.suppress(CommandError):
+        run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"])
