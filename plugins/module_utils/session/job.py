@@ -38,7 +38,7 @@ VARIABLE, PLACE = "GPUMESH_SESSION", "GPUMESH_SESSION_PLACE"
 #: The place of a step that belongs to no container.
 HOST = "host"
 #: Minutes of the job beyond those of the session, in which images are fetched.
-_ALLOWANCE = 30
+ALLOWANCE = 30
 _LONGEST = 96 << 10
 _FIELDS = "%A|%u|%T|%N|%B|%r|%k"
 #: Slurm's messages about a job that it no longer knows.
@@ -106,7 +106,7 @@ def options(spec: Spec, token: Token, size: plan.Size) -> List[str]:
     # The script opens the log itself: Slurm would create one that all can read, and follow links that others have made.
     words += [f"--output={os.devnull}", "--requeue" if spec.retry else "--no-requeue"]
     words += [f"--partition={spec.partition}"] if spec.partition else []
-    words += [f"--time={spec.time + _ALLOWANCE}"] if spec.time else []
+    words += [f"--time={spec.time + ALLOWANCE}"] if spec.time else []
     words += [f"--mem={size.memory}M"] if size.memory else []
     words += [f"--gres=gpu:{size.gpus}"] if size.gpus else []
     return words

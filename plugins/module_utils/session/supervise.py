@@ -35,6 +35,10 @@ _SPACING = 0.1
 _MARK = f"{NAME}: ".encode()
 _LONGEST_LINE = 2000
 _CHUNK = 1 << 16
+_SLOW = (
+    f"The images took longer than {job.ALLOWANCE} minutes. Use a faster registry, or fetch them first with a session "
+    "without session_time."
+)
 
 
 class Errors:
@@ -114,7 +118,12 @@ class Batch:
         fetching = self.everywhere("prepare", subprocess.PIPE)
         # Neither in a list of processes nor in an environment, which Slurm keeps.
         fetching.tell(f"{self.word}\n{key}")
-        status = _wait([fetching])
+        # Beyond that, Slurm would count it as time of the session.
+        status = _wait([fetching], seconds=job.ALLOWANCE * 60 if self.spec.time else 0)
+        if fetching.process.returncode is None:
+            _stop([fetching])
+            sys.stderr.write(f"{NAME}: {_SLOW}\n")
+            return self._failed(1, _SLOW)
         if status:
             return self._failed(status, _said([fetching]))
         self._note(job.STARTING)

@@ -45,7 +45,12 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def batch(
-    top: Path, prepare: str = "true", container: str = "true", watch: str = "true", runtime: str = "podman"
+    top: Path,
+    prepare: str = "true",
+    container: str = "true",
+    watch: str = "true",
+    runtime: str = "podman",
+    limit: int = 0,
 ) -> tuple[int, list[str]]:
     """The exit status, and the stages that the job has reported."""
     (top / "srun").write_text(_SRUN.format(top=top, prepare=prepare, container=container, watch=watch))
@@ -60,7 +65,7 @@ def batch(
         return Completed(0, "", "")
 
     variables = {**os.environ, "SLURM_JOB_ID": "7", job.VARIABLE: TOKEN}
-    word = job.encode(SPEC)
+    word = job.encode(SPEC._replace(time=limit))
     return supervise.Batch(run, "/bin/gpumesh-session", word, variables, runtime, f"{top}/logs").work(), told
 
 
@@ -83,6 +88,14 @@ def test_what_starts_the_steps_of_containers_is_outside_of_their_network(top: Pa
     steps = [line for line in (top / "seen").read_text().splitlines() if " container " in line]
     assert sorted(line.split()[-1] for line in steps) == ["0", "1"]
     assert all("--overlap --mem=0 --gres=none" in line for line in steps)
+
+
+def test_images_are_fetched_in_the_time_that_slurm_allows_for_them(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "ALLOWANCE", 0.01)
+    status, told = batch(top, prepare="exec sleep 60", limit=5)
+    assert (status, told[0], told[1][:45]) == (1, "fetching", "failed The images took longer than 30 minutes")
+    # Without a limit, Slurm counts nothing.
+    assert batch(top, prepare="sleep 1")[0] == 0
 
 
 def test_each_node_reads_the_session_and_its_key(top: Path) -> None:
