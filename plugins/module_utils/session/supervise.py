@@ -95,7 +95,6 @@ class Batch:
         self, run: Runner, program: str, word: str, variables: Mapping[str, str], runtime: str, logs: str
     ) -> None:
         self.run, self.program, self.word, self.runtime = run, program, word.strip(), runtime
-        self.spec: Spec = job.decode(self.word)
         self.number = int(variables["SLURM_JOB_ID"])
         self.token: Token = plan.parse_token(variables[job.VARIABLE])
         self.log = job.log_of(logs, self.token.name, self.number)
@@ -105,6 +104,7 @@ class Batch:
         """Until the session ends; the exit status of the job."""
         try:
             write_to(self.log)
+            self.spec: Spec = job.decode(self.word)
             found = node.read_plan(self.number)
             self.session = [Container(**one) for one in found["containers"]]
             # Slurm starts a job on any of its nodes, not always on that of the first container.

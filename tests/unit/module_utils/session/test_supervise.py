@@ -51,6 +51,7 @@ def batch(
     watch: str = "true",
     runtime: str = "podman",
     limit: int = 0,
+    word: str = "",
 ) -> tuple[int, list[str]]:
     """The exit status, and the stages that the job has reported."""
     (top / "srun").write_text(_SRUN.format(top=top, prepare=prepare, container=container, watch=watch))
@@ -65,7 +66,7 @@ def batch(
         return Completed(0, "", "")
 
     variables = {**os.environ, "SLURM_JOB_ID": "7", job.VARIABLE: TOKEN}
-    word = job.encode(SPEC._replace(time=limit))
+    word = word or job.encode(SPEC._replace(time=limit))
     return supervise.Batch(run, "/bin/gpumesh-session", word, variables, runtime, f"{top}/logs").work(), told
 
 
@@ -207,6 +208,11 @@ def test_a_log_that_cannot_be_opened_is_told_in_the_comment_of_the_job(
 
     monkeypatch.setattr(supervise, "write_to", write_to)
     assert batch(top) == (1, [f"failed no {top}/logs/gpumesh-session-demo-7.log."])
+
+
+def test_a_session_that_cannot_be_read_is_told_there_too(top: Path) -> None:
+    status, (told,) = batch(top, word="e30=")
+    assert (status, told.partition(".")[0]) == (1, "failed session_name '' is not a name of a session")
 
 
 def test_slurm_writes_no_log(top: Path) -> None:
