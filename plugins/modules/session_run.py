@@ -43,7 +43,11 @@ options:
     type: raw
     default: []
   time:
-    description: The time limit of the session, in Slurm's format. Images are fetched before the time starts to count.
+    description:
+      - The time limit of the session, in Slurm's format; without colons, in minutes. Images are fetched before the time
+        starts to count, within 30 minutes.
+      - A number from 3600 on is in seconds, since YAML takes C(8:00:00) without quotes for 28800. Write longer times in
+        minutes with quotes, such as V("4320").
     type: raw
     default: ""
   network:

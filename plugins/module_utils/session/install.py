@@ -121,9 +121,10 @@ def _rules(run: Runner, text: str) -> Part:
 
     def apply() -> None:
         if text and (before != text or not loaded):
+            # Before they are written: rules that cannot be loaded must differ at the next run, too.
+            run(["nft", "--file", "-"], stdin=text)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             write_atomic(path, text, 0o644)
-            run(["nft", "--file", path])
         elif not text:
             if loaded:
                 run(["nft", "delete", "table", "inet", network.TABLE], check=False)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
@@ -37,7 +38,7 @@ VARIABLE, PLACE = "GPUMESH_SESSION", "GPUMESH_SESSION_PLACE"
 #: The place of a step that belongs to no container.
 HOST = "host"
 #: Minutes of the job beyond those of the session, in which images are fetched.
-_ALLOWANCE = 30
+ALLOWANCE = 30
 _LONGEST = 96 << 10
 _FIELDS = "%A|%u|%T|%N|%B|%r|%k"
 #: Slurm's messages about a job that it no longer knows.
@@ -98,21 +99,28 @@ def decode(word: str) -> Spec:
     return specs.parse(document)
 
 
-def options(spec: Spec, token: Token, size: plan.Size, log: str) -> List[str]:
+def options(spec: Spec, token: Token, size: plan.Size) -> List[str]:
     """The arguments of sbatch, which reads the script from its standard input."""
     words = ["--parsable", f"--job-name={spec.name}", f"--comment={MARK} {plan.token_text(token)} {WAITING}"]
     words += [f"--nodes={len(token.nodes)}", "--ntasks-per-node=1", f"--cpus-per-task={size.cpus}", "--chdir=/"]
-    words += [f"--output={log}", "--requeue" if spec.retry else "--no-requeue"]
+    # The script opens the log itself: Slurm would create one that all can read, and follow links that others have made.
+    words += [f"--output={os.devnull}", "--requeue" if spec.retry else "--no-requeue"]
     words += [f"--partition={spec.partition}"] if spec.partition else []
-    words += [f"--time={spec.time + _ALLOWANCE}"] if spec.time else []
+    words += [f"--time={spec.time + ALLOWANCE}"] if spec.time else []
     words += [f"--mem={size.memory}M"] if size.memory else []
     words += [f"--gres=gpu:{size.gpus}"] if size.gpus else []
     return words
 
 
-def script(program: str, spec: Spec) -> str:
-    """The batch script. The environment of the session may contain secrets, and everybody can list program arguments."""
-    return f"#!/bin/sh\nexec {shlex.quote(program)} supervise <<'END'\n{encode(spec)}\nEND\n"
+def script(program: str, spec: Spec, logs: str) -> str:
+    """The batch script. The environment of the session may contain secrets, and everybody can list program arguments.
+    ``logs``: the folder for its log."""
+    return f"#!/bin/sh\nexec {shlex.quote(program)} supervise {shlex.quote(logs)} <<'END'\n{encode(spec)}\nEND\n"
+
+
+def log_of(logs: str, name: str, number: int) -> str:
+    """The file with the output of the containers."""
+    return f"{logs}/gpumesh-session-{name}-{number}.log"
 
 
 def _step(number: int, nodes: int) -> List[str]:
@@ -259,9 +267,9 @@ def fit(run: Runner, program: str, spec: Spec) -> Fit:
     refused: List[HostStateError] = []
     for layout in plan.layouts(spec, nodes, threads):
         found, token = Fit(layout, plan.fullest(spec, layout, threads)), plan.token_of(spec, layout, 0)
-        words = ["--test-only", *options(spec, token, found.size, os.devnull)]
+        words = ["--test-only", *options(spec, token, found.size)]
         try:
-            _sbatch(run, words, script(program, spec), plan.token_text(token))
+            _sbatch(run, words, script(program, spec, "/"), plan.token_text(token))
         except HostStateError as failure:
             refused.append(failure)
         else:
@@ -269,8 +277,9 @@ def fit(run: Runner, program: str, spec: Spec) -> Fit:
     raise refused[0]
 
 
-def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings, log: str) -> int:
+def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings, logs: str) -> int:
     """Submit the job of a session; its number. Raises GpumeshError."""
+    text = script(program, spec, logs)
     for _attempt in range(_ATTEMPTS):
         token = plan.token_of(spec, place.layout, 0)
         if token.slot == 0:
@@ -279,7 +288,7 @@ def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings
             token = token._replace(
                 slot=plan.free_slot(settings.pools, taken, int.from_bytes(os.urandom(4), "big") % count)
             )
-        job = _sbatch(run, options(spec, token, place.size, log), script(program, spec), plan.token_text(token))
+        job = _sbatch(run, options(spec, token, place.size), text, plan.token_text(token))
         # Two concurrent submissions may have chosen the same slot: the later one is withdrawn.
         earlier = [one for one in queue(run) if one.token.slot == token.slot and one.job < job]
         if token.slot < 0 or not earlier:
@@ -307,4 +316,6 @@ def cancel(run: Runner, job: int) -> None:
 def note(run: Runner, job: int, token: str, stage: str) -> None:
     """Publish the stage of the session, where everybody can read it. ``stage``: with the reason of a failure."""
     words = " ".join(stage.split())[:_LONGEST_REASON]
-    run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"], check=False)
+    # A controller that does not answer in time must not end a session that runs.
+    with contextlib.suppress(CommandError):
+        run(["scontrol", "update", f"job={job}", f"comment={MARK} {token} {words}"])

@@ -5,8 +5,9 @@
 
 Each container has its own namespace. Its eth0 is a bridge over a VXLAN device with the container's own identifier; each
 peer is a static entry with the node, the identifier and the address of the peer, so that nothing is learned or flooded
-and the containers of a node share nothing. The bridge has no other port: it is there because the kernel passes a packet
-for a neighbour on the same node with the sender's route still attached, which a bridge drops.
+and the containers of a node share nothing. The addresses of eth0 contain the job ID, so that the bridge drops packets
+of a job that uses the identifiers of another one. The bridge has no other port: it is there because the kernel passes a
+packet for a neighbour on the same node with the sender's route still attached, which a bridge drops.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 from typing import List, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings, mac_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Container, Settings
 
 #: The UDP port between the members. Not VXLAN's own port, which other overlays may use.
 PORT = 8474
@@ -26,7 +27,8 @@ PREFIX = "gms"
 INTERFACE = "eth0"
 _GATEWAY = "169.254.1.1"
 _OUT = "out0"
-_INNER, _OUTER = 6, 10
+#: The first byte of addresses of our own making: in the session, and of the two ends of an uplink.
+_SESSION, _INNER, _OUTER = 2, 6, 10
 #: The commands that disconnect a namespace from the network, for ``ip -batch``.
 REMOVAL = f"link delete vx0\nlink delete {_OUT}\n"
 _ALLOWED = re.compile(r"(?P<address>[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:/[0-9]{1,2})?):(?P<port>[0-9]{1,5})")
@@ -63,6 +65,20 @@ def mtu(underlay: int, address: str) -> int:
     return underlay - (70 if ":" in address else 50)
 
 
+def mac(job: int, one: Container) -> str:
+    """Of a container's eth0. Job IDs have 32 bits, and a session has fewer than 256 ranks: see MOST_CONTAINERS."""
+    return _colons(bytes([_SESSION, *job.to_bytes(4, "big"), one.rank]))
+
+
+def _mac_of_outlet(end: int, one: Container) -> str:
+    """Of an end of a container's uplink, which only its node sees."""
+    return _colons(bytes([end, 0x67, 0x6D, *one.vni.to_bytes(3, "big")]))
+
+
+def _colons(address: bytes) -> str:
+    return ":".join(f"{byte:02x}" for byte in address)
+
+
 def commands(job: int, own: Container, session: Sequence[Container], settings: Settings, underlay: int) -> Commands:
     """The commands that set up the network of a container on this node. ``underlay``: its MTU."""
     name, here = namespace(job, own.local), settings.members[settings.machine]
@@ -70,20 +86,21 @@ def commands(job: int, own: Container, session: Sequence[Container], settings: S
     host = [f"link add vx0 netns {name} type vxlan id {own.vni} dstport {PORT} local {here} nolearning ttl 64"]
     inside = [
         "link set lo up",
-        f"link add {INTERFACE} address {own.mac} type bridge mcast_snooping 0",
+        f"link add {INTERFACE} address {mac(job, own)} type bridge mcast_snooping 0",
         f"link set vx0 mtu {size} master {INTERFACE} up",
         f"link set {INTERFACE} mtu {size} up",
         f"address add {own.address}/24 dev {INTERFACE}",
     ]
     peers = [one for one in session if one.name != own.name]
-    inside += [f"neighbour add {one.address} lladdr {one.mac} dev {INTERFACE} nud permanent" for one in peers]
+    inside += [f"neighbour add {one.address} lladdr {mac(job, one)} dev {INTERFACE} nud permanent" for one in peers]
     bridge = ["link set dev vx0 learning off"]
     bridge += [
-        f"fdb add {one.mac} dev vx0 dst {settings.members[one.node]} vni {one.vni} self permanent" for one in peers
+        f"fdb add {mac(job, one)} dev vx0 dst {settings.members[one.node]} vni {one.vni} self permanent"
+        for one in peers
     ]
     after: List[str] = []
     if settings.nat:
-        out, inner, outer = outlet(own), mac_of(_INNER, own.vni), mac_of(_OUTER, own.vni)
+        out, inner, outer = outlet(own), _mac_of_outlet(_INNER, own), _mac_of_outlet(_OUTER, own)
         host.append(f"link add {out} address {outer} type veth peer name {_OUT} address {inner} netns {name}")
         inside += [
             f"link set {_OUT} up",

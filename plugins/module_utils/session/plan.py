@@ -6,8 +6,8 @@
 A session is one job whose nodes are alike for Slurm, each as large as the fullest needs; its roles may differ, and
 share nodes. All nodes derive the same placement from the token of the job and its nodes, without communicating. A
 session has a /24 of the pool, its slot, and each container an address in it and a VXLAN identifier: slot and rank. A
-node refuses a slot that another session uses there, and packets go only to the nodes of the session: two sessions of
-one slot can never meet.
+node refuses a slot that another session uses there. A user who submits a job with the slot of another session can still
+have it on other nodes: so the network addresses packets by the job as well, which no user chooses.
 """
 
 from __future__ import annotations
@@ -228,11 +228,12 @@ def places(token: Token, nodes: Sequence[str], members: Mapping[str, str], pools
 
 
 def steps(session: Sequence[Container]) -> List[List[Container]]:
-    """The containers by the steps of the job that run them: at most one on a node, all of one role."""
-    found: Dict[int, List[Container]] = {}
+    """The containers by the steps of the job that run them: at most one on a node, all of one role. The first one, with
+    which the session ends, is alone: Slurm kills what else is in a step that ends."""
+    found: Dict[Tuple[int, bool], List[Container]] = {}
     for one in session:
-        found.setdefault(one.local, []).append(one)
-    return [found[local] for local in sorted(found)]
+        found.setdefault((one.local, one.rank > 0), []).append(one)
+    return [found[key] for key in sorted(found)]
 
 
 def token_of(spec: Spec, layout: Sequence[Row], slot: int) -> Token:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import NamedTuple, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import own_name
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import forward, job, runtime
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings, Spec
@@ -52,8 +54,8 @@ def _taken(name: str) -> InputError:
 def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
     """Submit a session. Raises GpumeshError."""
     fit = refuse(run, program, spec, settings)
-    log = f"{_logs(settings)}/gpumesh-session-{spec.name}-%j.log"
-    number = job.submit(run, program, spec, fit, settings, log)
+    logs = _logs(settings)
+    number = job.submit(run, program, spec, fit, settings, logs)
     first = job.own(run, spec.name)
     if first is not None and first.job < number:
         # Two sessions were started at the same time.
@@ -61,16 +63,19 @@ def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:
         raise _taken(spec.name)
     if spec.ports:
         forward.begin(program, number, spec.ports)
-    return Started(number, log.replace("%j", str(number)))
+    return Started(number, job.log_of(logs, spec.name, number))
 
 
 def _logs(settings: Settings) -> str:
-    """On the first shared volume on which the user has a folder, else on the first node, beside the user's images."""
+    """On the first shared volume on which the user has a folder, else on the first node, beside the user's images.
+    Nobody else may create files there."""
     for volume in settings.volumes:
         folder = f"{volume}/{own_name()}"
         if os.access(folder, os.W_OK):
-            return folder
-    return os.path.dirname(os.path.normpath(settings.storage.replace("{user}", own_name())))
+            with contextlib.suppress(HostStateError):
+                os.close(owned(folder, "session_storage_dir", 0o022))
+                return folder
+    return os.path.normpath(settings.storage.replace("{user}", own_name()))
 
 
 def failure(session: Optional[job.Session]) -> str:

@@ -95,11 +95,6 @@ class Container(NamedTuple):
     address: str
     vni: int
 
-    @property
-    def mac(self) -> str:
-        """Of its interface in the session."""
-        return mac_of(2, self.vni)
-
 
 class Settings(NamedTuple):
     """What gpumesh-session is installed with. ``members``: the cluster's addresses by name. ``pools``: networks whose
@@ -117,8 +112,3 @@ class Settings(NamedTuple):
     mounts_allowed: Sequence[str]
     storage: str
     runtime: str = PODMAN
-
-
-def mac_of(kind: int, vni: int) -> str:
-    """An address of our own making. ``kind``: 2 for the session, 6 and 10 for the two ends of the way out."""
-    return ":".join(f"{byte:02x}" for byte in (kind, 0x67, 0x6D, vni >> 16 & 255, vni >> 8 & 255, vni & 255))

@@ -21,8 +21,10 @@ _ROLE = re.compile(r"[a-z](?:[a-z-]{0,14}[a-z])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"([0-9]{1,9})\s*([KMGT]?)i?B?", re.IGNORECASE)
 _TIME = re.compile(
-    r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})|(?P<only>\d{1,7})"
+    r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})|(?P<only>\d{1,8})"
 )
+#: YAML 1.1 takes 8:00:00 without quotes for a number in base 60, 28800. The least that it can write so is 1:00:00.
+_LEAST_SECONDS = 3600
 _MIB = {"K": 1 / 1024, "M": 1.0, "": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _FIELDS = Role._fields
 _SESSION = ("name", "roles", "time", "network", "partition", "retry", "ports")
@@ -62,17 +64,18 @@ def parse(document: Any) -> Spec:
 def as_values(spec: Spec) -> Dict[str, Any]:
     """The same as a mapping, which parse() reads."""
     roles = [{**role._asdict(), "env": dict(role.env), "memory": f"{role.memory}M"} for role in spec.roles]
-    return {**spec._asdict(), "roles": roles}
+    # As text, which is always in minutes: a number might be taken for seconds.
+    return {**spec._asdict(), "roles": roles, "time": str(spec.time)}
 
 
 def minutes(value: Any) -> int:
-    """A time limit as Slurm has it: minutes, H:MM:SS or D-H:MM:SS; 0 for none. YAML has H:MM:SS in seconds."""
+    """A time limit as Slurm has it: minutes, H:MM:SS or D-H:MM:SS; 0 for none. A number from 3600 on is in seconds."""
     if value in (None, "", 0):
         return 0
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        # YAML 1.1 takes 8:00:00 for a number in base 60. A limit of so many minutes would be months.
-        return value if value < 3600 else -(-value // 60)
-    found = _TIME.fullmatch(str(value).strip())
+    given = value
+    if isinstance(value, int) and value >= _LEAST_SECONDS:
+        given = -(-value // 60)
+    found = _TIME.fullmatch(str(given).strip())
     if found is None:
         raise InputError(f"session_time is '{value}'.", "Give minutes, or hours as 8:00:00, or days as 2-00:00:00.")
     if found.group("only"):

@@ -47,15 +47,21 @@ def known_hosts(public: str) -> str:
     return f"{ALIAS} {public}\n"
 
 
-def server(own: Container, folder: str, user: str, command: str) -> str:
-    """The configuration of sshd. ``user``: whose session it is. ``command``: what a login runs, which finds what it has to run in its environment."""
+def server(own: Container, folder: str, command: str) -> str:
+    """The configuration of sshd. ``command``: what a login runs, which finds what it has to run in its environment.
+
+    It allows any user, since a daemon that is not root's runs nothing as another one.
+    """
     lines = [
         f"ListenAddress {own.address}:{PORT}",
         f"HostKey {folder}/{KEY}",
         f"AuthorizedKeysFile {folder}/authorized_keys",
         "AuthenticationMethods publickey",
-        f"AllowUsers {user}",
         f"ForceCommand {command}",
+        # It is outside of the container: it must not make or open sockets of the host, or run the user's ~/.ssh/rc.
+        "AllowStreamLocalForwarding no",
+        "AllowAgentForwarding no",
+        "PermitUserRC no",
         "Subsystem sftp /usr/lib/openssh/sftp-server",
         "StrictModes no",
         "UsePAM no",
@@ -99,7 +105,7 @@ def files(
 ) -> Dict[str, str]:
     """All files by their path below the folder of a container, less the key of its daemon."""
     return {
-        SERVER: server(own, folder, user, command),
+        SERVER: server(own, folder, command),
         "authorized_keys": f"{public}\n",
         f"{CLIENT}/config": client(session, user),
         f"{CLIENT}/known_hosts": known_hosts(public),

@@ -18,8 +18,9 @@ import time
 from typing import IO, Any, List, Mapping, NamedTuple, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Process, Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import owned
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, ssh
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import (
     NAME,
@@ -34,6 +35,10 @@ _SPACING = 0.1
 _MARK = f"{NAME}: ".encode()
 _LONGEST_LINE = 2000
 _CHUNK = 1 << 16
+_SLOW = (
+    f"The images took longer than {job.ALLOWANCE} minutes. Use a faster registry, or fetch them first with a session "
+    "without session_time."
+)
 
 
 class Errors:
@@ -84,18 +89,22 @@ class Step(NamedTuple):
 
 class Batch:
     """The job of a session on its first node. ``program``: the path of gpumesh-session. ``word``: the session.
-    ``runtime``: of the cluster."""
+    ``runtime``: of the cluster. ``logs``: the folder for the log."""
 
-    def __init__(self, run: Runner, program: str, word: str, variables: Mapping[str, str], runtime: str) -> None:
+    def __init__(
+        self, run: Runner, program: str, word: str, variables: Mapping[str, str], runtime: str, logs: str
+    ) -> None:
         self.run, self.program, self.word, self.runtime = run, program, word.strip(), runtime
-        self.spec: Spec = job.decode(self.word)
         self.number = int(variables["SLURM_JOB_ID"])
         self.token: Token = plan.parse_token(variables[job.VARIABLE])
+        self.log = job.log_of(logs, self.token.name, self.number)
         self.session: List[Container] = []
 
     def work(self) -> int:
         """Until the session ends; the exit status of the job."""
         try:
+            write_to(self.log)
+            self.spec: Spec = job.decode(self.word)
             found = node.read_plan(self.number)
             self.session = [Container(**one) for one in found["containers"]]
             # Slurm starts a job on any of its nodes, not always on that of the first container.
@@ -109,7 +118,12 @@ class Batch:
         fetching = self.everywhere("prepare", subprocess.PIPE)
         # Neither in a list of processes nor in an environment, which Slurm keeps.
         fetching.tell(f"{self.word}\n{key}")
-        status = _wait([fetching])
+        # Beyond that, Slurm would count it as time of the session.
+        status = _wait([fetching], seconds=job.ALLOWANCE * 60 if self.spec.time else 0)
+        if fetching.process.returncode is None:
+            _stop([fetching])
+            sys.stderr.write(f"{NAME}: {_SLOW}\n")
+            return self._failed(1, _SLOW)
         if status:
             return self._failed(status, _said([fetching]))
         self._note(job.STARTING)
@@ -152,6 +166,26 @@ class Batch:
     def _failed(self, status: int, why: str) -> int:
         self._note(f"{job.FAILED} {why or f'a step of the job exited {status}.'}")
         return status
+
+
+def write_to(path: str) -> None:
+    """Have this process, and what it starts, write to this file, which only the user can read. A job that is started
+    again appends to it. Raises HostStateError."""
+    # The name can be predicted: nobody else may create a file or a link there.
+    folder = owned(os.path.dirname(path), "session_storage_dir", 0o022)
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        log = os.open(os.path.basename(path), flags, 0o600, dir_fd=folder)
+        os.fchmod(log, 0o600)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        os.close(log)
+    except OSError as failure:
+        raise HostStateError(
+            f"The log {path} cannot be written: {failure.strerror}.", "Make room there, or remove what has its name."
+        ) from failure
+    finally:
+        os.close(folder)
 
 
 def _wait(steps: Sequence[Step], others: Sequence[Step] = (), seconds: float = 0.0) -> int:

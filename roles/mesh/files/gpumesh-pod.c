@@ -14,6 +14,8 @@
  *   getsockname  the mesh address, where that is what was asked for
  *   getifaddrs   one interface more, that of the mesh
  *   sendto, sendmsg, sendmmsg   of datagrams to members: refused, since they would go to the network of the provider
+ *   send, write  of a datagram socket connected to a member: ECONNREFUSED after the first one, since it goes to a port
+ *                without a listener
  *
  * Who may be believed: a connection from 127.0.0.1 counts as a member's only if tailscaled's own socket is at its other
  * end, which the kernel says (see owned_by_daemon), and tailscaled, asked by a socket that only root can have made, says
@@ -62,6 +64,7 @@
 #define ASK_MS 2000      /* that tailscaled has for an answer */
 #define SETTLE_MS 1000   /* in which it learns whose a connection is that it has just made */
 #define REMEMBERED 16384 /* sockets, by the low bits of their cookie */
+#define NOBODY_PORT 1    /* of UDP, where nothing listens: it is tcpmux's, which is a service of TCP */
 #define SELF "127.0.0.1"
 #define SELF_SOURCE "127.0.0.3" /* from where this library connects to this host's own mesh address */
 
@@ -506,11 +509,12 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
     if (!read_end(address, length, &to) || !in_mesh(to.address))
         return libc_connect(fd, address, length);
     if (!is_stream(fd)) {
-        /* It sends nothing yet. What it is to send would go out by the network of the provider: see sendto. */
+        /* It sends nothing yet. What it is to send would go out by the network of the provider: see sendto. send and
+         * write go to where this is connected: for another member, to a port where no service of this host listens. */
         struct sockaddr_storage where;
-        in_addr_t instead = to.address == mesh_address ? self_address : proxy_address;
+        struct end instead = {self_address, to.port}, nobody = {proxy_address, htons(NOBODY_PORT)};
         remember(fd, PEER, to);
-        length = write_end((struct end){instead, to.port}, address->sa_family, &where);
+        length = write_end(to.address == mesh_address ? instead : nobody, address->sa_family, &where);
         return libc_connect(fd, (void *)&where, length);
     }
     return (to.address == mesh_address ? dial_self : dial_member)(fd, to, address->sa_family);

@@ -147,6 +147,33 @@ print(line.getsockname()[0], line.getpeername())
         # The second is how programs find out which address they have.
         assert pod.run(program) == ["113", "113", f"{OWN} ('{MEMBER}', 9)"]
 
+    def test_datagrams_of_a_connected_socket_do_not_reach_the_services_of_this_pod(self, pod: Pod) -> None:
+        program = """
+import os
+service = socket.socket(type=socket.SOCK_DGRAM)
+service.bind(("", 0))
+service.settimeout(0.2)
+port = service.getsockname()[1]
+line = socket.socket(type=socket.SOCK_DGRAM)
+line.connect((MEMBER, port))
+for write in (line.send, lambda data: os.write(line.fileno(), data), lambda data: line.sendmsg([data])):
+    try:
+        write(b"x")
+    except OSError as failure:
+        print(failure.errno)
+print(line.getpeername() == (MEMBER, port))
+try:
+    print(service.recv(9))
+except TimeoutError:
+    print("nothing")
+own = socket.socket(type=socket.SOCK_DGRAM)
+own.connect((OWN, port))
+own.send(b"own")
+print(service.recv(9))
+"""
+        # A refusal arrives after a datagram, and is that of the next one.
+        assert pod.run(program) == ["111", "True", "nothing", "b'own'"]
+
     def test_nor_do_several_at_once(self, pod: Pod) -> None:
         """As QUIC sends them. One to this host comes, the next one, to a member, does not go."""
         program = """

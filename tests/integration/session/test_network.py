@@ -60,6 +60,19 @@ peer.sendall(bytes(8 << 20))
 peer.shutdown(socket.SHUT_WR)
 print(said, len(peer.recv(1)))
 """
+_DATAGRAM = """
+import socket, sys
+socket.socket(type=socket.SOCK_DGRAM).sendto(b"x" * 64, (sys.argv[1], int(sys.argv[2])))
+"""
+#: Prints where each datagram comes from.
+_DATAGRAMS = """
+import socket, sys
+receiving = socket.socket(type=socket.SOCK_DGRAM)
+receiving.bind(("", int(sys.argv[1])))
+print("listening", flush=True)
+while True:
+    print(receiving.recvfrom(64)[1][0], flush=True)
+"""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's to make")
 
@@ -103,9 +116,9 @@ def session(job: int, slot: int, count: int = 2) -> list[tuple[str, Container]]:
     made = []
     # Each host makes its own; here they share one folder of names.
     for one in places:
-        number = job + list(HOSTS).index(one.node)
-        node.make(on(one.node), number, one, places, settings(one.node))
-        made.append((network.namespace(number, one.local), one))
+        own = one._replace(local=one.local + 100 * list(HOSTS).index(one.node))
+        node.make(on(one.node), job, own, places, settings(one.node))
+        made.append((network.namespace(job, own.local), one))
     return made
 
 
@@ -114,7 +127,7 @@ def _two(hosts: None) -> Iterator[list[list[tuple[str, Container]]]]:
     try:
         yield [session(900100, 7), session(900200, 8)]
     finally:
-        for job in (900100, 900101, 900200, 900201):
+        for job in (900100, 900200):
             node.forget(run_command, job)
 
 
@@ -129,6 +142,20 @@ def listening(space: str, port: int) -> Iterator[None]:
             assert process.stdout is not None
             assert process.stdout.readline() == "listening\n"
             yield
+        finally:
+            process.kill()
+
+
+def first_datagram(space: str, port: int, senders: Sequence[str], address: str) -> str:
+    """Whose datagram comes first, of those that each of these namespaces sends."""
+    argv = ["ip", "netns", "exec", space, sys.executable, "-c", _DATAGRAMS, str(port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listening\n"
+            for sender in senders:
+                inside(sender, sys.executable, "-c", _DATAGRAM, address, str(port))
+            return process.stdout.readline().strip()
         finally:
             process.kill()
 
@@ -201,11 +228,29 @@ def test_users_of_a_host_cannot_put_packets_into_a_session(two: Two) -> None:
     assert [received(space) for space, _one in two[0]] == before
 
 
+def test_a_job_with_the_slot_of_a_session_cannot_put_packets_into_it(two: Two) -> None:
+    """On a node without that session, nothing refuses its containers, which have the session's identifiers."""
+    (space, first), (other, last) = two[0][0], two[0][-1]
+    token = plan.parse_token("7;demo;main,sub;1,0+0,4")
+    places = plan.places(token, list(HOSTS), HOSTS, settings("gmh-a").pools)
+    # The host has made sub2 and sub3 of the session, and cannot make their identifiers again.
+    forged = places[4]
+    assert forged.name == "sub4" and forged.vni not in {one.vni for _space, one in two[0]}
+    assert places[0]._replace(local=0) == first
+    try:
+        node.make(on("gmh-b"), 900400, forged, places, settings("gmh-b"))
+        senders = [network.namespace(900400, forged.local), other]
+        assert first_datagram(space, 4242, senders, first.address) == last.address
+    finally:
+        node.forget(run_command, 900400)
+
+
 def test_a_subnet_on_its_own_node_has_no_broadcast(two: Two) -> None:
     """Nothing is flooded: there is no entry for an address that is not a peer's."""
     for space, _one in two[0]:
         entries = json.loads(call("bridge", "-n", space, "-j", "fdb", "show", "dev", "vx0"))
-        assert {entry["mac"] for entry in entries if "dst" in entry} == {peer.mac for _s, peer in two[0]} - {_one.mac}
+        peers = {network.mac(900100, peer) for _s, peer in two[0] if peer.name != _one.name}
+        assert {entry["mac"] for entry in entries if "dst" in entry} == peers
         assert not [entry for entry in entries if entry["mac"] == "00:00:00:00:00:00"]
 
 

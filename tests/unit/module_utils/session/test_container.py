@@ -200,9 +200,8 @@ def test_a_folder_that_a_node_lacks_is_told_before_anything_is_fetched(top: Path
 
 
 def test_the_log_is_beside_the_images_of_the_user() -> None:
-    given = here(Path("/"))._replace(storage="/scratch/{user}/images")
-    assert sessions._logs(given) == f"/scratch/{ME}"
-    assert sessions._logs(given._replace(storage="/scratch/{user}/images/")) == f"/scratch/{ME}"
+    given = here(Path("/"))._replace(storage="/scratch/{user}")
+    assert sessions._logs(given) == sessions._logs(given._replace(storage="/scratch/{user}/")) == f"/scratch/{ME}"
     assert container.place_of(7, 0, "/scratch/{user}/").images == f"/scratch/{ME}/images"
 
 

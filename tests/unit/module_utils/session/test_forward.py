@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +57,46 @@ def test_a_port_that_is_taken_is_refused_and_so_is_another_node(taken: int) -> N
         forward.refuse(session([8888]), HERE._replace(machine="n2"))
     forward.refuse(session([]), HERE._replace(machine="n2"))
     assert forward.started([f"{taken}:8888"], HERE)
+
+
+def test_a_port_on_which_another_user_listens_is_not_a_forward(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_PATIENCE", 0.0)
+    ours = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
+    assert not forward.started([f"{taken}:8888"], HERE)
+
+
+def test_only_the_address_that_is_told_counts(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_PATIENCE", 0.0)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        # It does not listen.
+        assert not forward.started([f"{taken}:8888", f"{other.getsockname()[1]}:1"], HERE)
+    assert not forward.started([f"{taken}:8888"], HERE._replace(members={"n1": "127.0.0.5"}))
+
+
+def test_a_forward_of_ipv6() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listening:
+        port = listening.getsockname()[1]
+        assert forward.started([f"{port}:1"], HERE._replace(members={"n1": "::1"}))
+
+
+@pytest.mark.skipif(sys.byteorder == "big", reason="it was recorded on a host with the other byte order")
+def test_the_users_that_listen() -> None:
+    text = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 40123 1 ffff 100 0 0 10 0
+   1: 0100000A:22B8 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001        0 40124 1 ffff 100 0 0 10 0
+   2: 0100000A:22B8 0200000A:9C40 01 00000000:00000000 02:000000A1 00000000  1000        0 40125 2 ffff 20 4 30 10 -1
+  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when
+   0: B80D0120000000000000000001000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 \
+00000000     0        0 40126 1 ffff 100 0 0 10 0
+"""
+    assert forward.parse_listeners(text) == {
+        (ipaddress.ip_address("127.0.0.1"), 8080): {1000},
+        (ipaddress.ip_address("10.0.0.1"), 8888): {1001},
+        (ipaddress.ip_address("2001:db8::1"), 80): {0},
+    }
 
 
 def test_ssh_verifies_the_session_and_goes_through_a_step_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:

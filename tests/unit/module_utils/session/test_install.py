@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import install
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import PROGRAMS
 
@@ -85,6 +85,32 @@ def test_nothing_is_left_when_sessions_are_switched_off(
         part.apply()
     assert [path.name for path in library.glob("*")] == (["libgpumesh-pod-0.so"] if others else [])
     assert library.exists() == others
+
+
+def test_rules_that_could_not_be_loaded_are_loaded_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install.node, "TABLE_FILE", str(tmp_path / "session.nft"))
+    monkeypatch.setattr(install, "find", lambda name: name)
+    (tmp_path / "session.nft").write_text("old\n")
+    loaded: list[str] = []
+    failing = True
+
+    def run(argv: list[str], stdin: str = "", **_options: object) -> Completed:
+        if argv[1] == "--file":
+            if failing:
+                raise CommandError(argv, "exited 1")
+            loaded.append(stdin)
+        return Completed(0, "", "")
+
+    with pytest.raises(CommandError):
+        install._rules(run, "new\n").apply()
+    failing = False
+    part = install._rules(run, "new\n")
+    assert part.changed
+    part.apply()
+    assert (loaded, (tmp_path / "session.nft").read_text()) == (["new\n"], "new\n")
+    assert not install._rules(run, "new\n").changed
 
 
 @pytest.mark.parametrize(("runtime", "others"), [("podman", "ch-run"), ("charliecloud", "podman")])

@@ -47,6 +47,17 @@ def test_a_controller_that_starts_again_has_not_ended_the_session() -> None:
         job.follow(Slurm(Completed(1, "", _DOWN)), 7)
 
 
+def test_a_controller_that_does_not_take_the_stage_ends_no_session() -> None:
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_options: object) -> Completed:
+        asked.append(argv)
+        raise CommandError(argv, "did not end within 30 s")
+
+    job.note(run, 7, "5;demo;main;1", "running")
+    assert asked == [["scontrol", "update", "job=7", "comment=gpumesh-session 5;demo;main;1 running"]]
+
+
 def test_a_job_that_slurm_has_forgotten() -> None:
     assert job.follow(Slurm(Completed(1, "", "slurm_load_jobs error: Invalid job id specified")), 7) is None
     assert job.follow(Slurm(Completed(0, "", "")), 7) is None

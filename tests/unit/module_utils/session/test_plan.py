@@ -101,12 +101,17 @@ def test_places() -> None:
         ("sub2", "n2", 2, "10.192.5.3", 0x503),
         ("sub3", "n3", 1, "10.192.5.4", 0x504),
     ]
-    assert found[1].mac == "02:67:6d:00:05:02"
     # If nodes register themselves, Slurm's own order is arbitrary, and that of squeue is by name.
     assert plan.places(token, ["n2", "n3", "n1"], MEMBERS, POOLS) == found
     assert [[one.name for one in step] for step in plan.steps(found)] == [["main1"], ["sub1", "sub3"], ["sub2"]]
     with pytest.raises(InputError, match="needs 3 nodes"):
         plan.places(token, ["n1", "n2"], MEMBERS, POOLS)
+
+
+def test_the_first_container_is_a_step_of_its_own() -> None:
+    """Other replicas of its role would be killed at its end, and their status would be that of the session."""
+    found = plan.places(Token(5, "demo", ("main",), ((2,), (1,))), ["n1", "n2"], MEMBERS, POOLS)
+    assert [[one.name for one in step] for step in plan.steps(found)] == [["main1"], ["main3"], ["main2"]]
 
 
 def test_a_step_has_what_its_role_asks_for_and_nothing_more() -> None:

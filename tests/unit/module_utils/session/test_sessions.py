@@ -55,6 +55,22 @@ def test_the_earlier_one_goes_on(monkeypatch: pytest.MonkeyPatch, cancelled: lis
     assert cancelled == []
 
 
+def test_the_log_is_in_a_folder_that_only_the_user_writes_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sessions, "own_name", lambda: "alice")
+    for name in ("all", "team", "mine"):
+        (tmp_path / name / "alice").mkdir(parents=True)
+    (tmp_path / "all" / "alice").chmod(0o1777)
+    (tmp_path / "team" / "alice").chmod(0o2775)
+    (tmp_path / "mine" / "alice").chmod(0o755)
+    here = HERE._replace(volumes=[f"{tmp_path}/{name}" for name in ("none", "all", "team", "mine")])
+    assert sessions._logs(here) == f"{tmp_path}/mine/alice"
+    assert sessions._logs(here._replace(volumes=here.volumes[:-1])) == "/var/tmp/alice"
+
+
+def test_the_log_of_a_session_is_told(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]]) -> None:
+    assert start(monkeypatch, cancelled, 8).log == "/var/tmp/alice/gpumesh-session-demo-8.log"
+
+
 def refused(monkeypatch: pytest.MonkeyPatch, image: str, found: job.Session | None = None) -> str:
     """Why a session with this image is refused. Slurm is only queried for existing sessions."""
     monkeypatch.setattr(job, "own", lambda _run, _name: found)

@@ -33,10 +33,38 @@ def test_what_is_written_is_what_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("written", "minutes"),
-    [("", 0), (None, 0), (90, 90), ("90", 90), (28800, 480), ("0:00:30", 1), ("2-01:00:00", 49 * 60)],
+    [
+        ("", 0),
+        (None, 0),
+        (90, 90),
+        ("90", 90),
+        (3599, 3599),
+        (3600, 60),
+        (3601, 61),
+        (28800, 480),
+        ("28800", 28800),
+        ("0:00:30", 1),
+        ("2-01:00:00", 49 * 60),
+    ],
 )
 def test_time(written: Any, minutes: int) -> None:
     assert spec.minutes(written) == minutes
+
+
+@pytest.mark.parametrize(
+    "written",
+    [0, 1, 59, 3599, "3600", "3601", "4320", 28800, "28800", "3-00:00:00", "365-00:00:00", "9999-9999:99:99"],
+)
+def test_a_session_has_the_same_time_on_its_nodes(written: Any) -> None:
+    found = spec.parse({**WHOLE, "session_time": written})
+    assert job.decode(job.encode(found)) == found
+    assert spec.parse(spec.as_values(found)).time == found.time == spec.minutes(written)
+
+
+@pytest.mark.parametrize("written", [True, -5, 10**12, "123456789"])
+def test_what_is_no_time(written: Any) -> None:
+    with pytest.raises(InputError, match=f"session_time is '{written}'"):
+        spec.minutes(written)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,24 @@ def test_only_a_session_with_its_own_network_has_ssh() -> None:
 
 
 @pytest.mark.skipif(SSHD is None, reason="there is no sshd here")
+def test_the_daemon_gives_the_container_nothing_of_the_host(tmp_path: Path) -> None:
+    ssh.make_key(run, str(tmp_path / ssh.KEY))
+    (tmp_path / ssh.SERVER).write_text(ssh.server(MAIN, str(tmp_path), "/bin/echo"))
+    known = run([str(SSHD), "-T", "-f", str(tmp_path / ssh.SERVER)]).stdout.splitlines()
+    for line in (
+        "allowstreamlocalforwarding no",
+        "allowagentforwarding no",
+        "permituserrc no",
+        "x11forwarding no",
+        "permittunnel no",
+        "allowtcpforwarding yes",
+    ):
+        assert line in known
+    # A name such as alice@corp.example would be a user and a host.
+    assert not [line for line in known if line.startswith("allowusers")]
+
+
+@pytest.mark.skipif(SSHD is None, reason="there is no sshd here")
 def test_a_login_with_the_key_of_the_session_runs_the_command_and_no_other_key_does(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -71,6 +89,12 @@ def test_a_login_with_the_key_of_the_session_runs_the_command_and_no_other_key_d
                 assert time.monotonic() < end, done.stderr
                 time.sleep(0.1)
             assert done.stdout == "entered sub1:\n"
+            # Ports are forwarded, and sockets of the host are not.
+            refusing = [*login, "-o", "ExitOnForwardFailure=yes", "-R"]
+            assert run([*refusing, "0:127.0.0.1:1", "127.0.0.1", "x"], check=False).rc == 0
+            made = tmp_path / "made.sock"
+            done = run([*refusing, f"{made}:127.0.0.1:1", "127.0.0.1", "x"], check=False)
+            assert (done.rc, made.exists()) == (255, False)
             other = tmp_path / "other"
             ssh.make_key(run, str(other))
             # The first value of an option applies.

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, node, plan, sessions, spec, supervise
 
 SPEC = spec.parse({"name": "demo", "roles": [{"name": "main", "image": "x"}, {"name": "sub", "image": "x"}]})
@@ -30,6 +33,8 @@ esac
 @pytest.fixture(name="top", autouse=True)
 def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(node, "FOLDER", str(tmp_path))
+    # The output of this process is that of pytest.
+    monkeypatch.setattr(supervise, "write_to", lambda _path: None)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "7" / "1").mkdir(parents=True)
     session = plan.places(plan.parse_token(TOKEN), ["n1", "n2"], {}, ["10.192.0.0/10"])
@@ -40,7 +45,13 @@ def _top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def batch(
-    top: Path, prepare: str = "true", container: str = "true", watch: str = "true", runtime: str = "podman"
+    top: Path,
+    prepare: str = "true",
+    container: str = "true",
+    watch: str = "true",
+    runtime: str = "podman",
+    limit: int = 0,
+    word: str = "",
 ) -> tuple[int, list[str]]:
     """The exit status, and the stages that the job has reported."""
     (top / "srun").write_text(_SRUN.format(top=top, prepare=prepare, container=container, watch=watch))
@@ -55,7 +66,8 @@ def batch(
         return Completed(0, "", "")
 
     variables = {**os.environ, "SLURM_JOB_ID": "7", job.VARIABLE: TOKEN}
-    return supervise.Batch(run, "/bin/gpumesh-session", job.encode(SPEC), variables, runtime).work(), told
+    word = word or job.encode(SPEC._replace(time=limit))
+    return supervise.Batch(run, "/bin/gpumesh-session", word, variables, runtime, f"{top}/logs").work(), told
 
 
 def test_a_session_runs_only_once_its_containers_do(top: Path) -> None:
@@ -79,6 +91,14 @@ def test_what_starts_the_steps_of_containers_is_outside_of_their_network(top: Pa
     assert all("--overlap --mem=0 --gres=none" in line for line in steps)
 
 
+def test_images_are_fetched_in_the_time_that_slurm_allows_for_them(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "ALLOWANCE", 0.01)
+    status, told = batch(top, prepare="exec sleep 60", limit=5)
+    assert (status, told[0], told[1][:45]) == (1, "fetching", "failed The images took longer than 30 minutes")
+    # Without a limit, Slurm counts nothing.
+    assert batch(top, prepare="sleep 1")[0] == 0
+
+
 def test_each_node_reads_the_session_and_its_key(top: Path) -> None:
     assert batch(top, prepare=f"tee {top}/given; exit 0")[0] == 0
     assert (top / "given").read_text() == f"{job.encode(SPEC)}\na key\n"
@@ -88,8 +108,8 @@ def test_a_session_with_its_secrets_is_in_no_list_of_processes(top: Path) -> Non
     assert batch(top, prepare="true", container="sleep 0.5", watch="true")[0] == 0
     seen = (top / "seen").read_text()
     assert "container" in seen and job.encode(SPEC) not in seen
-    command, *rest = job.script("/bin/gpumesh-session", SPEC).splitlines()[1:]
-    assert command == "exec /bin/gpumesh-session supervise <<'END'"
+    command, *rest = job.script("/bin/gpumesh-session", SPEC, "/mnt/a b").splitlines()[1:]
+    assert command == "exec /bin/gpumesh-session supervise '/mnt/a b' <<'END'"
     assert rest == [job.encode(SPEC), "END"]
 
 
@@ -135,6 +155,69 @@ def test_a_log_that_takes_nothing_stops_no_container(top: Path) -> None:
     errors.join(10.0)
     os.close(full)
     assert errors.said == "no such image"
+
+
+_WRITE = """
+import os, sys
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import supervise
+os.umask(0)
+try:
+    supervise.write_to(sys.argv[1])
+except GpumeshError as failure:
+    sys.exit(str(failure))
+print("output", flush=True)
+os.system("echo error >&2")
+"""
+
+
+def write(path: Path) -> str:
+    """What a process says that has its output written to this file."""
+    done = subprocess.run([sys.executable, "-c", _WRITE, str(path)], capture_output=True, text=True, check=False)
+    assert not done.stdout
+    return done.stderr.strip()
+
+
+def test_only_the_user_reads_the_log_and_a_job_that_is_started_again_appends_to_it(tmp_path: Path) -> None:
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    log = shared / "gpumesh-alice" / "demo.log"
+    assert write(log) == ""
+    assert (log.parent.stat().st_mode & 0o777, log.stat().st_mode & 0o777) == (0o700, 0o600)
+    log.chmod(0o644)
+    assert write(log) == ""
+    assert (log.read_text(), log.stat().st_mode & 0o777) == ("output\nerror\n" * 2, 0o600)
+
+
+def test_the_log_is_not_written_where_others_can_create_it(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("")
+    (tmp_path / "demo.log").symlink_to(other)
+    assert f"The log {tmp_path}/demo.log cannot be written" in write(tmp_path / "demo.log")
+    tmp_path.chmod(0o1777)
+    assert f"{tmp_path} is open to other users" in write(tmp_path / "demo.log")
+    assert other.read_text() == ""
+
+
+def test_a_log_that_cannot_be_opened_is_told_in_the_comment_of_the_job(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_to(path: str) -> None:
+        raise HostStateError(f"no {path}.")
+
+    monkeypatch.setattr(supervise, "write_to", write_to)
+    assert batch(top) == (1, [f"failed no {top}/logs/gpumesh-session-demo-7.log."])
+
+
+def test_a_session_that_cannot_be_read_is_told_there_too(top: Path) -> None:
+    status, (told,) = batch(top, word="e30=")
+    assert (status, told.partition(".")[0]) == (1, "failed session_name '' is not a name of a session")
+
+
+def test_slurm_writes_no_log(top: Path) -> None:
+    words = job.options(SPEC, plan.parse_token(TOKEN), plan.Size(0, 1, 0, 1))
+    assert [word for word in words if word.startswith(("--output", "--error"))] == ["--output=/dev/null"]
 
 
 def queued(state: str, comment: str, nodes: str = "n1", reason: str = "None") -> job.Session:
