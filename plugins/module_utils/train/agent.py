@@ -360,30 +360,39 @@ def _address(node: str) -> str:
         return node
 
 
-def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> bool:
-    """Whether this node should continue the run, whose supervisor is lost. Returns False once another node does.
+def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> Optional[int]:
+    """The turn in which this node continues the run, whose supervisor is lost; None once another process does.
 
     ``reaches``: whether the controller answers. Without it, the run could not continue here. Most likely, it is this
     node that is cut off, and not that of the supervisor, even if it still has the shared volume.
     """
-    folder = Folder(task.folder)
     turn = 0
     while turn < _TURNS:
         able = reaches()
-        if able and folder.claim(task.attempt, turn, node):
-            return True
+        # Last of all: while this node was cut off, the supervisor may have started another attempt without it.
+        orphaned = _orphaned(task)
+        if orphaned is False:
+            return None
+        able = able and bool(orphaned)
+        if able and Folder(task.folder).claim(task.attempt, turn, node):
+            return turn
         turn += able
         for _second in range(int(_HEIR if able else _AGAIN)):
             sleep(1.0)
-            with contextlib.suppress(GpumeshError):
-                state = folder.read()
-                if (
-                    state.state in ENDED
-                    or len(state.attempts) > task.attempt
-                    or folder.submission().token != task.token
-                ):
-                    return False
-    return False
+            if _orphaned(task) is False:
+                return None
+    return None
+
+
+def _orphaned(task: Task) -> Optional[bool]:
+    """Whether the run is still where this attempt has left it; None if that cannot be read."""
+    folder = Folder(task.folder)
+    try:
+        run = folder.read()
+        in_charge = folder.submission().token == task.token
+    except GpumeshError:
+        return None
+    return in_charge and run.state not in ENDED and len(run.attempts) <= task.attempt
 
 
 def parse_task(text: str) -> Task:

@@ -7,7 +7,7 @@ request.json        the request, written once
 job.json            the job that is in charge, written by whoever submits one
 run.json            what has happened, written by the supervisor
 supervisor.log      the log of the supervisor
-attempts/001/       one log per rank; heir-N, created by the process that continues the run when the supervisor is lost
+attempts/001/       one log per rank; heir-N, created by the process that continues the run after this attempt
 checkpoints/        the program's checkpoints
 code/               the snapshot of its code, if one was requested
 """
@@ -130,7 +130,11 @@ class Folder:
         return self.path / "attempts" / f"{number:03}"
 
     def claim(self, attempt: int, turn: int, node: str) -> bool:
-        """Become the heir of an attempt's supervisor. Returns False if another process already is. Raises OSError."""
+        """Become the process that continues the run after an attempt: its supervisor, or an heir if that is lost.
+
+        Returns False if another process already is. Raises OSError. Later turns are for the case that the process of an
+        earlier one does not start another attempt.
+        """
         path = self.attempt(attempt) / f"heir-{turn}"
         try:
             descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -140,9 +144,12 @@ class Folder:
             stream.write(f"{node}\n")
         return True
 
-    def inherited(self, attempt: int) -> bool:
-        """Whether another process has continued this attempt's run, so that its supervisor is no longer in charge."""
-        return any(self.attempt(attempt).glob("heir-*"))
+    def inherited(self, attempt: int, turn: int = -1) -> bool:
+        """Whether a process has claimed to continue the run after this attempt, in a later turn than this one.
+
+        Raises OSError.
+        """
+        return len(list(self.attempt(attempt).glob("heir-*"))) > turn + 1
 
 
 def in_use(name: str, path: str) -> InputError:

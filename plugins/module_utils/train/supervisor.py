@@ -59,12 +59,17 @@ _STAND_BY = 5.0
 _FULL = 900.0
 
 
+#: Why a process that is not lost does not go on.
+_SUCCEEDED = "another node considers this one dead, and continues the run"
 #: The words for what Slurm does with a job; see `scheduler.fate`.
 _FATES = {"preempted": "Slurm has preempted the job", "requeued": "Slurm has requeued the job"}
 
 
 class Post(NamedTuple):
-    """The place of a supervisor. ``inherited``: the attempt whose supervisor was lost; 0 in the batch script."""
+    """The place of a supervisor. ``inherited``: the attempt whose supervisor was lost; 0 in the batch script.
+
+    ``turn``: the turn of the heir that this process is.
+    """
 
     program: str
     job: int
@@ -72,6 +77,7 @@ class Post(NamedTuple):
     node: str
     allocated: Sequence[str]
     inherited: int = 0
+    turn: int = 0
 
 
 class DismissedError(GpumeshError):
@@ -92,6 +98,8 @@ class Supervisor:
         self._lost: List[str] = []
         #: The attempt that this process monitors.
         self._started = 0
+        #: The last attempt after which this process has continued the run, and the turn in which it has claimed that.
+        self._claimed = (post.inherited, post.turn)
         self._preempted = False
         self._cancelled = False
 
@@ -157,8 +165,17 @@ class Supervisor:
             return
         if submission.token != self._post.token:
             raise DismissedError(f"job {submission.job} is in charge of the run")
-        if self._started and self._folder.inherited(self._started):
-            raise DismissedError("another node considers this one dead, and continues the run")
+        if self._post.inherited and not self._started and len(self._run.attempts) > self._post.inherited:
+            # An heir, whose claim came too late. Fewer attempts mean that its predecessor could not record the last ones.
+            raise DismissedError("another attempt has been started in the meantime")
+        claims = [(attempt, turn) for attempt, turn in (self._claimed, (self._started, -1)) if attempt]
+        try:
+            succeeded = any(self._folder.inherited(attempt, turn) for attempt, turn in claims)
+        except OSError as failure:
+            _say(f"whether another node continues the run is not known now: {failure}")
+            return
+        if succeeded:
+            raise DismissedError(_SUCCEEDED)
 
     def _stand_by(self) -> int:
         """Wait for the end of the run if it continues in this job: Slurm ends a job with its batch script."""
@@ -174,12 +191,21 @@ class Supervisor:
 
     def _begin(self) -> None:
         """Close the last attempt if it is still open, since its supervisor was lost."""
-        self._run = self._run._replace(job=self._post.job, token=self._post.token, detail="")
+        missing = [self._unrecorded(number) for number in range(len(self._run.attempts) + 1, self._post.inherited + 1)]
+        attempts = (*self._run.attempts, *missing)
+        self._run = self._run._replace(job=self._post.job, token=self._post.token, detail="", attempts=attempts)
         if self._run.attempts and self._run.attempts[-1].end is None:
             last = self._run.attempts[-1]
             cause = Cause("node", f"{last.supervisor}, the node of the supervisor, was lost", None, last.supervisor)
             self._lost = [last.supervisor] if self._post.inherited else []
             self._replace_last(last._replace(end=time.time(), cause=cause))
+
+    def _unrecorded(self, number: int) -> Attempt:
+        """An attempt of this job that its supervisor, which was lost, could not record, since the volume was full."""
+        nodes, now = tuple(self._post.allocated), time.time()
+        cause = Cause("node", "the node of the supervisor was lost, and run.json could not be written before")
+        ranks = len(nodes) * self._request.ranks_per_node
+        return Attempt(number, self._post.job, nodes, ranks, "", now, end=now, cause=cause)
 
     def _placement(self) -> decide.Decision:
         """Decide where the next attempt runs. Waits for a controller that does not answer."""
@@ -275,7 +301,25 @@ class Supervisor:
                     return ""
         return self._request.profile
 
+    def _claim(self) -> None:
+        """Claim to continue the run after the attempt that has ended, as a node of it that was cut off may do as well.
+
+        An heir claims the next turn, which begins if it takes long. Raises DismissedError if another node was faster.
+        """
+        attempt, turn = (self._started, 0) if self._started else (self._post.inherited, self._post.turn + 1)
+        if not attempt:
+            return
+        try:
+            if not self._folder.claim(attempt, turn, self._post.node):
+                raise DismissedError(_SUCCEEDED)
+            self._claimed = (attempt, turn)
+        except OSError as failure:
+            # The run must not end because of it. A claim of this turn is now that of another process.
+            _say(f"heir-{turn} of attempt {attempt} cannot be written now: {failure}")
+            self._claimed = (attempt, turn - 1)
+
     def _attempt(self, nodes: Sequence[str]) -> None:
+        self._claim()
         request, post = self._request, self._post
         number = len(self._run.attempts) + 1
         with contextlib.suppress(OSError):
@@ -299,6 +343,8 @@ class Supervisor:
         attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())
         self._started = number
         self._save(self._run._replace(state="running", attempts=(*self._run.attempts, attempt)))
+        # Now that heirs can see this attempt, no more of them appear: one that came before is in charge.
+        self._require_charge()
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")
         step = Step(post.program, post.job, task, request.gpus_per_node)
         watch = Watch(request, nodes, time.monotonic(), tells=self._run.step is not None)

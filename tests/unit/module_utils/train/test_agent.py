@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import Agent, Rank, Task, inherits
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -62,23 +63,62 @@ def test_a_node_that_is_cut_off_does_not_go_on_with_the_run(task: Task) -> None:
     def go_on(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 12:
-            folder = Folder(task.folder)
-            run = folder.read()
-            folder.write(run._replace(attempts=(*run.attempts, run.attempts[0]._replace(number=2))))
+            start_another(task)
 
-    assert not inherits(task, "n2", lambda: False, go_on)
+    assert inherits(task, "n2", lambda: False, go_on) is None
     assert not Folder(task.folder).inherited(1) and len(slept) == 12
 
 
 def test_the_first_that_reaches_the_controller_goes_on_with_the_run(task: Task) -> None:
     answers = iter([False, True])
     slept: list[float] = []
-    assert inherits(task, "n2", lambda: next(answers), slept.append)
+    assert inherits(task, "n2", lambda: next(answers), slept.append) == 0
     assert len(slept) == 5
     # Another one tries if the first does not start an attempt.
-    assert inherits(task, "n1", lambda: True, slept.append)
+    assert inherits(task, "n1", lambda: True, slept.append) == 1
     assert len(slept) == 65
     assert [path.read_text(encoding="ascii") for path in sorted(Folder(task.folder).attempt(1).iterdir())] == [
         "n2\n",
         "n1\n",
     ]
+
+
+def start_another(task: Task) -> None:
+    """Record that the supervisor has started another attempt."""
+    folder = Folder(task.folder)
+    run = folder.read()
+    folder.write(run._replace(attempts=(*run.attempts, run.attempts[0]._replace(number=2))))
+
+
+def test_a_node_that_was_cut_off_for_a_while_does_not_continue_what_goes_on_without_it(task: Task) -> None:
+    """The supervisor has started another attempt while this node reached neither the controller nor the volume."""
+
+    def reaches() -> bool:
+        start_another(task)
+        return True
+
+    assert inherits(task, "n2", reaches, lambda _seconds: None) is None
+    assert not Folder(task.folder).inherited(1)
+
+
+def test_a_node_that_cannot_read_the_state_of_the_run_does_not_continue_it(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = Folder.read, 2
+    slept: list[float] = []
+
+    def fail_first(folder: Folder) -> Run:
+        if len(slept) < failures:
+            raise HostStateError("run.json cannot be read: Input/output error.")
+        return read(folder)
+
+    monkeypatch.setattr(Folder, "read", fail_first)
+
+    def go_on(seconds: float) -> None:
+        assert not Folder(task.folder).inherited(1)
+        slept.append(seconds)
+        if len(slept) == failures:
+            start_another(task)
+
+    assert inherits(task, "n2", lambda: True, go_on) is None
+    assert not Folder(task.folder).inherited(1)

@@ -34,7 +34,7 @@ class Slurm:
         self.asked: list[str] = []
 
     def __call__(self, argv: list[str], **options: object) -> Completed:
-        program = next(word for word in argv if word in ("sbatch", "scancel", "sinfo", "squeue", "scontrol"))
+        program = next(word for word in argv if word in ("sbatch", "scancel", "sinfo", "squeue", "scontrol", "srun"))
         self.away -= 1
         if self.away >= 0:
             if options.get("check", True):
@@ -165,3 +165,130 @@ def test_a_volume_that_fails_for_a_moment_does_not_end_the_run(folder: Folder, m
     assert made._profile() == ""
     made._request = made._request._replace(profile="torch:5")
     assert made._profile() == "torch:5"
+
+
+class Steps:
+    """Stands in for the job steps of attempts; ``begun``: those that have been started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cause: Cause) -> None:
+        self.begun: list[int] = []
+        monkeypatch.setattr(supervisor, "Step", lambda _program, _job, task, _gpus: self.begun.append(task.attempt))
+        monkeypatch.setattr(supervisor.Course, "follow", lambda _self: cause)
+        monkeypatch.setattr(supervisor.Course, "end", lambda _self: None)
+
+
+def supervised(folder: Folder, turn: int = 0, inherited: int = 1) -> supervisor.Supervisor:
+    """A supervisor of the run whose first attempt is open; by default, an heir."""
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0)
+    folder.attempt(1).mkdir(exist_ok=True)
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], inherited, turn)
+    return supervisor.Supervisor(folder, post, Slurm(0))
+
+
+def test_an_heir_of_a_supervisor_that_was_not_lost_starts_nothing(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has claimed the run just when the supervisor started another attempt."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    supervised(folder)
+    attempts = (*folder.read().attempts, Attempt(2, 41, ("n1",), 1, "n1", 0.0))
+    folder.write(folder.read()._replace(attempts=attempts))
+    slurm = Slurm(0)
+    folder.claim(1, 0, "n2")
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n2", ["n1"], 1), slurm)
+    assert made.supervise() == 1
+    assert (steps.begun, slurm.asked, folder.read().attempts) == ([], [], attempts)
+
+
+def test_an_heir_ends_once_a_later_one_continues_the_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needed more than a minute before its first attempt."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    heir = supervised(folder)
+    folder.claim(1, 0, "n2")
+    folder.claim(1, 1, "n3")
+    assert heir.supervise() == 1
+    assert (steps.begun, heir._runner.asked) == ([], [])
+    # The later one continues.
+    later = supervised(folder, turn=1)
+    assert later.supervise() == 0
+    assert (steps.begun, [attempt.number for attempt in folder.read().attempts]) == ([2], [1, 2])
+
+
+def test_a_supervisor_does_not_restart_what_an_heir_continues(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, Cause("crash", "", 0, "n1"))
+    made = supervised(folder, inherited=0)
+    made._started = 1
+    folder.claim(1, 0, "n2")
+    with pytest.raises(supervisor.DismissedError):
+        made._attempt(["n1"])
+    assert (steps.begun, len(folder.read().attempts)) == ([], 1)
+
+
+def test_a_supervisor_that_restarts_has_no_heir(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims the run like an heir: only one of them can."""
+    steps = Steps(monkeypatch, Cause("crash", "", 0, "n1"))
+    made = supervised(folder, inherited=0)
+    for _restart in range(2):
+        made._attempt(["n1"])
+    assert steps.begun == [2, 3] and not folder.claim(2, 0, "n2")
+
+
+def test_an_heir_that_restarts_has_no_later_one(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, both might see the other one, and neither would continue the run."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    heir = supervised(folder)
+    folder.claim(1, 0, "n1")
+    heir._attempt(["n1"])
+    assert steps.begun == [2] and not folder.claim(1, 1, "n2")
+    late = supervised(folder)
+    late._run = late._run._replace(attempts=late._run.attempts[:1])
+    with pytest.raises(supervisor.DismissedError):
+        late._attempt(["n1"])
+    assert steps.begun == [2]
+
+
+def test_a_supervisor_checks_again_for_heirs_once_its_attempt_can_be_seen(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, Cause("crash"))
+    made = supervised(folder, inherited=0)
+    made._started = 1
+    write = Folder.write
+
+    def be_late(here: Folder, run: Run) -> None:
+        # It has taken so long since the claim that an agent considers its process lost.
+        here.claim(1, 1, "n2")
+        write(here, run)
+
+    monkeypatch.setattr(Folder, "write", be_late)
+    with pytest.raises(supervisor.DismissedError):
+        made._attempt(["n1"])
+    assert steps.begun == []
+
+
+def test_a_volume_that_fails_does_not_dismiss_a_supervisor(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, Cause("crash"))
+    made = supervised(folder, inherited=0)
+    made._started = 1
+
+    def fail(*_given: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Folder, "claim", fail)
+    made._attempt(["n1"])
+    monkeypatch.setattr(Folder, "inherited", fail)
+    made._require_charge()
+    monkeypatch.undo()
+    # Whoever has claimed it since is another process.
+    folder.claim(1, 0, "n2")
+    with pytest.raises(supervisor.DismissedError):
+        made._require_charge()
+    assert steps.begun == [2]
+
+
+def test_an_heir_knows_attempts_that_could_not_be_recorded(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The volume was full when they began. Otherwise, another attempt would have the same number."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    assert supervised(folder, inherited=3).supervise() == 0
+    assert steps.begun == [4] and [attempt.number for attempt in folder.read().attempts] == [1, 2, 3, 4]
