@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
-import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     agent,
     decide,
@@ -558,8 +558,12 @@ class Course:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
-    sys.stdout.flush()
+    """Write to supervisor.log. It is on the shared volume: if that is full, the run goes on without the line.
+
+    Nothing is buffered, since Python would write it again later, and fail then.
+    """
+    with contextlib.suppress(OSError):
+        write_all(1, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
 
 def main(folder: Folder, post: Post) -> int:

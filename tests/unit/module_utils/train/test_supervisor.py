@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,6 +187,17 @@ def supervised(folder: Folder, turn: int = 0, inherited: int = 1) -> supervisor.
     folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
     post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], inherited, turn)
     return supervisor.Supervisor(folder, post, Slurm(0))
+
+
+def test_a_full_volume_does_not_end_the_supervisor_that_says_so() -> None:
+    """Its log is on the same volume. At the end of a program, Python writes what is left in its buffers."""
+    code = f"from {supervisor.__name__} import _say; _say('run.json cannot be written now')"
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=variables, stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_an_heir_of_a_supervisor_that_was_not_lost_starts_nothing(
