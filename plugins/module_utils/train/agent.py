@@ -374,8 +374,12 @@ def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = ti
         if orphaned is False:
             return None
         able = able and bool(orphaned)
-        if able and Folder(task.folder).claim(task.attempt, turn, node):
-            return turn
+        try:
+            if able and Folder(task.folder).claim(task.attempt, turn, node):
+                return turn
+        except OSError:
+            # The volume may have room, or be reachable, later.
+            able = False
         turn += able
         for _second in range(int(_HEIR if able else _AGAIN)):
             sleep(1.0)

@@ -14,6 +14,7 @@ code/               the snapshot of its code, if one was requested
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Callable, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_all, write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
@@ -136,12 +137,17 @@ class Folder:
         earlier one does not start another attempt.
         """
         path = self.attempt(attempt) / f"heir-{turn}"
+        # It may be missing if the volume was full when the attempt began.
+        path.parent.mkdir(exist_ok=True)
         try:
             descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(f"{node}\n")
+        # That the file exists is the claim; the name is for people. A full volume may refuse it, or only when it is closed.
+        with contextlib.suppress(OSError):
+            write_all(descriptor, f"{node}\n".encode())
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
         return True
 
     def inherited(self, attempt: int, turn: int = -1) -> bool:

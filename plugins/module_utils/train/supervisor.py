@@ -113,12 +113,18 @@ class Supervisor:
 
     def supervise(self) -> int:
         """Supervise the run. Returns the exit status of the job."""
+        dismissed = False
         try:
             self._require_charge()
             return self._work()
         except DismissedError as why:
+            dismissed = True
             _say(f"{self._request.name}: {why}")
             return self._stand_by()
+        finally:
+            # Whatever has happened: there is no batch script left whose end would end the job of an heir.
+            if self._post.inherited and not dismissed:
+                self._end_job()
 
     def _work(self) -> int:
         if (self._run.state, self._run.token) == ("finished", self._post.token):
@@ -260,9 +266,6 @@ class Supervisor:
                 _say("waiting for the controller, to submit another job")
                 time.sleep(_STAND_BY)
             self._resubmit(decision.excluded)
-        if self._post.inherited:
-            # There is no batch script left whose end would end this job.
-            self._end_job()
         return 1 if decision.action in ("cancel", "fail") else 0
 
     def _end_job(self) -> None:

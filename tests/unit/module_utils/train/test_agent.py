@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import Agent, Rank, Task, inherits
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
@@ -122,3 +123,31 @@ def test_a_node_that_cannot_read_the_state_of_the_run_does_not_continue_it(
 
     assert inherits(task, "n2", lambda: True, go_on) is None
     assert not Folder(task.folder).inherited(1)
+
+
+def test_a_run_on_a_full_volume_is_continued(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for the name of a file, but for nothing in it."""
+    # The directory of the attempt may be missing as well.
+    assert Folder(task.folder).claim(2, 0, "n2")
+    opened = os.open
+
+    def fill(path: str, flags: int, *mode: int) -> int:
+        os.close(opened(path, flags, *mode))
+        return opened("/dev/full", os.O_WRONLY)
+
+    monkeypatch.setattr(store.os, "open", fill)
+    assert Folder(task.folder).claim(1, 0, "n2") and not Folder(task.folder).claim(1, 0, "n3")
+
+
+def test_a_node_that_cannot_claim_the_run_now_tries_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Folder.claim
+    slept: list[float] = []
+
+    def fail_first(folder: Folder, attempt: int, turn: int, node: str) -> bool:
+        if not slept:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return claim(folder, attempt, turn, node)
+
+    monkeypatch.setattr(Folder, "claim", fail_first)
+    assert inherits(task, "n2", lambda: True, slept.append) == 0
+    assert len(slept) == 5

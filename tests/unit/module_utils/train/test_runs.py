@@ -117,6 +117,18 @@ def test_a_job_that_slurm_would_start_again_is_cancelled_with_its_run(folder: Fo
     assert slurm.ended == [41]
 
 
+def test_a_job_that_the_last_supervisor_could_not_end_is_cancelled_with_its_run(folder: Folder) -> None:
+    """Slurm has refused the next job, so the submission in charge has none."""
+    folder.write(Run("nano", "failed", "token", 41))
+    folder.write_submission(Submission("other"))
+    slurm = Slurm(j41=("nano", "RUNNING|None"))
+    assert runs.cancel(host(slurm), folder).state == "failed"
+    assert slurm.ended == [41]
+    slurm.jobs[41] = ("theirs", "RUNNING|None")
+    runs.cancel(host(slurm), folder)
+    assert slurm.ended == [41]
+
+
 def test_whoever_follows_a_run_waits_for_the_controller(folder: Folder) -> None:
     folder.write_submission(Submission("token", 41))
     folder.write(Run("nano", "running", "token", 41))

@@ -60,18 +60,21 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return folder
 
 
-def left(folder: Folder, kind: str, slurm: Slurm, inherited: int = 0) -> int:
+def left(folder: Folder, kind: str, slurm: Slurm) -> int:
     """The exit status of a supervisor whose only attempt has ended in this way."""
     attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause(kind))
     folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
-    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], inherited), slurm)
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), slurm)
     return made._leave(supervisor.decide.verdict(folder.request(), made._counted()) or pytest.fail(kind))
 
 
 def test_a_job_without_a_batch_script_ends_also_if_the_controller_is_away(folder: Folder) -> None:
     """Nothing else would end it: its nodes would be occupied forever."""
     slurm = Slurm(3)
-    assert left(folder, "finished", slurm, inherited=1) == 0
+    made = supervised(folder)
+    made._runner = slurm
+    made._replace_last(made._run.attempts[-1]._replace(end=1.0, cause=Cause("finished")))
+    assert made.supervise() == 0
     assert slurm.asked[-1] == "scancel"
     assert folder.read().state == "finished"
 
@@ -306,3 +309,19 @@ def test_an_heir_knows_attempts_that_could_not_be_recorded(folder: Folder, monke
     steps = Steps(monkeypatch, Cause("finished"))
     assert supervised(folder, inherited=3).supervise() == 0
     assert steps.begun == [4] and [attempt.number for attempt in folder.read().attempts] == [1, 2, 3, 4]
+
+
+def test_an_heir_that_can_submit_no_other_job_ends_its_own(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the job would hold its nodes until its time limit, although the run has failed."""
+    slurm = Slurm(0)
+    made = supervised(folder)
+    made._runner = slurm
+    made._replace_last(made._run.attempts[-1]._replace(end=1.0, cause=Cause("warned", "the time limit is near")))
+
+    def refuse(*_given: object, **_options: object) -> None:
+        raise supervisor.GpumeshError("Slurm refuses the job.")
+
+    monkeypatch.setattr(supervisor.scheduler, "submit", refuse)
+    with pytest.raises(supervisor.GpumeshError, match="refuses the job"):
+        made.supervise()
+    assert slurm.asked[-1] == "scancel" and folder.read().state == "failed"
