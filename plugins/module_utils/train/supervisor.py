@@ -10,6 +10,7 @@ directory.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import time
@@ -30,7 +31,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Attempt, Cause, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder, unwritable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
 #: Seconds between two reads of the agents' messages, two updates of run.json, and two queries to the controller.
@@ -172,7 +173,7 @@ class Supervisor:
         if submission.token != self._post.token:
             raise DismissedError(f"job {submission.job} is in charge of the run")
         if self._post.inherited and not self._started and len(self._run.attempts) > self._post.inherited:
-            # An heir, whose claim came too late. Fewer attempts mean that its predecessor could not record the last ones.
+            # An heir, whose claim came too late. Fewer attempts mean that the last ones could not be recorded.
             raise DismissedError("another attempt has been started in the meantime")
         claims = [(attempt, turn) for attempt, turn in (self._claimed, (self._started, -1)) if attempt]
         try:
@@ -569,8 +570,25 @@ def _say(text: str) -> None:
         write_all(1, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
 
+def _refuse_foreign(folder: Folder) -> None:
+    """Before the request is read, whose command then runs. An heir takes over from a process that has done this.
+
+    Raises GpumeshError.
+    """
+    own = os.geteuid()
+    # A full volume, which does not tell who this user is to it, does not end a run.
+    with contextlib.suppress(OSError):
+        own = folder.writer()
+    try:
+        folder.refuse_foreign(own)
+    except OSError as failure:
+        raise unwritable(folder, failure, f"gpumesh-train resume {folder.path.name}") from failure
+
+
 def main(folder: Folder, post: Post) -> int:
-    """The main function of the batch script, or of an heir."""
+    """The main function of the batch script, or of an heir. Raises GpumeshError."""
+    if not post.inherited:
+        _refuse_foreign(folder)
     supervisor = Supervisor(folder, post)
     signal.signal(signal.SIGUSR1, supervisor.preempt)
     signal.signal(signal.SIGTERM, supervisor.cancel)

@@ -184,6 +184,33 @@ def test_a_run_of_another_user_is_not_resumed(folder: Folder) -> None:
     assert folder.submission().job == 41
 
 
+def test_a_run_that_another_user_could_replace_is_neither_started_nor_resumed(folder: Folder, tmp_path: Path) -> None:
+    """Such as in a directory that another one has made on the volume under the name of this user."""
+    folder.write_submission(Submission("token", 41))
+    folder.write(Run("nano", "failed", "token", 41))
+    tmp_path.chmod(0o777)
+    with pytest.raises(HostStateError, match=r"may rename what is in .*chmod \+t"):
+        runs.resume(host(Slurm()), folder)
+    assert folder.submission().job == 41
+    new = Folder(str(tmp_path / "alice" / "runs" / "new"))
+    with pytest.raises(HostStateError, match="may rename what is in"):
+        new.create(Request(name="new", command=["true"], folder=str(new.path)))
+    assert not new.path.exists()
+    tmp_path.chmod(0o1777)
+    assert runs.resume(host(Slurm()), folder)[1]
+
+
+def test_a_new_run_is_its_users_alone_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = Folder(str(tmp_path / "alice" / "runs" / "nano"))
+        folder.create(Request(name="nano", command=["true"], folder=str(folder.path)))
+    finally:
+        os.umask(before)
+    modes = {place.stat().st_mode & 0o777 for place in (folder.path, folder.path.parent, folder.path.parent.parent)}
+    assert modes == {0o755}
+
+
 def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path / "nano"))
     folder.attempt(1).mkdir(parents=True)

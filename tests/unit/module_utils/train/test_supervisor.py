@@ -325,3 +325,22 @@ def test_an_heir_that_can_submit_no_other_job_ends_its_own(folder: Folder, monke
     with pytest.raises(supervisor.GpumeshError, match="refuses the job"):
         made.supervise()
     assert slurm.asked[-1] == "scancel" and folder.read().state == "failed"
+
+
+def test_a_job_runs_no_command_that_another_user_could_have_put_there(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_given: None)
+    monkeypatch.setattr(supervisor.Supervisor, "supervise", lambda _self: 0)
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"])
+
+    def be_full() -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert supervisor.main(folder, post) == 0
+    folder.writer = be_full  # type: ignore[method-assign]
+    assert supervisor.main(folder, post) == 0
+    folder.path.parent.chmod(0o777)
+    (folder.path / "request.json").write_text("what is not to be read", encoding="ascii")
+    with pytest.raises(supervisor.GpumeshError, match="may rename what is in"):
+        supervisor.main(folder, post)
