@@ -81,6 +81,10 @@ class Task(NamedTuple):
     commit: str = ""
 
 
+class NodeError(HostStateError):
+    """The node is the reason why the ranks cannot start on it, so another one should take its place."""
+
+
 class Rank:
     """One process and its descendants."""
 
@@ -199,10 +203,14 @@ class Agent:
     def start(self) -> None:
         """Start the ranks, or first the copy of the data that they need. Raises OSError, GpumeshError."""
         task = self._task
-        self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
         processes.kill_marked("GPUMESH_RUN_DIR", task.folder)
-        for name, source in profiles.modules().items():
-            Path(self._local, name).write_text(source, encoding="utf-8")
+        modules = profiles.modules()
+        try:
+            self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
+            for name, source in modules.items():
+                Path(self._local, name).write_text(source, encoding="utf-8")
+        except OSError as failure:
+            raise NodeError(f"cannot write temporary files: {failure.strerror}") from failure
         if task.stage_dir:
             self._staging = stage.Staging(stage.read(task.folder), task.stage_dir, task.folder)
             self._staging.begin()
@@ -277,8 +285,10 @@ class Agent:
 
     def _obey(self, word: str) -> None:
         if word == "warn":
-            if self._local:
-                Path(self._local, "stop").touch()
+            # Ranks with a handler for the signal do not need the file, for which the disk may be too full.
+            with contextlib.suppress(OSError):
+                if self._local:
+                    Path(self._local, "stop").touch()
             for rank in self._living():
                 rank.warn()
         elif word == "start" and self._staging and self._staging.path and not self._ranks:
@@ -336,7 +346,9 @@ class Agent:
     def _tell_staging(self) -> None:
         staging = self._staging
         if staging and staging.failure:
-            self.say("failed", reason=str(staging.failure), of_node=isinstance(staging.failure, HostStateError))
+            of_node = isinstance(staging.failure, HostStateError)
+            reason = f"{'cannot have the data: ' if of_node else ''}{staging.failure}"
+            self.say("failed", reason=reason, of_node=of_node)
         elif staging and not self._ranks:
             self.say("staging", done=staging.done, total=staging.total, ready=bool(staging.path))
 

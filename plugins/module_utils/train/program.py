@@ -292,7 +292,7 @@ def _agent(program: str, text: str) -> int:
         agent.start()
         present = agent.run(sys.stdin.fileno())
     except (OSError, GpumeshError) as failure:
-        agent.say("failed", reason=str(failure))
+        agent.say("failed", reason=str(failure), of_node=isinstance(failure, agents.NodeError))
     finally:
         agent.close()
     if present or told:

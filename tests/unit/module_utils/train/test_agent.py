@@ -11,12 +11,21 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train import store
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import Agent, Rank, Task, inherits
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import (
+    Agent,
+    NodeError,
+    Rank,
+    Task,
+    inherits,
+    task_text,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -52,10 +61,40 @@ def test_a_node_whose_temporary_directory_is_full_can_say_so(task: Task, monkeyp
     monkeypatch.setattr(tempfile, "mkdtemp", fail)
     output = io.StringIO()
     agent = Agent(task, "n1", output)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NodeError, match="cannot write temporary files: No space left"):
         agent.start()
     agent.close()
     assert '"gone"' in output.getvalue()
+
+
+def test_a_full_temporary_directory_is_the_nodes_and_a_missing_program_is_not(
+    task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(program.signal, "signal", lambda *_given: None)
+    assert program._agent("/bin/x", task_text(task._replace(command=["/none/at/all"]))) == 0
+    reported = capsys.readouterr().out
+    assert "/none/at/all" in reported and '"of_node": false' in reported
+
+    def fail(_path: Path, *_given: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    assert program._agent("/bin/x", task_text(task)) == 0
+    reported = capsys.readouterr().out
+    assert "cannot write temporary files: No space left on device" in reported and '"of_node": true' in reported
+
+
+def test_a_full_temporary_directory_does_not_keep_ranks_from_being_warned(
+    task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    warned: list[int] = []
+    monkeypatch.setattr(Path, "touch", lambda path: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full", str(path))))
+    agent = Agent(task, "n1", io.StringIO())
+    agent._local = str(tmp_path / "local")
+    agent._ranks = [cast("Rank", SimpleNamespace(status=None, warn=lambda: warned.append(0)))]
+    agent._obey("warn")
+    assert warned == [0]
 
 
 def test_a_node_that_is_cut_off_does_not_go_on_with_the_run(task: Task) -> None:
