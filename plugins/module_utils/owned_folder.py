@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
+import pwd
 import stat
+from typing import Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 
@@ -39,9 +42,14 @@ def owned(path: str, option: str, forbidden: int = 0o077) -> int:
     return descriptor
 
 
-def refuse_open(path: str, option: str) -> None:
-    """Raises HostStateError if another user could replace a directory below this one."""
+def refuse_open(path: str, option: str, own: Optional[int] = None) -> None:
+    """Raises HostStateError if another user could replace a directory below this one.
+
+    ``own``: the user who owns what this process creates there, if that may be another one: a volume may map root to
+    nobody.
+    """
     place = os.path.realpath(path)
+    trusted = (0, os.geteuid(), own)
     while True:
         try:
             about = os.stat(place)
@@ -49,11 +57,31 @@ def refuse_open(path: str, option: str) -> None:
             raise HostStateError(
                 f"{place} cannot be used: {failure.strerror}.", f"Give another directory with {option}."
             ) from failure
-        shared = about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX
-        if about.st_uid not in (0, os.geteuid()) or shared:
+        if about.st_uid not in trusted:
             raise HostStateError(
-                f"Other users may rename what is in {place}.", f"Run 'chmod +t {place}', or give another {option}."
+                f"{place} belongs to user {about.st_uid}, who may rename what is in it.",
+                f"Give a directory of your own with {option}, or have an administrator give this one to root.",
+            )
+        others = about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and not _private(about.st_gid))
+        if others and not about.st_mode & stat.S_ISVTX:
+            raise HostStateError(
+                f"Other users may rename what is in {place}: it has mode {about.st_mode & 0o7777:04o}.",
+                f"Run 'chmod go-w {place}', or 'chmod +t {place}' if they have to write there, or give another "
+                f"directory with {option}.",
             )
         if place == "/":
             return
         place = os.path.dirname(place)
+
+
+def _private(group: int) -> bool:
+    """Whether this is the group that is named after the user, with nobody else in it.
+
+    Where all users have one, they also have the umask 002, so that it may write to most of their directories.
+    """
+    try:
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    own = (user.pw_gid, user.pw_name) == (group, entry.gr_name)
+    return own and set(entry.gr_mem) <= {user.pw_name}

@@ -81,6 +81,10 @@ class Task(NamedTuple):
     commit: str = ""
 
 
+class NodeError(HostStateError):
+    """The node is the reason why the ranks cannot start on it, so another one should take its place."""
+
+
 class Rank:
     """One process and its descendants."""
 
@@ -199,10 +203,14 @@ class Agent:
     def start(self) -> None:
         """Start the ranks, or first the copy of the data that they need. Raises OSError, GpumeshError."""
         task = self._task
-        self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
         processes.kill_marked("GPUMESH_RUN_DIR", task.folder)
-        for name, source in profiles.modules().items():
-            Path(self._local, name).write_text(source, encoding="utf-8")
+        modules = profiles.modules()
+        try:
+            self._local = tempfile.mkdtemp(prefix="gpumesh-train-")
+            for name, source in modules.items():
+                Path(self._local, name).write_text(source, encoding="utf-8")
+        except OSError as failure:
+            raise NodeError(f"cannot write temporary files: {failure.strerror}") from failure
         if task.stage_dir:
             self._staging = stage.Staging(stage.read(task.folder), task.stage_dir, task.folder)
             self._staging.begin()
@@ -277,8 +285,10 @@ class Agent:
 
     def _obey(self, word: str) -> None:
         if word == "warn":
-            if self._local:
-                Path(self._local, "stop").touch()
+            # Ranks with a handler for the signal do not need the file, for which the disk may be too full.
+            with contextlib.suppress(OSError):
+                if self._local:
+                    Path(self._local, "stop").touch()
             for rank in self._living():
                 rank.warn()
         elif word == "start" and self._staging and self._staging.path and not self._ranks:
@@ -336,7 +346,9 @@ class Agent:
     def _tell_staging(self) -> None:
         staging = self._staging
         if staging and staging.failure:
-            self.say("failed", reason=str(staging.failure), of_node=isinstance(staging.failure, HostStateError))
+            of_node = isinstance(staging.failure, HostStateError)
+            reason = f"{'cannot have the data: ' if of_node else ''}{staging.failure}"
+            self.say("failed", reason=reason, of_node=of_node)
         elif staging and not self._ranks:
             self.say("staging", done=staging.done, total=staging.total, ready=bool(staging.path))
 
@@ -360,30 +372,43 @@ def _address(node: str) -> str:
         return node
 
 
-def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> bool:
-    """Whether this node should continue the run, whose supervisor is lost. Returns False once another node does.
+def inherits(task: Task, node: str, reaches: Callable[[], bool], sleep: Any = time.sleep) -> Optional[int]:
+    """The turn in which this node continues the run, whose supervisor is lost; None once another process does.
 
     ``reaches``: whether the controller answers. Without it, the run could not continue here. Most likely, it is this
     node that is cut off, and not that of the supervisor, even if it still has the shared volume.
     """
-    folder = Folder(task.folder)
     turn = 0
     while turn < _TURNS:
         able = reaches()
-        if able and folder.claim(task.attempt, turn, node):
-            return True
+        # Last of all: while this node was cut off, the supervisor may have started another attempt without it.
+        orphaned = _orphaned(task)
+        if orphaned is False:
+            return None
+        able = able and bool(orphaned)
+        try:
+            if able and Folder(task.folder).claim(task.attempt, turn, node):
+                return turn
+        except OSError:
+            # The volume may have room, or be reachable, later.
+            able = False
         turn += able
         for _second in range(int(_HEIR if able else _AGAIN)):
             sleep(1.0)
-            with contextlib.suppress(GpumeshError):
-                state = folder.read()
-                if (
-                    state.state in ENDED
-                    or len(state.attempts) > task.attempt
-                    or folder.submission().token != task.token
-                ):
-                    return False
-    return False
+            if _orphaned(task) is False:
+                return None
+    return None
+
+
+def _orphaned(task: Task) -> Optional[bool]:
+    """Whether the run is still where this attempt has left it; None if that cannot be read."""
+    folder = Folder(task.folder)
+    try:
+        run = folder.read()
+        in_charge = folder.submission().token == task.token
+    except GpumeshError:
+        return None
+    return in_charge and run.state not in ENDED and len(run.attempts) <= task.attempt
 
 
 def parse_task(text: str) -> Task:

@@ -37,9 +37,11 @@ def progress(
     """Report the progress of the program. ``checkpoint``: the step of the last complete checkpoint."""
     if _PROGRESS_FILE:
         told = {"step": step, "steps": steps, "loss": loss, "checkpoint": checkpoint, **_waited}
-        with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:
-            json.dump(told, stream)
-        os.replace(_PROGRESS_FILE + ".new", _PROGRESS_FILE)
+        # A full disk must not stop the training. A later report may have room.
+        with contextlib.suppress(OSError):
+            with open(_PROGRESS_FILE + ".new", "w", encoding="ascii") as stream:
+                json.dump(told, stream)
+            os.replace(_PROGRESS_FILE + ".new", _PROGRESS_FILE)
     if _PROFILE and not _recorders:
         _recorders.append(importlib.import_module("gpumesh_profile").recorder())
     for recorder in _recorders:

@@ -268,10 +268,10 @@ class Screen:
 # --- For jobs
 
 
-def _supervise(program: str, path: str, token: str, inherited: int = 0) -> int:
+def _supervise(program: str, path: str, token: str, inherited: int = 0, turn: int = 0) -> int:
     nodes = scheduler.hostnames(run_command, os.environ["SLURM_JOB_NODELIST"])
     job = int(os.environ["SLURM_JOB_ID"])
-    post = supervisor.Post(program, job, token, os.environ["SLURMD_NODENAME"], nodes, inherited)
+    post = supervisor.Post(program, job, token, os.environ["SLURMD_NODENAME"], nodes, inherited, turn)
     return supervisor.main(Folder(path), post)
 
 
@@ -292,12 +292,13 @@ def _agent(program: str, text: str) -> int:
         agent.start()
         present = agent.run(sys.stdin.fileno())
     except (OSError, GpumeshError) as failure:
-        agent.say("failed", reason=str(failure))
+        agent.say("failed", reason=str(failure), of_node=isinstance(failure, agents.NodeError))
     finally:
         agent.close()
-    if not present and not told and agents.inherits(task, node, lambda: scheduler.answers(run_command)):
-        return _succeed(program, task)
-    return 0
+    if present or told:
+        return 0
+    turn = agents.inherits(task, node, lambda: scheduler.answers(run_command))
+    return 0 if turn is None else _succeed(program, task, turn)
 
 
 def _examine(settings: Settings, path: str) -> int:
@@ -313,7 +314,7 @@ def _examine(settings: Settings, path: str) -> int:
     return node_health.UNHEALTHY if failing else 0
 
 
-def _succeed(program: str, task: agents.Task) -> int:
+def _succeed(program: str, task: agents.Task, turn: int) -> int:
     """Become the supervisor, in the same job. Nothing reads the output of this process, or writes to its input."""
     log = os.open(f"{task.folder}/supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -322,4 +323,4 @@ def _succeed(program: str, task: agents.Task) -> int:
     for name in inherited(os.environ):
         if name not in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"):
             del os.environ[name]
-    return _supervise(program, task.folder, task.token, task.attempt)
+    return _supervise(program, task.folder, task.token, task.attempt, turn)

@@ -93,7 +93,10 @@ def resume(host: Host, folder: Folder) -> Tuple[Run, bool]:
         return run, False
     if run.state not in ENDED and waits:
         return run, False
-    folder.refuse_foreign()
+    try:
+        folder.refuse_foreign(folder.writer())
+    except OSError as failure:
+        raise store.unwritable(folder, failure, f"gpumesh-train resume {run.name}") from failure
     preflight.check(host.run, request, host.program, host.volumes)
     if request.stage:
         stage.write(request.folder, stage.listed(request.stage))
@@ -160,11 +163,14 @@ def follow(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.slee
 def cancel(host: Host, folder: Folder, sleep: Callable[[float], Any] = time.sleep) -> Run:
     """Cancel a run; it can be resumed. Raises GpumeshError."""
     run, waits = look(host, folder)
-    job = _job(run, folder.submission())
+    submission = folder.submission()
+    job = _job(run, submission)
     if run.state in ENDED:
-        # Slurm may be about to start its job again.
-        if job and scheduler.job_state(host.run, job, folder.path.name).startswith("pending"):
-            scheduler.cancel(host.run, job)
+        # Slurm may be about to start its job again. Or its last supervisor was lost before it could release the nodes:
+        # then the submission may already be one that Slurm has refused, without a job.
+        for left in sorted({submission.job, run.job} - {0}):
+            if scheduler.job_state(host.run, left, folder.path.name).startswith(("pending", "running")):
+                scheduler.cancel(host.run, left)
         return run
     if job:
         scheduler.cancel(host.run, job)

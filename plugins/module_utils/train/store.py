@@ -7,13 +7,14 @@ request.json        the request, written once
 job.json            the job that is in charge, written by whoever submits one
 run.json            what has happened, written by the supervisor
 supervisor.log      the log of the supervisor
-attempts/001/       one log per rank; heir-N, created by the process that continues the run when the supervisor is lost
+attempts/001/       one log per rank; heir-N, created by the process that continues the run after this attempt
 checkpoints/        the program's checkpoints
 code/               the snapshot of its code, if one was requested
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import Any, Callable, List, Optional
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_all, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.owned_folder import refuse_open
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import request as requests
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import (
@@ -50,8 +52,10 @@ class Folder:
         ``fill``: writes what the run needs. Only then is it a run; if it fails, nothing remains.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir()
+            # Whatever the umask is: a group that may write there could replace the run.
+            for place in reversed([place for place in self.path.parents if not place.exists()]):
+                place.mkdir(0o755, exist_ok=True)
+            self.path.mkdir(0o755)
             (self.path / "checkpoints").mkdir()
             (self.path / "attempts").mkdir()
         except FileExistsError as failure:
@@ -62,6 +66,7 @@ class Folder:
                 "Give a directory on a shared volume that you may write to with --run-dir.",
             ) from failure
         try:
+            self.refuse_foreign(self.writer())
             fill()
             write_atomic(str(self.path / _REQUEST), requests.to_text(request), 0o644)
         except BaseException as failure:
@@ -70,19 +75,23 @@ class Folder:
                 raise unwritable(self, failure, "start the run again") from failure
             raise
 
-    def refuse_foreign(self) -> None:
-        """Raises InputError if the directory belongs to another user than the one that would write to it."""
-        try:
-            with tempfile.TemporaryFile(dir=self.path) as probe:
-                own = os.fstat(probe.fileno()).st_uid
-            owner = self.path.stat().st_uid
-        except OSError as failure:
-            raise unwritable(self, failure, f"gpumesh-train resume {self.path.name}") from failure
+    def writer(self) -> int:
+        """The owner of what this process creates in the directory: nobody for root on most volumes. Raises OSError."""
+        with tempfile.TemporaryFile(dir=self.path) as probe:
+            return os.fstat(probe.fileno()).st_uid
+
+    def refuse_foreign(self, own: int) -> None:
+        """Raises GpumeshError if the directory belongs to another user than ``own``, or another one could replace it.
+
+        The command in it runs as this user. Raises OSError.
+        """
+        owner = self.path.stat().st_uid
         if owner != own:
             raise InputError(
                 f"The run '{self.path.name}' belongs to user {owner}, and its command would run as user {own}.",
                 "Have its owner resume it.",
             )
+        refuse_open(str(self.path), "--run-dir", own)
 
     def request(self) -> Request:
         """The request of the run. Raises InputError, also if there is no such run."""
@@ -130,19 +139,31 @@ class Folder:
         return self.path / "attempts" / f"{number:03}"
 
     def claim(self, attempt: int, turn: int, node: str) -> bool:
-        """Become the heir of an attempt's supervisor. Returns False if another process already is. Raises OSError."""
+        """Become the process that continues the run after an attempt: its supervisor, or an heir if that is lost.
+
+        Returns False if another process already is. Raises OSError. Later turns are for the case that the process of an
+        earlier one does not start another attempt.
+        """
         path = self.attempt(attempt) / f"heir-{turn}"
+        # It may be missing if the volume was full when the attempt began.
+        path.parent.mkdir(exist_ok=True)
         try:
             descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(f"{node}\n")
+        # That the file exists is the claim; the name is for people. A full volume may refuse it, also in close().
+        with contextlib.suppress(OSError):
+            write_all(descriptor, f"{node}\n".encode())
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
         return True
 
-    def inherited(self, attempt: int) -> bool:
-        """Whether another process has continued this attempt's run, so that its supervisor is no longer in charge."""
-        return any(self.attempt(attempt).glob("heir-*"))
+    def inherited(self, attempt: int, turn: int = -1) -> bool:
+        """Whether a process has claimed to continue the run after this attempt, in a later turn than this one.
+
+        Raises OSError.
+        """
+        return len(list(self.attempt(attempt).glob("heir-*"))) > turn + 1
 
 
 def in_use(name: str, path: str) -> InputError:

@@ -10,9 +10,9 @@ directory.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
-import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_all
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     agent,
     decide,
@@ -30,7 +31,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import ENDED, Attempt, Cause, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.step import Asking, Step
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder, unwritable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
 #: Seconds between two reads of the agents' messages, two updates of run.json, and two queries to the controller.
@@ -59,12 +60,17 @@ _STAND_BY = 5.0
 _FULL = 900.0
 
 
+#: Why a process that is not lost does not go on.
+_SUCCEEDED = "another node considers this one dead, and continues the run"
 #: The words for what Slurm does with a job; see `scheduler.fate`.
 _FATES = {"preempted": "Slurm has preempted the job", "requeued": "Slurm has requeued the job"}
 
 
 class Post(NamedTuple):
-    """The place of a supervisor. ``inherited``: the attempt whose supervisor was lost; 0 in the batch script."""
+    """The place of a supervisor. ``inherited``: the attempt whose supervisor was lost; 0 in the batch script.
+
+    ``turn``: the turn of the heir that this process is.
+    """
 
     program: str
     job: int
@@ -72,6 +78,7 @@ class Post(NamedTuple):
     node: str
     allocated: Sequence[str]
     inherited: int = 0
+    turn: int = 0
 
 
 class DismissedError(GpumeshError):
@@ -92,6 +99,8 @@ class Supervisor:
         self._lost: List[str] = []
         #: The attempt that this process monitors.
         self._started = 0
+        #: The last attempt after which this process has continued the run, and the turn in which it has claimed that.
+        self._claimed = (post.inherited, post.turn)
         self._preempted = False
         self._cancelled = False
 
@@ -105,12 +114,18 @@ class Supervisor:
 
     def supervise(self) -> int:
         """Supervise the run. Returns the exit status of the job."""
+        dismissed = False
         try:
             self._require_charge()
             return self._work()
         except DismissedError as why:
+            dismissed = True
             _say(f"{self._request.name}: {why}")
             return self._stand_by()
+        finally:
+            # Whatever has happened: there is no batch script left whose end would end the job of an heir.
+            if self._post.inherited and not dismissed:
+                self._end_job()
 
     def _work(self) -> int:
         if (self._run.state, self._run.token) == ("finished", self._post.token):
@@ -157,8 +172,17 @@ class Supervisor:
             return
         if submission.token != self._post.token:
             raise DismissedError(f"job {submission.job} is in charge of the run")
-        if self._started and self._folder.inherited(self._started):
-            raise DismissedError("another node considers this one dead, and continues the run")
+        if self._post.inherited and not self._started and len(self._run.attempts) > self._post.inherited:
+            # An heir, whose claim came too late. Fewer attempts mean that the last ones could not be recorded.
+            raise DismissedError("another attempt has been started in the meantime")
+        claims = [(attempt, turn) for attempt, turn in (self._claimed, (self._started, -1)) if attempt]
+        try:
+            succeeded = any(self._folder.inherited(attempt, turn) for attempt, turn in claims)
+        except OSError as failure:
+            _say(f"whether another node continues the run is not known now: {failure}")
+            return
+        if succeeded:
+            raise DismissedError(_SUCCEEDED)
 
     def _stand_by(self) -> int:
         """Wait for the end of the run if it continues in this job: Slurm ends a job with its batch script."""
@@ -174,12 +198,21 @@ class Supervisor:
 
     def _begin(self) -> None:
         """Close the last attempt if it is still open, since its supervisor was lost."""
-        self._run = self._run._replace(job=self._post.job, token=self._post.token, detail="")
+        missing = [self._unrecorded(number) for number in range(len(self._run.attempts) + 1, self._post.inherited + 1)]
+        attempts = (*self._run.attempts, *missing)
+        self._run = self._run._replace(job=self._post.job, token=self._post.token, detail="", attempts=attempts)
         if self._run.attempts and self._run.attempts[-1].end is None:
             last = self._run.attempts[-1]
             cause = Cause("node", f"{last.supervisor}, the node of the supervisor, was lost", None, last.supervisor)
             self._lost = [last.supervisor] if self._post.inherited else []
             self._replace_last(last._replace(end=time.time(), cause=cause))
+
+    def _unrecorded(self, number: int) -> Attempt:
+        """An attempt of this job that its supervisor, which was lost, could not record, since the volume was full."""
+        nodes, now = tuple(self._post.allocated), time.time()
+        cause = Cause("node", "the node of the supervisor was lost, and run.json could not be written before")
+        ranks = len(nodes) * self._request.ranks_per_node
+        return Attempt(number, self._post.job, nodes, ranks, "", now, end=now, cause=cause)
 
     def _placement(self) -> decide.Decision:
         """Decide where the next attempt runs. Waits for a controller that does not answer."""
@@ -234,9 +267,6 @@ class Supervisor:
                 _say("waiting for the controller, to submit another job")
                 time.sleep(_STAND_BY)
             self._resubmit(decision.excluded)
-        if self._post.inherited:
-            # There is no batch script left whose end would end this job.
-            self._end_job()
         return 1 if decision.action in ("cancel", "fail") else 0
 
     def _end_job(self) -> None:
@@ -275,7 +305,25 @@ class Supervisor:
                     return ""
         return self._request.profile
 
+    def _claim(self) -> None:
+        """Claim to continue the run after the attempt that has ended, as a node of it that was cut off may do as well.
+
+        An heir claims the next turn, which begins if it takes long. Raises DismissedError if another node was faster.
+        """
+        attempt, turn = (self._started, 0) if self._started else (self._post.inherited, self._post.turn + 1)
+        if not attempt:
+            return
+        try:
+            if not self._folder.claim(attempt, turn, self._post.node):
+                raise DismissedError(_SUCCEEDED)
+            self._claimed = (attempt, turn)
+        except OSError as failure:
+            # The run must not end because of it. A claim of this turn is now that of another process.
+            _say(f"heir-{turn} of attempt {attempt} cannot be written now: {failure}")
+            self._claimed = (attempt, turn - 1)
+
     def _attempt(self, nodes: Sequence[str]) -> None:
+        self._claim()
         request, post = self._request, self._post
         number = len(self._run.attempts) + 1
         with contextlib.suppress(OSError):
@@ -299,6 +347,8 @@ class Supervisor:
         attempt = Attempt(number, post.job, tuple(nodes), ranks, post.node, time.time())
         self._started = number
         self._save(self._run._replace(state="running", attempts=(*self._run.attempts, attempt)))
+        # Now that heirs can see this attempt, no more of them appear: one that came before is in charge.
+        self._require_charge()
         _say(f"{request.name}: attempt {number} on {', '.join(nodes)}")
         step = Step(post.program, post.job, task, request.gpus_per_node)
         watch = Watch(request, nodes, time.monotonic(), tells=self._run.step is not None)
@@ -512,12 +562,33 @@ class Course:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
-    sys.stdout.flush()
+    """Write to supervisor.log. It is on the shared volume: if that is full, the run goes on without the line.
+
+    Nothing is buffered, since Python would write it again later, and fail then.
+    """
+    with contextlib.suppress(OSError):
+        write_all(1, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
+
+
+def _refuse_foreign(folder: Folder) -> None:
+    """Before the request is read, whose command then runs. An heir takes over from a process that has done this.
+
+    Raises GpumeshError.
+    """
+    own = os.geteuid()
+    # A full volume, which does not tell who this user is to it, does not end a run.
+    with contextlib.suppress(OSError):
+        own = folder.writer()
+    try:
+        folder.refuse_foreign(own)
+    except OSError as failure:
+        raise unwritable(folder, failure, f"gpumesh-train resume {folder.path.name}") from failure
 
 
 def main(folder: Folder, post: Post) -> int:
-    """The main function of the batch script, or of an heir."""
+    """The main function of the batch script, or of an heir. Raises GpumeshError."""
+    if not post.inherited:
+        _refuse_foreign(folder)
     supervisor = Supervisor(folder, post)
     signal.signal(signal.SIGUSR1, supervisor.preempt)
     signal.signal(signal.SIGTERM, supervisor.cancel)

@@ -85,7 +85,7 @@ class Watch:
         elif said.event == "failed":
             reason = str(said.values.get("reason"))
             if said.values.get("of_node"):
-                self.lost[said.node] = f"cannot have the data: {reason}"
+                self.lost[said.node] = reason
             else:
                 self._start_failure = Cause("start", f"on {said.node}: {reason}", None, said.node)
         elif said.event == "gone":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,3 +52,39 @@ def test_others_may_look_into_some(tmp_path: Path) -> None:
     os.close(owned_folder.owned(str(place), "session_storage_dir", 0o022))
     with pytest.raises(HostStateError, match="give another one with session_storage_dir"):
         owned_folder.owned(str(place), "session_storage_dir")
+
+
+def test_a_group_that_may_write_somewhere_could_replace_what_is_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except for the user's private group, which comes with a umask of 002."""
+    members = [SimpleNamespace(gr_name="alice", gr_mem=["alice"])]
+    place = tmp_path / "shared"
+    place.mkdir()
+    place.chmod(0o2775)
+    user = SimpleNamespace(pw_name="alice", pw_gid=place.stat().st_gid)
+    monkeypatch.setattr(owned_folder.pwd, "getpwuid", lambda _user: user)
+    monkeypatch.setattr(owned_folder.grp, "getgrgid", lambda _group: members[-1])
+    owned_folder.refuse_open(str(place), "--dir")
+    for group in (
+        SimpleNamespace(gr_name="alice", gr_mem=["alice", "mallory"]),
+        SimpleNamespace(gr_name="users", gr_mem=[]),
+    ):
+        members.append(group)
+        with pytest.raises(HostStateError, match=r"may rename what is in .*shared: it has mode 2775\. .*chmod \+t"):
+            owned_folder.refuse_open(str(place), "--dir")
+    place.chmod(0o3775)
+    owned_folder.refuse_open(str(place), "--dir")
+
+
+def test_a_volume_that_maps_root_to_nobody_has_directories_of_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    if not os.getuid():
+        # Those above belong to root, whom everyone trusts.
+        os.chown(tmp_path, 4242, 4242)
+    owner = tmp_path.stat().st_uid
+    with pytest.raises(HostStateError, match=f"belongs to user {owner}, who may rename what is in it"):
+        owned_folder.refuse_open(str(tmp_path), "--dir")
+    owned_folder.refuse_open(str(tmp_path), "--dir", owner)

@@ -11,10 +11,21 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import Agent, Rank, Task, inherits
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train import program, store
+from ansible_collections.gpumesh.cluster.plugins.module_utils.train.agent import (
+    Agent,
+    NodeError,
+    Rank,
+    Task,
+    inherits,
+    task_text,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes import Attempt, Request, Run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.store import Folder
 
@@ -50,10 +61,40 @@ def test_a_node_whose_temporary_directory_is_full_can_say_so(task: Task, monkeyp
     monkeypatch.setattr(tempfile, "mkdtemp", fail)
     output = io.StringIO()
     agent = Agent(task, "n1", output)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NodeError, match="cannot write temporary files: No space left"):
         agent.start()
     agent.close()
     assert '"gone"' in output.getvalue()
+
+
+def test_a_full_temporary_directory_is_the_nodes_and_a_missing_program_is_not(
+    task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr(program.signal, "signal", lambda *_given: None)
+    assert program._agent("/bin/x", task_text(task._replace(command=["/none/at/all"]))) == 0
+    reported = capsys.readouterr().out
+    assert "/none/at/all" in reported and '"of_node": false' in reported
+
+    def fail(_path: Path, *_given: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    assert program._agent("/bin/x", task_text(task)) == 0
+    reported = capsys.readouterr().out
+    assert "cannot write temporary files: No space left on device" in reported and '"of_node": true' in reported
+
+
+def test_a_full_temporary_directory_does_not_keep_ranks_from_being_warned(
+    task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    warned: list[int] = []
+    monkeypatch.setattr(Path, "touch", lambda path: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full", str(path))))
+    agent = Agent(task, "n1", io.StringIO())
+    agent._local = str(tmp_path / "local")
+    agent._ranks = [cast("Rank", SimpleNamespace(status=None, warn=lambda: warned.append(0)))]
+    agent._obey("warn")
+    assert warned == [0]
 
 
 def test_a_node_that_is_cut_off_does_not_go_on_with_the_run(task: Task) -> None:
@@ -62,23 +103,90 @@ def test_a_node_that_is_cut_off_does_not_go_on_with_the_run(task: Task) -> None:
     def go_on(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 12:
-            folder = Folder(task.folder)
-            run = folder.read()
-            folder.write(run._replace(attempts=(*run.attempts, run.attempts[0]._replace(number=2))))
+            start_another(task)
 
-    assert not inherits(task, "n2", lambda: False, go_on)
+    assert inherits(task, "n2", lambda: False, go_on) is None
     assert not Folder(task.folder).inherited(1) and len(slept) == 12
 
 
 def test_the_first_that_reaches_the_controller_goes_on_with_the_run(task: Task) -> None:
     answers = iter([False, True])
     slept: list[float] = []
-    assert inherits(task, "n2", lambda: next(answers), slept.append)
+    assert inherits(task, "n2", lambda: next(answers), slept.append) == 0
     assert len(slept) == 5
     # Another one tries if the first does not start an attempt.
-    assert inherits(task, "n1", lambda: True, slept.append)
+    assert inherits(task, "n1", lambda: True, slept.append) == 1
     assert len(slept) == 65
     assert [path.read_text(encoding="ascii") for path in sorted(Folder(task.folder).attempt(1).iterdir())] == [
         "n2\n",
         "n1\n",
     ]
+
+
+def start_another(task: Task) -> None:
+    """Record that the supervisor has started another attempt."""
+    folder = Folder(task.folder)
+    run = folder.read()
+    folder.write(run._replace(attempts=(*run.attempts, run.attempts[0]._replace(number=2))))
+
+
+def test_a_node_that_was_cut_off_for_a_while_does_not_continue_what_goes_on_without_it(task: Task) -> None:
+    """The supervisor has started another attempt while this node reached neither the controller nor the volume."""
+
+    def reaches() -> bool:
+        start_another(task)
+        return True
+
+    assert inherits(task, "n2", reaches, lambda _seconds: None) is None
+    assert not Folder(task.folder).inherited(1)
+
+
+def test_a_node_that_cannot_read_the_state_of_the_run_does_not_continue_it(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = Folder.read, 2
+    slept: list[float] = []
+
+    def fail_first(folder: Folder) -> Run:
+        if len(slept) < failures:
+            raise HostStateError("run.json cannot be read: Input/output error.")
+        return read(folder)
+
+    monkeypatch.setattr(Folder, "read", fail_first)
+
+    def go_on(seconds: float) -> None:
+        assert not Folder(task.folder).inherited(1)
+        slept.append(seconds)
+        if len(slept) == failures:
+            start_another(task)
+
+    assert inherits(task, "n2", lambda: True, go_on) is None
+    assert not Folder(task.folder).inherited(1)
+
+
+def test_a_run_on_a_full_volume_is_continued(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for the name of a file, but for nothing in it."""
+    # The directory of the attempt may be missing as well.
+    assert Folder(task.folder).claim(2, 0, "n2")
+    opened = os.open
+
+    def fill(path: str, flags: int, *mode: int) -> int:
+        os.close(opened(path, flags, *mode))
+        return opened("/dev/full", os.O_WRONLY)
+
+    monkeypatch.setattr(store.os, "open", fill)
+    assert Folder(task.folder).claim(1, 0, "n2") and not Folder(task.folder).claim(1, 0, "n3")
+
+
+def test_a_node_that_cannot_claim_the_run_now_tries_again(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = Folder.claim
+    slept: list[float] = []
+
+    def fail_first(folder: Folder, attempt: int, turn: int, node: str) -> bool:
+        if not slept:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return claim(folder, attempt, turn, node)
+
+    monkeypatch.setattr(Folder, "claim", fail_first)
+    assert inherits(task, "n2", lambda: True, slept.append) == 0
+    assert len(slept) == 5

@@ -117,6 +117,18 @@ def test_a_job_that_slurm_would_start_again_is_cancelled_with_its_run(folder: Fo
     assert slurm.ended == [41]
 
 
+def test_a_job_that_the_last_supervisor_could_not_end_is_cancelled_with_its_run(folder: Folder) -> None:
+    """Slurm has refused the next job, so the submission in charge has none."""
+    folder.write(Run("nano", "failed", "token", 41))
+    folder.write_submission(Submission("other"))
+    slurm = Slurm(j41=("nano", "RUNNING|None"))
+    assert runs.cancel(host(slurm), folder).state == "failed"
+    assert slurm.ended == [41]
+    slurm.jobs[41] = ("theirs", "RUNNING|None")
+    runs.cancel(host(slurm), folder)
+    assert slurm.ended == [41]
+
+
 def test_whoever_follows_a_run_waits_for_the_controller(folder: Folder) -> None:
     folder.write_submission(Submission("token", 41))
     folder.write(Run("nano", "running", "token", 41))
@@ -170,6 +182,33 @@ def test_a_run_of_another_user_is_not_resumed(folder: Folder) -> None:
     with pytest.raises(InputError, match="belongs to user 4242"):
         runs.resume(host(Slurm()), folder)
     assert folder.submission().job == 41
+
+
+def test_a_run_that_another_user_could_replace_is_neither_started_nor_resumed(folder: Folder, tmp_path: Path) -> None:
+    """Such as in a directory that another one has made on the volume under the name of this user."""
+    folder.write_submission(Submission("token", 41))
+    folder.write(Run("nano", "failed", "token", 41))
+    tmp_path.chmod(0o777)
+    with pytest.raises(HostStateError, match=r"may rename what is in .*chmod \+t"):
+        runs.resume(host(Slurm()), folder)
+    assert folder.submission().job == 41
+    new = Folder(str(tmp_path / "alice" / "runs" / "new"))
+    with pytest.raises(HostStateError, match="may rename what is in"):
+        new.create(Request(name="new", command=["true"], folder=str(new.path)))
+    assert not new.path.exists()
+    tmp_path.chmod(0o1777)
+    assert runs.resume(host(Slurm()), folder)[1]
+
+
+def test_a_new_run_is_its_users_alone_whatever_the_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = Folder(str(tmp_path / "alice" / "runs" / "nano"))
+        folder.create(Request(name="nano", command=["true"], folder=str(folder.path)))
+    finally:
+        os.umask(before)
+    modes = {place.stat().st_mode & 0o777 for place in (folder.path, folder.path.parent, folder.path.parent.parent)}
+    assert modes == {0o755}
 
 
 def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -88,3 +88,21 @@ print(open(os.environ["GPUMESH_PROGRESS_FILE"]).read())
     before, after = map(contract.parse_progress, done.stdout.splitlines())
     assert before is not None and (before.step, before.waited) == (1, None)
     assert after is not None and after.step == 2 and after.waited == pytest.approx(0.3, abs=0.2)
+
+
+def test_a_full_disk_does_not_stop_a_program_that_reports_its_progress(tmp_path: Path) -> None:
+    (tmp_path / "gpumesh_run.py").write_text(inspect.getsource(gpumesh_run), encoding="utf-8")
+    (tmp_path / "told.new").symlink_to("/dev/full")
+    variables = {**os.environ, "GPUMESH_PROGRESS_FILE": str(tmp_path / "told"), "PYTHONPATH": str(tmp_path)}
+    program = """
+import os, gpumesh_run
+gpumesh_run.progress(1)
+os.unlink("told.new")
+gpumesh_run.progress(2)
+print(open("told").read())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=variables, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    told = contract.parse_progress(done.stdout.encode())
+    assert told is not None and told.step == 2, done.stderr

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +37,7 @@ class Slurm:
         self.asked: list[str] = []
 
     def __call__(self, argv: list[str], **options: object) -> Completed:
-        program = next(word for word in argv if word in ("sbatch", "scancel", "sinfo", "squeue", "scontrol"))
+        program = next(word for word in argv if word in ("sbatch", "scancel", "sinfo", "squeue", "scontrol", "srun"))
         self.away -= 1
         if self.away >= 0:
             if options.get("check", True):
@@ -57,18 +60,21 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return folder
 
 
-def left(folder: Folder, kind: str, slurm: Slurm, inherited: int = 0) -> int:
+def left(folder: Folder, kind: str, slurm: Slurm) -> int:
     """The exit status of a supervisor whose only attempt has ended in this way."""
     attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0, end=1.0, cause=Cause(kind))
     folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
-    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], inherited), slurm)
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), slurm)
     return made._leave(supervisor.decide.verdict(folder.request(), made._counted()) or pytest.fail(kind))
 
 
 def test_a_job_without_a_batch_script_ends_also_if_the_controller_is_away(folder: Folder) -> None:
     """Nothing else would end it: its nodes would be occupied forever."""
     slurm = Slurm(3)
-    assert left(folder, "finished", slurm, inherited=1) == 0
+    made = supervised(folder)
+    made._runner = slurm
+    made._replace_last(made._run.attempts[-1]._replace(end=1.0, cause=Cause("finished")))
+    assert made.supervise() == 0
     assert slurm.asked[-1] == "scancel"
     assert folder.read().state == "finished"
 
@@ -165,3 +171,176 @@ def test_a_volume_that_fails_for_a_moment_does_not_end_the_run(folder: Folder, m
     assert made._profile() == ""
     made._request = made._request._replace(profile="torch:5")
     assert made._profile() == "torch:5"
+
+
+class Steps:
+    """Stands in for the job steps of attempts; ``begun``: those that have been started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cause: Cause) -> None:
+        self.begun: list[int] = []
+        monkeypatch.setattr(supervisor, "Step", lambda _program, _job, task, _gpus: self.begun.append(task.attempt))
+        monkeypatch.setattr(supervisor.Course, "follow", lambda _self: cause)
+        monkeypatch.setattr(supervisor.Course, "end", lambda _self: None)
+
+
+def supervised(folder: Folder, turn: int = 0, inherited: int = 1) -> supervisor.Supervisor:
+    """A supervisor of the run whose first attempt is open; by default, an heir."""
+    attempt = Attempt(1, 41, ("n1",), 1, "n1", 0.0)
+    folder.attempt(1).mkdir(exist_ok=True)
+    folder.write(Run("nano", "running", "token", 41, attempts=(attempt,)))
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"], inherited, turn)
+    return supervisor.Supervisor(folder, post, Slurm(0))
+
+
+def test_a_full_volume_does_not_end_the_supervisor_that_says_so() -> None:
+    """Its log is on the same volume. At the end of a program, Python writes what is left in its buffers."""
+    code = f"from {supervisor.__name__} import _say; _say('run.json cannot be written now')"
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=variables, stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_heir_of_a_supervisor_that_was_not_lost_starts_nothing(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has claimed the run just when the supervisor started another attempt."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    supervised(folder)
+    attempts = (*folder.read().attempts, Attempt(2, 41, ("n1",), 1, "n1", 0.0))
+    folder.write(folder.read()._replace(attempts=attempts))
+    slurm = Slurm(0)
+    folder.claim(1, 0, "n2")
+    made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n2", ["n1"], 1), slurm)
+    assert made.supervise() == 1
+    assert (steps.begun, slurm.asked, folder.read().attempts) == ([], [], attempts)
+
+
+def test_an_heir_ends_once_a_later_one_continues_the_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needed more than a minute before its first attempt."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    heir = supervised(folder)
+    folder.claim(1, 0, "n2")
+    folder.claim(1, 1, "n3")
+    assert heir.supervise() == 1
+    assert (steps.begun, heir._runner.asked) == ([], [])
+    # The later one continues.
+    later = supervised(folder, turn=1)
+    assert later.supervise() == 0
+    assert (steps.begun, [attempt.number for attempt in folder.read().attempts]) == ([2], [1, 2])
+
+
+def test_a_supervisor_does_not_restart_what_an_heir_continues(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, Cause("crash", "", 0, "n1"))
+    made = supervised(folder, inherited=0)
+    made._started = 1
+    folder.claim(1, 0, "n2")
+    with pytest.raises(supervisor.DismissedError):
+        made._attempt(["n1"])
+    assert (steps.begun, len(folder.read().attempts)) == ([], 1)
+
+
+def test_a_supervisor_that_restarts_has_no_heir(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims the run like an heir: only one of them can."""
+    steps = Steps(monkeypatch, Cause("crash", "", 0, "n1"))
+    made = supervised(folder, inherited=0)
+    for _restart in range(2):
+        made._attempt(["n1"])
+    assert steps.begun == [2, 3] and not folder.claim(2, 0, "n2")
+
+
+def test_an_heir_that_restarts_has_no_later_one(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, both might see the other one, and neither would continue the run."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    heir = supervised(folder)
+    folder.claim(1, 0, "n1")
+    heir._attempt(["n1"])
+    assert steps.begun == [2] and not folder.claim(1, 1, "n2")
+    late = supervised(folder)
+    late._run = late._run._replace(attempts=late._run.attempts[:1])
+    with pytest.raises(supervisor.DismissedError):
+        late._attempt(["n1"])
+    assert steps.begun == [2]
+
+
+def test_a_supervisor_checks_again_for_heirs_once_its_attempt_can_be_seen(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(monkeypatch, Cause("crash"))
+    made = supervised(folder, inherited=0)
+    made._started = 1
+    write = Folder.write
+
+    def be_late(here: Folder, run: Run) -> None:
+        # It has taken so long since the claim that an agent considers its process lost.
+        here.claim(1, 1, "n2")
+        write(here, run)
+
+    monkeypatch.setattr(Folder, "write", be_late)
+    with pytest.raises(supervisor.DismissedError):
+        made._attempt(["n1"])
+    assert steps.begun == []
+
+
+def test_a_volume_that_fails_does_not_dismiss_a_supervisor(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, Cause("crash"))
+    made = supervised(folder, inherited=0)
+    made._started = 1
+
+    def fail(*_given: object) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Folder, "claim", fail)
+    made._attempt(["n1"])
+    monkeypatch.setattr(Folder, "inherited", fail)
+    made._require_charge()
+    monkeypatch.undo()
+    # Whoever has claimed it since is another process.
+    folder.claim(1, 0, "n2")
+    with pytest.raises(supervisor.DismissedError):
+        made._require_charge()
+    assert steps.begun == [2]
+
+
+def test_an_heir_knows_attempts_that_could_not_be_recorded(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The volume was full when they began. Otherwise, another attempt would have the same number."""
+    steps = Steps(monkeypatch, Cause("finished"))
+    assert supervised(folder, inherited=3).supervise() == 0
+    assert steps.begun == [4] and [attempt.number for attempt in folder.read().attempts] == [1, 2, 3, 4]
+
+
+def test_an_heir_that_can_submit_no_other_job_ends_its_own(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the job would hold its nodes until its time limit, although the run has failed."""
+    slurm = Slurm(0)
+    made = supervised(folder)
+    made._runner = slurm
+    made._replace_last(made._run.attempts[-1]._replace(end=1.0, cause=Cause("warned", "the time limit is near")))
+
+    def refuse(*_given: object, **_options: object) -> None:
+        raise supervisor.GpumeshError("Slurm refuses the job.")
+
+    monkeypatch.setattr(supervisor.scheduler, "submit", refuse)
+    with pytest.raises(supervisor.GpumeshError, match="refuses the job"):
+        made.supervise()
+    assert slurm.asked[-1] == "scancel" and folder.read().state == "failed"
+
+
+def test_a_job_runs_no_command_that_another_user_could_have_put_there(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor.signal, "signal", lambda *_given: None)
+    monkeypatch.setattr(supervisor.Supervisor, "supervise", lambda _self: 0)
+    post = supervisor.Post("/bin/x", 41, "token", "n1", ["n1"])
+
+    def be_full() -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert supervisor.main(folder, post) == 0
+    folder.writer = be_full  # type: ignore[method-assign]
+    assert supervisor.main(folder, post) == 0
+    folder.path.parent.chmod(0o777)
+    (folder.path / "request.json").write_text("what is not to be read", encoding="ascii")
+    with pytest.raises(supervisor.GpumeshError, match="may rename what is in"):
+        supervisor.main(folder, post)

@@ -183,7 +183,7 @@ def test_the_ranks_start_when_all_nodes_have_the_data() -> None:
 
 
 def test_a_full_disk_is_the_nodes_and_missing_data_is_not(watch: Watch) -> None:
-    watch.hear(said("failed", "n2", reason="no room", of_node=True), 2.0)
+    watch.hear(said("failed", "n2", reason="cannot have the data: no room", of_node=True), 2.0)
     assert watch.verdict(2.0) == Cause("node", "n2 cannot have the data: no room", None, "n2")
     # The next attempt is on another node.
     assert set(watch.lost) - watch.alive == {"n2"}
