@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
@@ -32,7 +32,7 @@ _WRITTEN = "# Written by gpumesh.cluster.\n"
 
 def entries(params: Mapping[str, Any], host: Host) -> List[Dict[str, Any]]:
     """The wanted files, for host_files. ``params``: the module's parameters."""
-    settings = complete(params["settings"], host.rdma_devices if params["rdma"] else [])
+    settings = complete(params["settings"], host.rdma_devices, params["rdma"])
     programs = [
         {"path": path, "content": _INTERPRETERS.get(name, "") + params["programs"][name], "mode": mode}
         for name, (path, mode) in _PROGRAMS.items()
@@ -79,9 +79,12 @@ def entries_gone(cluster: str) -> List[Dict[str, Any]]:
     return [*({"path": path, "state": "absent"} for path in paths), lines]
 
 
-def complete(settings: Mapping[str, Any], devices: Any) -> Dict[str, Any]:
-    """The settings with the RDMA devices of this host; without any, it has no RDMA peers."""
-    peers = settings["rdma"]["peers"] if devices else []
+def complete(settings: Mapping[str, Any], devices: Sequence[str], wanted: bool) -> Dict[str, Any]:
+    """The settings with the RDMA devices of this host; it has no RDMA peers without any, or if they are not ``wanted``.
+
+    Devices without peers are what NCCL is told not to use: it would find them itself.
+    """
+    peers = settings["rdma"]["peers"] if devices and wanted else []
     return {**settings, "rdma": {"devices": list(devices), "peers": peers}}
 
 

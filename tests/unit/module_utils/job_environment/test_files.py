@@ -74,10 +74,13 @@ def test_nccl_conf_says_only_what_is_true_towards_everyone(peers: Any, devices: 
     assert written == {**SETTINGS, "rdma": {"devices": devices, "peers": peers if devices else []}}
 
 
-def test_rdma_can_be_left_out() -> None:
+def test_rdma_that_is_not_wanted_is_switched_off_as_nccl_would_find_it() -> None:
     entries = by_path({**PARAMS, "rdma": False}, PLAIN._replace(rdma_devices=["mlx5_0:1"]))
     written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
-    assert written["rdma"] == {"devices": [], "peers": []}
+    assert written["rdma"] == {"devices": ["mlx5_0:1"], "peers": []}
+    assert entries["/etc/nccl.conf"]["content"].endswith("\nNCCL_IB_DISABLE=1")
+    plain = by_path({**PARAMS, "rdma": False}, PLAIN)
+    assert "NCCL_IB" not in plain["/etc/nccl.conf"]["content"]
 
 
 def port(device: str, rate: float | None = 400, kind: str = "InfiniBand", state: str = "active") -> Any:
