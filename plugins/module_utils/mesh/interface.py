@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import ipaddress
 import os
 import socket
 import threading
 import time
-from typing import Any, Container, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, starts_at_boot
@@ -27,6 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu impo
     tunnel_mtu,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
+    IPV6_SETTINGS,
     UNSHARED,
     Desired,
     Peer,
@@ -377,7 +379,8 @@ def _apply_link(host: Host, desired: Desired, steps: Plan) -> None:
     for address in steps.add_addresses:
         run(["ip", "address", "add", address, "dev", interface])
     if steps.start_forwarding:
-        _set_kernel(forwarding_settings(desired.address, interface))
+        kept = kept_routes() if ":" in desired.address else []
+        _set_kernel([*kept, *forwarding_settings(desired.address, interface)])
 
 
 def _apply_peers(run: Runner, interface: str, steps: Plan) -> None:
@@ -406,6 +409,20 @@ def _set_kernel(settings: Iterable[Tuple[str, str]]) -> None:
                 "Set it when the container is started, or name another member in mesh_relays.",
                 path=path,
             ) from failure
+
+
+def kept_routes(folder: str = IPV6_SETTINGS) -> List[Tuple[str, str]]:
+    """The kernel's settings, as path and value, with which a relay of an IPv6 mesh keeps its other IPv6 routes.
+
+    A host that forwards IPv6 drops the routes that it has learned from router advertisements, such as its default
+    route, and accepts no more, unless accept_ra is 2. It is set where advertisements are accepted so far.
+    """
+    settings = []
+    for accepts in sorted(glob.glob(os.path.join(folder, "*", "accept_ra"))):
+        forwards = os.path.join(os.path.dirname(accepts), "forwarding")
+        if ((read_text(forwards) or "").strip(), (read_text(accepts) or "").strip()) == ("0", "1"):
+            settings.append((accepts, "2"))
+    return settings
 
 
 def _forwards(interface: str, address: str) -> bool:
