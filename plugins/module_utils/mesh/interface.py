@@ -325,6 +325,9 @@ def _measured(
 
     Earlier results are only confirmed, and measured again if they no longer hold. An endpoint that does not answer,
     because it is down or by configuration, keeps its earlier result, and is measured again by the next run.
+
+    With less than IPv6 needs, the kernel would remove the address of an IPv6 mesh. On a narrower path, WireGuard's own
+    packets have to be fragmented.
     """
     paths = {peer.endpoint: peer.path_mtu for peer in written.values() if peer.endpoint and peer.path_mtu is not None}
     address_of = {endpoint: split_endpoint(dial[0])[0] for endpoint, dial in resolved.items() if dial}
@@ -338,8 +341,9 @@ def _measured(
     if former and any(paths.get(endpoint) for endpoint in resolved if endpoint not in address_of):
         # A name server that is silent for a moment makes no path wider.
         limits.append(former)
+    least = values.SMALLEST_IPV6_MTU if ":" in desired.address else 0
     return desired._replace(
-        mtu=min([desired.mtu, *limits]),
+        mtu=max(min([desired.mtu, *limits]), least),
         peers=tuple(
             peer._replace(path_mtu=paths.get(peer.endpoint) if peer.endpoint else None) for peer in desired.peers
         ),
