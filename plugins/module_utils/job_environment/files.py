@@ -46,10 +46,11 @@ def entries(params: Mapping[str, Any], host: Host) -> List[Dict[str, Any]]:
         {"path": _SETTINGS, "content": json.dumps(settings, indent=1) + "\n"},
         *programs,
         *gone,
-        # Like /tmp: each user's task writes its hostfile there, and only the owner may remove it.
+        # Like /tmp: each user's task writes its hostfile there, and only the owner may remove it. Without an age, since
+        # jobs may run for weeks: the epilog removes a job's files, and a reboot the rest, as this is a tmpfs.
         {
             "path": _TMPFILES,
-            "content": f"{_WRITTEN}d /run/gpumesh 0755 root root -\nd {folder.PATH} 1777 root root 7d\n",
+            "content": f"{_WRITTEN}d /run/gpumesh 0755 root root -\nd {folder.PATH} 1777 root root -\n",
         },
         {"path": "/run/gpumesh", "state": "directory"},
         {"path": folder.PATH, "state": "directory", "mode": "1777"},

@@ -45,6 +45,14 @@ def test_a_program_that_is_not_wanted_goes() -> None:
     assert by_path({**PARAMS, "programs": without}, PLAIN)[login] == {"path": login, "state": "absent"}
 
 
+def test_no_age_deletes_the_hostfile_of_a_long_job() -> None:
+    text = by_path(PARAMS, PLAIN)["/etc/tmpfiles.d/gpumesh-jobs.conf"]["content"]
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert lines == [
+        [*line.split(), "root", "root", "-"] for line in ("d /run/gpumesh 0755", "d /run/gpumesh/jobs 1777")
+    ]
+
+
 def test_memory_may_be_locked_where_the_host_may_allow_it() -> None:
     limits = "/etc/security/limits.d/60-gpumesh.conf"
     assert by_path(PARAMS, PLAIN)[limits]["state"] == "absent"
