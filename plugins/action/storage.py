@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.storage import desired
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.storage import desired, refuse_withdrawal
 
 _MODULE = "gpumesh.cluster.storage"
 #: The packages for what the module reports as missing.
@@ -37,7 +37,10 @@ class ActionModule(HostAction):
         )
         record = self.record()
         if given["volumes"] is not None:
-            record = plan.set_storage(record, given["volumes"]).record
+            wanted = plan.set_storage(record, given["volumes"]).record
+            if not given["force"]:
+                refuse_withdrawal(record, wanted, [*self.present, *self.userspace_only])
+            record = wanted
         # A pod has no volumes, like a member that has left.
         record = {**record, "storage": {"volumes": derive.volumes_of(record, self.machine)}}
         parameters = {**desired(record, self.machine, given["backend"], given["server"]), "force": given["force"]}

@@ -21,8 +21,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Gpum
 _PATH = "/etc/hosts"
 
 
-def files(params: Mapping[str, Any], node: str) -> List[Dict[str, Any]]:
-    """The wanted lines in /etc/hosts, for host_files. ``params``: the module's; ``node``: the host's own name.
+def files(params: Mapping[str, Any], node: str, hosts: str) -> List[Dict[str, Any]]:
+    """The wanted lines in /etc/hosts, for host_files. ``params``: the module's; ``node``: the host's own name;
+    ``hosts``: the current content of the file.
 
     Debian maps that name to 127.0.1.1, which other members cannot use, and a container engine to an address outside of
     the mesh. The resolver merges all lines of a name, so being first is not enough: those lines are hidden, and
@@ -33,22 +34,56 @@ def files(params: Mapping[str, Any], node: str) -> List[Dict[str, Any]]:
     if params["state"] == "absent":
         return [{**block, "state": "absent", "hide": ".*"}]
     label = node.split(".", 1)[0]
-    content = "\n".join(lines(params["members"], params["address"], label))
-    loopback = rf"127\.0\.1\.1\s(?:.*\s)?{re.escape(label)}(?:\s.*)?"
-    engines = rf"(?!{re.escape(params['address'])}\t)[0-9A-Fa-f.:]+\t{re.escape(label)}(?:[ \t].*)?"
-    wanted = {"state": "block", "content": content, "at_start": True, "hide": f"{loopback}|{engines}"}
+    hide = _contradicting(params["address"], label)
+    lost = lost_names(host_files.without_block(hosts, block["marker"]), hide)
+    content = "\n".join(lines(params["members"], params["address"], label, lost))
+    wanted = {"state": "block", "content": content, "at_start": True, "hide": hide}
     return [{**block, **wanted, "mode": "0644", "owner": "root"}]
+
+
+def _contradicting(address: str, label: str) -> str:
+    """Matches the lines that map ``label`` to another address than the cluster address; '' if no line may be hidden."""
+    if label in ("localhost", ""):
+        return ""
+    loopback = rf"127\.0\.1\.1\s(?:.*\s)?{re.escape(label)}(?:\s.*)?"
+    engines = rf"(?!{re.escape(address)}\t)[0-9A-Fa-f.:]+\t{re.escape(label)}(?:[ \t].*)?"
+    return f"{loopback}|{engines}"
+
+
+def lost_names(text: str, hide: str) -> List[str]:
+    """The names that are only in lines that match ``hide``, whether or not they are hidden already.
+
+    They are the host's other names, such as the full one, which has to resolve as before.
+    """
+    lost: List[str] = []
+    kept = set()
+    for line in text.splitlines():
+        bare = line[len(host_files.HIDDEN) :] if line.startswith(host_files.HIDDEN) else line
+        names = bare.partition("#")[0].split()[1:]
+        if hide and re.fullmatch(hide, bare):
+            lost += names
+        elif bare == line:
+            kept.update(names)
+    return [name for name in dict.fromkeys(lost) if name not in kept and name.split(".", 1)[0] != "localhost"]
 
 
 def differences(_run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
     """How this host differs from the module's parameters."""
-    return host_files.differences(files(params, os.uname().nodename))
+    return host_files.differences(wanted_here(params))
 
 
-def lines(members: Sequence[Mapping[str, Any]], address: str, label: str) -> List[str]:
-    """One line for each member that has a name. The member at ``address``, this host, also has ``label``."""
+def wanted_here(params: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """The same as ``files`` for this host. Raises GpumeshError."""
+    return files(params, os.uname().nodename, host_files.read(_PATH).text)
+
+
+def lines(members: Sequence[Mapping[str, Any]], address: str, label: str, others: Sequence[str] = ()) -> List[str]:
+    """One line for each member that has a name.
+
+    The member at ``address``, this host, also has ``label`` and ``others``, except those that are a member's already.
+    """
     taken = {name for member in members for name in member["names"]} | {"localhost", ""}
-    own = [label] if label not in taken else []
+    own = [name for name in dict.fromkeys([label, *others]) if name not in taken]
     named = [
         (member["address"], [*member["names"], *(own if member["address"] == address else [])]) for member in members
     ]
@@ -75,7 +110,7 @@ def program_text(name: str, path: str) -> str:
 def main(given: Mapping[str, Any], _arguments: Sequence[str] = ()) -> int:
     """The entry point of the program. ``given``: the module's parameters."""
     try:
-        host_files.see_to(files(given, os.uname().nodename), False)
+        host_files.see_to(wanted_here(given), False)
     except GpumeshError as failure:
         sys.stdout.write(f"{failure}\n")
         return 1

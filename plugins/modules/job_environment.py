@@ -43,7 +43,7 @@ options:
     type: dict
     default: {}
   rdma:
-    description: Whether jobs use the active RDMA devices.
+    description: Whether jobs use the active RDMA devices. Otherwise, NCCL is told not to.
     type: bool
     default: true
   logins:

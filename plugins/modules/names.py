@@ -14,7 +14,7 @@ author:
 description:
   - Maintains a block in C(/etc/hosts) with the cluster address and the names of each member.
   - The host's own name is added to its own line. Lines of Debian and of container engines that map it to another address
-    are commented out.
+    are commented out, and their other names, such as the full one, are added to that line too.
   - A container engine overwrites the file at each start. On hosts without systemd, supervisord runs a program when it
     starts that restores the names.
   - Set O(record). The other options are derived from it on the controller.
@@ -88,7 +88,7 @@ _MEMBER = {
 
 def work(module: AnsibleModule) -> Outcome:
     """Plan the block, then write it."""
-    steps = host_files.see_to(names.files(module.params, os.uname().nodename), module.check_mode)
+    steps = host_files.see_to(names.wanted_here(module.params), module.check_mode)
     before, after = host_files.as_diff(steps)
     parts = at_boot(module.params, daemon.service_manager(Tree()))
     changed = [path for path, part in parts.items() if part.changed]

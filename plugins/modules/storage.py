@@ -19,7 +19,8 @@ description:
   - Volumes are mounted on first use by systemd units. In a container without systemd, or whose systemd cannot mount on first
     use, the volumes are added to C(/etc/fstab) and mounted immediately. After a restart of the container, they are mounted by
     the next run, or by C(mount) and the mount point.
-  - A volume that is in use is not unmounted; the error names the processes and their users.
+  - A volume that is in use is not unmounted; the error names the processes and their users. If O(volumes) removes a volume,
+    or moves it to another server or path, all members must be in the play, since its use elsewhere is unknown.
   - A volume with a stale file handle is unmounted, and mounted again on its next use.
   - Quotas use the project quotas of ext4 and XFS. Existing files count too. Setting the first quota visits all of them;
     changing it does not. The projects are stored in C(/etc/projid) and C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that
@@ -49,7 +50,9 @@ options:
     choices: [kernel, ganesha]
     default: kernel
   force:
-    description: Whether to unmount volumes even if they are in use. Files that are open stay accessible until they are closed.
+    description:
+      - Whether to unmount volumes even if they are in use. Files that are open stay accessible until they are closed.
+      - Also whether to remove or move volumes without all members in the play.
     type: bool
     default: false
   cluster:

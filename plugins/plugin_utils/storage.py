@@ -15,7 +15,7 @@ from __future__ import annotations
 import posixpath
 import string
 import uuid
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, TypedDict
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -99,6 +99,26 @@ def desired(record: model.Record, machine: str, backend: str = "nfs", server: st
         "mounts": mounts(record, machine) if backend == "nfs" else [],
         "external": external(record) if backend != "none" else [],
     }
+
+
+def refuse_withdrawal(record: model.Record, wanted: model.Record, present: Container[str]) -> None:
+    """Refuse to withdraw an export of ``record`` without all members that mount it in the play. Raises InputError.
+
+    Whether a volume is in use is only seen on hosts of the play: the others would lose it under their users.
+    ``present``: the hosts of the play, and others that do not mount volumes.
+    """
+    kept = {one["name"]: (one.get("server"), one.get("path")) for one in wanted["storage"]["volumes"]}
+    withdrawn = [one["name"] for one in _volumes(record) if kept.get(one["name"]) != (one["server"], one["path"])]
+    users = [one["machine"] for one in record["members"] if not derive.is_pod(record, one["machine"])]
+    missing = sorted(machine for machine in users if machine not in present)
+    if withdrawn and missing:
+        raise InputError(
+            f"{', '.join(missing)} not in this play, or unreachable: volume {', '.join(withdrawn)} may be in use "
+            "there, and would no longer be exported.",
+            "Run this without --limit when all members are up. If those members are lost, set cluster_force=true.",
+            volumes=withdrawn,
+            machines=missing,
+        )
 
 
 def _folder(volume: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
@@ -32,7 +32,7 @@ _WRITTEN = "# Written by gpumesh.cluster.\n"
 
 def entries(params: Mapping[str, Any], host: Host) -> List[Dict[str, Any]]:
     """The wanted files, for host_files. ``params``: the module's parameters."""
-    settings = complete(params["settings"], host.rdma_devices if params["rdma"] else [])
+    settings = complete(params["settings"], host.rdma_devices, params["rdma"])
     programs = [
         {"path": path, "content": _INTERPRETERS.get(name, "") + params["programs"][name], "mode": mode}
         for name, (path, mode) in _PROGRAMS.items()
@@ -46,10 +46,11 @@ def entries(params: Mapping[str, Any], host: Host) -> List[Dict[str, Any]]:
         {"path": _SETTINGS, "content": json.dumps(settings, indent=1) + "\n"},
         *programs,
         *gone,
-        # Like /tmp: each user's task writes its hostfile there, and only the owner may remove it.
+        # Like /tmp: each user's task writes its hostfile there, and only the owner may remove it. Without an age, since
+        # jobs may run for weeks: the epilog removes a job's files, and a reboot the rest, as this is a tmpfs.
         {
             "path": _TMPFILES,
-            "content": f"{_WRITTEN}d /run/gpumesh 0755 root root -\nd {folder.PATH} 1777 root root 7d\n",
+            "content": f"{_WRITTEN}d /run/gpumesh 0755 root root -\nd {folder.PATH} 1777 root root -\n",
         },
         {"path": "/run/gpumesh", "state": "directory"},
         {"path": folder.PATH, "state": "directory", "mode": "1777"},
@@ -79,9 +80,12 @@ def entries_gone(cluster: str) -> List[Dict[str, Any]]:
     return [*({"path": path, "state": "absent"} for path in paths), lines]
 
 
-def complete(settings: Mapping[str, Any], devices: Any) -> Dict[str, Any]:
-    """The settings with the RDMA devices of this host; without any, it has no RDMA peers."""
-    peers = settings["rdma"]["peers"] if devices else []
+def complete(settings: Mapping[str, Any], devices: Sequence[str], wanted: bool) -> Dict[str, Any]:
+    """The settings with the RDMA devices of this host; it has no RDMA peers without any, or if they are not ``wanted``.
+
+    Devices without peers are what NCCL is told not to use: it would find them itself.
+    """
+    peers = settings["rdma"]["peers"] if devices and wanted else []
     return {**settings, "rdma": {"devices": list(devices), "peers": peers}}
 
 

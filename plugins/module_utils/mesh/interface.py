@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import ipaddress
 import os
 import socket
 import threading
 import time
-from typing import Any, Container, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, starts_at_boot
@@ -27,6 +28,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.path_mtu impo
     tunnel_mtu,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.wireguard import (
+    IPV6_SETTINGS,
     UNSHARED,
     Desired,
     Peer,
@@ -323,6 +325,9 @@ def _measured(
 
     Earlier results are only confirmed, and measured again if they no longer hold. An endpoint that does not answer,
     because it is down or by configuration, keeps its earlier result, and is measured again by the next run.
+
+    With less than IPv6 needs, the kernel would remove the address of an IPv6 mesh. On a narrower path, WireGuard's own
+    packets have to be fragmented.
     """
     paths = {peer.endpoint: peer.path_mtu for peer in written.values() if peer.endpoint and peer.path_mtu is not None}
     address_of = {endpoint: split_endpoint(dial[0])[0] for endpoint, dial in resolved.items() if dial}
@@ -336,8 +341,9 @@ def _measured(
     if former and any(paths.get(endpoint) for endpoint in resolved if endpoint not in address_of):
         # A name server that is silent for a moment makes no path wider.
         limits.append(former)
+    least = values.SMALLEST_IPV6_MTU if ":" in desired.address else 0
     return desired._replace(
-        mtu=min([desired.mtu, *limits]),
+        mtu=max(min([desired.mtu, *limits]), least),
         peers=tuple(
             peer._replace(path_mtu=paths.get(peer.endpoint) if peer.endpoint else None) for peer in desired.peers
         ),
@@ -377,7 +383,8 @@ def _apply_link(host: Host, desired: Desired, steps: Plan) -> None:
     for address in steps.add_addresses:
         run(["ip", "address", "add", address, "dev", interface])
     if steps.start_forwarding:
-        _set_kernel(forwarding_settings(desired.address, interface))
+        kept = kept_routes() if ":" in desired.address else []
+        _set_kernel([*kept, *forwarding_settings(desired.address, interface)])
 
 
 def _apply_peers(run: Runner, interface: str, steps: Plan) -> None:
@@ -406,6 +413,20 @@ def _set_kernel(settings: Iterable[Tuple[str, str]]) -> None:
                 "Set it when the container is started, or name another member in mesh_relays.",
                 path=path,
             ) from failure
+
+
+def kept_routes(folder: str = IPV6_SETTINGS) -> List[Tuple[str, str]]:
+    """The kernel's settings, as path and value, with which a relay of an IPv6 mesh keeps its other IPv6 routes.
+
+    A host that forwards IPv6 drops the routes that it has learned from router advertisements, such as its default
+    route, and accepts no more, unless accept_ra is 2. It is set where advertisements are accepted so far.
+    """
+    settings = []
+    for accepts in sorted(glob.glob(os.path.join(folder, "*", "accept_ra"))):
+        forwards = os.path.join(os.path.dirname(accepts), "forwarding")
+        if ((read_text(forwards) or "").strip(), (read_text(accepts) or "").strip()) == ("0", "1"):
+            settings.append((accepts, "2"))
+    return settings
 
 
 def _forwards(interface: str, address: str) -> bool:

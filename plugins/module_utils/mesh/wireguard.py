@@ -28,6 +28,13 @@ _MACHINE_COMMENT = "# Machine = "
 _PATH_COMMENT = "# Path MTU = "
 #: wg-quick(8) is a bash script, and bash can send datagrams: one to the port "discard" of each address.
 _GREETING = "for peer in {}; do echo > /dev/udp/$peer/9 || true; done 2>/dev/null"
+#: The kernel's IPv6 settings of each interface, and of those to come (``default``).
+IPV6_SETTINGS = "/proc/sys/net/ipv6/conf"
+#: The same as interface.kept_routes, for wg-quick.
+_KEEP_ROUTES = (
+    f"for conf in {IPV6_SETTINGS}/*; do "
+    "if [[ $(<$conf/forwarding)$(<$conf/accept_ra) == 01 ]]; then echo 2 > $conf/accept_ra; fi; done"
+)
 _SECRET_KEYS = ("privatekey", "presharedkey")
 
 
@@ -379,6 +386,8 @@ def render_conf(desired: Desired, key_path: str) -> str:
         f"PostUp = wg set %i private-key {key_path}{peers}",
     ]
     lines += [f"PostUp = ip route replace {network} dev %i" for network in sorted(_outside_networks(desired))]
+    if desired.forward and ":" in desired.address:
+        lines.append(f"PostUp = {_KEEP_ROUTES}")
     if desired.forward:
         lines += [f"PostUp = echo {value} > {path}" for path, value in forwarding_settings(desired.address, "%i")]
     greeted = [
@@ -425,7 +434,7 @@ def forwarding_settings(address: str, interface: str) -> List[Tuple[str, str]]:
     disables them itself in the same way, a userspace one cannot.
     """
     if ":" in address:
-        return [("/proc/sys/net/ipv6/conf/all/forwarding", "1")]
+        return [(f"{IPV6_SETTINGS}/all/forwarding", "1")]
     return [
         (f"/proc/sys/net/ipv4/conf/{interface}/forwarding", "1"),
         (f"/proc/sys/net/ipv4/conf/{interface}/send_redirects", "0"),

@@ -670,12 +670,22 @@ def _mesh(record: Record, mesh: Mapping[str, Any]) -> model.Mesh:
         )
     if merged["backend"] not in model.BACKENDS:
         raise InputError(f"'{merged['backend']}' is not a mesh backend.", f"Choose one of {', '.join(model.BACKENDS)}.")
+    subnet = _value(values.subnet, merged["subnet"])
+    mtu = None if merged["mtu"] is None else _number("mesh MTU", merged["mtu"], 576, 65535)
+    if mtu is not None and mtu < values.SMALLEST_IPV6_MTU and ":" in subnet:
+        raise InputError(
+            f"An MTU of {mtu} is too small for the mesh's subnet {subnet}: IPv6 needs at least "
+            f"{values.SMALLEST_IPV6_MTU} bytes.",
+            f"Set mesh_mtu to at least {values.SMALLEST_IPV6_MTU}, or choose an IPv4 mesh_subnet.",
+            mtu=mtu,
+            subnet=subnet,
+        )
     return {
         "backend": merged["backend"],
-        "subnet": _value(values.subnet, merged["subnet"]),
+        "subnet": subnet,
         "port": _number("mesh port", merged["port"], 1, 65535),
         "interface": _value(values.mesh_interface_name, merged["interface"]),
-        "mtu": None if merged["mtu"] is None else _number("mesh MTU", merged["mtu"], 576, 65535),
+        "mtu": mtu,
     }
 
 

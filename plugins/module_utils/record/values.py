@@ -21,6 +21,9 @@ from typing import Optional, Union
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
+#: Bytes (RFC 8200). The kernel does not run IPv6 on an interface with a smaller MTU.
+SMALLEST_IPV6_MTU = 1280
+
 #: Slurm's ClusterName: lower case, at most 40 characters.
 _CLUSTER = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 #: An inventory hostname; 64 is HOST_NAME_MAX. Underscores are not allowed in DNS names but common in inventories.

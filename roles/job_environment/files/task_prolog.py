@@ -224,7 +224,7 @@ def read_world(
 
     ``members`` are the cluster addresses by node name. ``batch``: this is the batch script and not a step's task.
     ``show`` asks the controller for the job, or for its nodes; used only where the environment does not tell: where the
-    components of a job differ, and in a batch script of several nodes.
+    components of a job differ, where its nodes may have unequal numbers of GPUs, and in batch scripts of several nodes.
     Raises KeyError or ValueError where the environment is not a job's.
     """
     step = 0 if batch else _step(env)
@@ -239,10 +239,8 @@ def read_world(
     names = [name for group in groups for name in group if name in counts] if groups else list(counts)
     here = env.get("SLURMD_NODENAME") or names[int(env.get("SLURM_NODEID", "0"))]
     group_of = {name: number for number, group in enumerate(groups) for name in group}
-    own = int(env.get("SLURM_GPUS_ON_NODE") or 0)
-    gpus = {name: own for name in names if group_of.get(name, 0) == group_of.get(here, 0)}
-    if len(gpus) < len(names):
-        gpus = {**_gpus_by_node(show("job", env["SLURM_JOB_ID"])), **gpus}
+    component = [name for name in names if group_of.get(name, 0) == group_of.get(here, 0)]
+    gpus = _gpus(env, {name: counts[name] for name in names}, component, here, show)
     nodes = [
         Node(name, members.get(name, name), group_of.get(name, 0), counts[name], gpus.get(name, 0)) for name in names
     ]
@@ -351,13 +349,46 @@ def _job_id(env: Mapping[str, str], component: int) -> str:
     return env["SLURM_JOB_ID"]
 
 
+def _gpus(
+    env: Mapping[str, str], tasks: Mapping[str, int], component: List[str], here: str, show: Callable[..., str]
+) -> Dict[str, int]:
+    """GPUs by node. Slurm tells only those of this node; usually the others of its ``component`` have as many.
+
+    ``tasks``: those of each node. Raises ValueError where the controller cannot be asked for other components.
+    """
+    own = int(env.get("SLURM_GPUS_ON_NODE") or 0)
+    alike = dict.fromkeys(component, own)
+    mixed = len(alike) < len(tasks)
+    if not mixed and not _gpus_may_differ(env, own, tasks):
+        return alike
+    try:
+        shown = _gpus_by_components(parse_job(show("job", env["SLURM_JOB_ID"])))
+    except ValueError:
+        if mixed:
+            raise
+        return alike
+    # A step may have fewer GPUs here than the job; then those of the job elsewhere are not the step's.
+    return {**alike, **shown} if shown.get(here, 0) == own else {**shown, **alike}
+
+
+def _gpus_may_differ(env: Mapping[str, str], own: int, tasks: Mapping[str, int]) -> bool:
+    """Whether the nodes of a job may have unequal numbers of GPUs: for a total or a number a task, Slurm spreads them.
+
+    Every task that gets a yes asks the controller, so an ordinary job must get a no.
+    """
+    if len(tasks) < 2 or "SLURM_GPUS_PER_NODE" in env:
+        return False
+    # Of one type or several: 3, h100:3 or h100:2,a100:1.
+    numbers = [item.rpartition(":")[2] for item in env.get("SLURM_GPUS", "").split(",")]
+    total = sum(int(number) for number in numbers if number.isdigit())
+    if total and total != own * int(env.get("SLURM_JOB_NUM_NODES") or len(tasks)):
+        return True
+    return own > 0 and len(set(tasks.values())) > 1
+
+
 def _gpus_by_components(components: Iterable[Mapping[str, str]]) -> Dict[str, int]:
     words = [word for component in components for word in component["gpus"].split()]
     return {name: int(count) for name, _equals, count in (word.partition("=") for word in words)}
-
-
-def _gpus_by_node(shown: str) -> Dict[str, int]:
-    return _gpus_by_components(parse_job(shown))
 
 
 # --- From the world to variables ----------------------------------------------------------------------------------

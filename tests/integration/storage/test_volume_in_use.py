@@ -65,9 +65,15 @@ def take_away(folder: Path, host: list[str], record: model.Record) -> Run:
         "hosts": "all",
         "vars": {"cluster_record": record, "storage_volumes": []},
         "module_defaults": {"gpumesh.cluster.cluster": {"path": str(folder / "records")}},
-        "tasks": [{"ansible.builtin.include_role": {"name": "gpumesh.cluster.storage"}}],
+        # n2 is in the play, without which n1 would be refused, but this machine can have the place of one host only.
+        "tasks": [
+            {
+                "ansible.builtin.include_role": {"name": "gpumesh.cluster.storage"},
+                "when": "inventory_hostname == 'n1'",
+            }
+        ],
     }
-    return run_plays(folder, {"n1": {}}, [play], prefix=host)
+    return run_plays(folder, {"n1": {}, "n2": {}}, [play], prefix=host)
 
 
 def seen(host: list[str], *command: str) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,10 +45,21 @@ RECORD = {
 
 
 def run(
-    *results: dict[str, Any], check_mode: bool = False, manager: str = "apt", host: str = "n2", **arguments: Any
+    *results: dict[str, Any],
+    check_mode: bool = False,
+    manager: str = "apt",
+    host: str = "n2",
+    hosts: Sequence[str] = ("n1", "n2"),
+    skipped: Sequence[str] = (),
+    **arguments: Any,
 ) -> Played:
-    """Run the action on a member."""
-    variables = {"inventory_hostname": host, "ansible_facts": {"pkg_mgr": manager}}
+    """Run the action on a member. ``hosts``: those of the play. ``skipped``: the userspace-only members."""
+    variables = {
+        "inventory_hostname": host,
+        "ansible_facts": {"pkg_mgr": manager},
+        "ansible_play_batch": list(hosts),
+        "cluster_userspace_only": list(skipped),
+    }
     modules = {NAME: results, f"ansible.builtin.{manager}": [{"changed": True}]}
     return play(ActionModule, {"record": RECORD, **arguments}, modules, variables, check_mode)
 
@@ -75,6 +87,27 @@ def test_volumes_that_cannot_be_are_refused_before_the_host_is_asked() -> None:
     assert played.result["failed"]
     assert "The server 'n9' of volume 'data' is not among the members" in played.result["msg"]
     assert played.ran == []
+
+
+@pytest.mark.parametrize(
+    "volumes", [[], [{**VOLUME, "path": "/srv/other"}], [{**VOLUME, "server": "n2"}], [{**VOLUME, "name": "new"}]]
+)
+def test_no_volume_is_taken_from_members_outside_the_play(volumes: list[dict[str, Any]]) -> None:
+    refused = run(host="n1", hosts=["n1"], volumes=volumes)
+    assert refused.ran == []
+    assert refused.result["msg"].startswith("n2 not in this play, or unreachable: volume data may be in use there")
+    assert "cluster_force=true" in refused.result["msg"]
+    assert refused.result["error"]["machines"] == ["n2"]
+    # With all members that mount it, their own checks decide; whoever forces it has read the message.
+    assert not run(RAN, host="n1", volumes=volumes).result.get("failed")
+    assert not run(RAN, host="n1", hosts=["n1"], skipped=["n2"], volumes=volumes).result.get("failed")
+    assert not run(RAN, host="n1", hosts=["n1"], force=True, volumes=volumes).result.get("failed")
+
+
+def test_what_takes_no_export_away_needs_only_its_own_hosts() -> None:
+    other = {**VOLUME, "name": "other", "mount_point": "/mnt/other"}
+    for volumes in ([VOLUME, other], [{**VOLUME, "mount_point": "/data", "read_only": True}]):
+        assert not run(RAN, host="n1", hosts=["n1"], volumes=volumes).result.get("failed")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -16,12 +15,21 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Host
 MEMBERS = [{"address": "10.99.0.1", "names": ["n1"]}, {"address": "10.99.0.2", "names": ["n2"]}]
 PARAMS = {"cluster": "lab", "state": "present", "members": MEMBERS, "address": "10.99.0.1"}
 DEBIANS = "127.0.0.1\tlocalhost\n127.0.1.1\tgpu1.example.net gpu1\n10.1.1.1 else\n"
-OURS = "# BEGIN gpumesh cluster lab\n10.99.0.1 n1 gpu1\n10.99.0.2 n2\n# END gpumesh cluster lab\n"
+
+
+def ours(*own: str) -> str:
+    """The block, with the names of this host besides n1."""
+    return (
+        f"# BEGIN gpumesh cluster lab\n{' '.join(['10.99.0.1', 'n1', *own])}\n10.99.0.2 n2\n# END gpumesh cluster lab\n"
+    )
+
+
+OURS = ours("gpu1")
 
 
 def after(text: str, params: dict[str, Any], node: str = "gpu1.example.net") -> str:
     """The file after the module has run."""
-    (wanted,) = host_files.parse(names.files(params, node))
+    (wanted,) = host_files.parse(names.files(params, node, text))
     step = host_files.plan(wanted, host_files.Current(host_files.FILE, text, 0o644), (0, 0))
     return text if step is None or step.text is None else step.text
 
@@ -29,15 +37,15 @@ def after(text: str, params: dict[str, Any], node: str = "gpu1.example.net") -> 
 def test_the_names_go_before_the_loopback_address_that_they_replace() -> None:
     named = after(DEBIANS, PARAMS)
     hidden = "# gpumesh: 127.0.1.1\tgpu1.example.net gpu1\n"
-    assert named == OURS + DEBIANS.replace("127.0.1.1\tgpu1.example.net gpu1\n", hidden)
+    assert named == ours("gpu1", "gpu1.example.net") + DEBIANS.replace("127.0.1.1\tgpu1.example.net gpu1\n", hidden)
     assert after(named, PARAMS) == named
     assert after(named, {"cluster": "lab", "state": "absent"}) == DEBIANS
 
 
-@pytest.mark.parametrize("line", ["172.17.0.4\tgpu1\n", "fd00::4\tgpu1 3f2c\n"])
-def test_an_engine_s_line_for_its_container_is_hidden_too(line: str) -> None:
+@pytest.mark.parametrize(("line", "own"), [("172.17.0.4\tgpu1\n", []), ("fd00::4\tgpu1 3f2c\n", ["3f2c"])])
+def test_an_engine_s_line_for_its_container_is_hidden_too(line: str, own: list[str]) -> None:
     """With it, the own name resolves to an address outside of the mesh as well."""
-    assert after(line, PARAMS) == f"{OURS}# gpumesh: {line}"
+    assert after(line, PARAMS) == f"{ours('gpu1', *own)}# gpumesh: {line}"
     # Without a mesh, that is the member's address.
     assert after("10.99.0.1\tgpu1\n", PARAMS).endswith("\n10.99.0.1\tgpu1\n")
 
@@ -47,6 +55,28 @@ def test_an_engine_s_line_for_its_container_is_hidden_too(line: str) -> None:
 )
 def test_what_names_another_is_left_alone(line: str) -> None:
     assert after(line, PARAMS) == OURS + line
+
+
+@pytest.mark.parametrize(
+    ("line", "rest", "own"),
+    [
+        ("127.0.1.1 full.example.net gpu1 alias # by hand", "", ["gpu1", "full.example.net", "alias"]),
+        # A name that a member or another line has, and localhost, stay theirs.
+        ("127.0.1.1 n2 gpu1 localhost localhost.localdomain", "", ["gpu1"]),
+        ("127.0.1.1 db gpu1 full", "10.1.1.1 db # full\n#10.1.1.1 full\n", ["gpu1", "full"]),
+    ],
+)
+def test_the_other_names_of_a_hidden_line_go_on_resolving(line: str, rest: str, own: list[str]) -> None:
+    named = after(f"{line}\n{rest}", PARAMS)
+    assert named == f"{ours(*own)}# gpumesh: {line}\n{rest}"
+    assert after(named, PARAMS) == named, "they are found in the hidden line"
+    assert after(named, {"cluster": "lab", "state": "absent"}) == f"{line}\n{rest}"
+
+
+@pytest.mark.parametrize("node", ["localhost", "localhost.localdomain", ""])
+def test_localhost_is_never_hidden(node: str) -> None:
+    text = "127.0.0.1\tlocalhost\n127.0.1.1 localhost\n::1\tlocalhost ip6-localhost\n"
+    assert after(text, PARAMS, node) == ours() + text
 
 
 def test_a_host_name_is_no_pattern() -> None:
@@ -62,7 +92,7 @@ def test_the_program_does_what_the_module_did(monkeypatch: pytest.MonkeyPatch, c
     written: list[Any] = []
     monkeypatch.setattr(host_files, "see_to", lambda entries, look_only: written.append((entries, look_only)))
     assert names.main(PARAMS) == 0
-    assert written == [(names.files(PARAMS, os.uname().nodename), False)]
+    assert written == [(names.wanted_here(PARAMS), False)]
     monkeypatch.setattr(host_files, "see_to", refused)
     assert names.main(PARAMS) == 1
     assert "is a directory" in capsys.readouterr().out

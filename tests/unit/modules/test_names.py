@@ -44,7 +44,7 @@ def test_only_without_systemd_and_until_the_member_leaves(tmp_path: Path) -> Non
 def test_the_program_runs_without_ansible(tmp_path: Path) -> None:
     path = tmp_path / "program"
     path.write_bytes(package.build(sys.executable, names.__name__, {}))
-    code = "import sys; sys.path = [sys.argv[1], *sys.path]; from {} import main, files; print(files({}, 'gpu1'))"
+    code = "import sys; sys.path = [sys.argv[1], *sys.path]; from {} import main, files; print(files({}, 'gpu1', ''))"
     command = [sys.executable, "-IS", "-c", code.format(names.__name__, params(tmp_path)), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "10.99.0.1 n1 gpu1" in done.stdout

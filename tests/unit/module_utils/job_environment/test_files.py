@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files, host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 SETTINGS = {
     "cluster": "lab",
@@ -25,7 +27,6 @@ SETTINGS = {
 PROGRAMS = dict.fromkeys(("job_environment.bash", "task_prolog.py", "job_epilog.sh", "gpumesh_job.sh"), "text\n")
 PARAMS = {"cluster": "lab", "machine": "n1", "settings": SETTINGS, "programs": PROGRAMS, "rdma": True}
 PLAIN = host.Host(None, False, [])
-HCA = {"device": "mlx5_0", "port": 1, "state": "active"}
 
 
 def by_path(params: Any, node: host.Host) -> dict[str, Any]:
@@ -42,6 +43,14 @@ def test_a_program_that_is_not_wanted_goes() -> None:
     without = {name: text for name, text in PROGRAMS.items() if name != "gpumesh_job.sh"}
     assert by_path(PARAMS, PLAIN)[login]["content"] == "text\n"
     assert by_path({**PARAMS, "programs": without}, PLAIN)[login] == {"path": login, "state": "absent"}
+
+
+def test_no_age_deletes_the_hostfile_of_a_long_job() -> None:
+    text = by_path(PARAMS, PLAIN)["/etc/tmpfiles.d/gpumesh-jobs.conf"]["content"]
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    assert lines == [
+        [*line.split(), "root", "root", "-"] for line in ("d /run/gpumesh 0755", "d /run/gpumesh/jobs 1777")
+    ]
 
 
 def test_memory_may_be_locked_where_the_host_may_allow_it() -> None:
@@ -73,16 +82,51 @@ def test_nccl_conf_says_only_what_is_true_towards_everyone(peers: Any, devices: 
     assert written == {**SETTINGS, "rdma": {"devices": devices, "peers": peers if devices else []}}
 
 
-def test_rdma_can_be_left_out() -> None:
+def test_rdma_that_is_not_wanted_is_switched_off_as_nccl_would_find_it() -> None:
     entries = by_path({**PARAMS, "rdma": False}, PLAIN._replace(rdma_devices=["mlx5_0:1"]))
     written = json.loads(entries["/etc/gpumesh/job_environment.json"]["content"])
-    assert written["rdma"] == {"devices": [], "peers": []}
+    assert written["rdma"] == {"devices": ["mlx5_0:1"], "peers": []}
+    assert entries["/etc/nccl.conf"]["content"].endswith("\nNCCL_IB_DISABLE=1")
+    plain = by_path({**PARAMS, "rdma": False}, PLAIN)
+    assert "NCCL_IB" not in plain["/etc/nccl.conf"]["content"]
+
+
+def port(device: str, rate: float | None = 400, kind: str = "InfiniBand", state: str = "active") -> Any:
+    return {"device": device, "port": 1, "state": state, "link_layer": kind, "rate_gbps": rate}
 
 
 def test_only_active_ports_count_and_each_once() -> None:
-    down: Any = {"device": "mlx5_1", "port": 1, "state": "down"}
-    hca: Any = HCA
-    assert host.active_devices([hca, hca, down, None]) == ["mlx5_0:1"]
+    roce, down = port("mlx5_0", kind="Ethernet"), port("mlx5_1", kind="Ethernet", state="down")
+    assert host.active_devices([roce, down], [roce, roce, down, None]) == ["mlx5_0:1"]
+    assert host.active_devices([down], [down]) == []
+
+
+def test_infiniband_needs_no_interface_and_roce_does() -> None:
+    cards = [port(f"mlx5_{number}") for number in (0, 1)]
+    assert host.active_devices([*cards, port("mlx5_2", state="down")], []) == ["mlx5_0:1", "mlx5_1:1"]
+    assert host.active_devices([port("mlx5_0", kind="Ethernet")], [None]) == []
+
+
+@pytest.mark.parametrize(
+    ("roce", "infiniband", "named"),
+    [(25, 400, "mlx5_1:1"), (400, 40, "mlx5_0:1"), (200, 200, "mlx5_1:1"), (25, None, "mlx5_0:1")],
+)
+def test_of_roce_and_infiniband_the_faster_is_named_alone(roce: float, infiniband: float | None, named: str) -> None:
+    ethernet = port("mlx5_0", roce, "Ethernet")
+    assert host.active_devices([ethernet, port("mlx5_1", infiniband)], [ethernet]) == [named]
+
+
+def test_the_ports_of_a_host_without_ipoib(tmp_path: Path) -> None:
+    class_folder = tmp_path / "sys/class/infiniband"
+    for number, (layer, rate) in enumerate([("Ethernet", "25 Gb/sec (1X EDR)"), ("InfiniBand", "400 Gb/sec (4X NDR)")]):
+        folder = class_folder / f"mlx5_{number}/ports/1"
+        folder.mkdir(parents=True)
+        for name, text in (("state", "4: ACTIVE"), ("link_layer", layer), ("rate", rate)):
+            (folder / name).write_text(f"{text}\n")
+    (tmp_path / "sys/class/net/eth0/device/infiniband/mlx5_0").mkdir(parents=True)
+    addresses = json.dumps([{"ifindex": 2, "ifname": "eth0", "flags": ["UP"], "mtu": 1500, "link_type": "ether"}])
+    found = host.look(lambda *_args, **_options: Completed(0, addresses, ""), Tree(str(tmp_path)))
+    assert found.rdma_devices == ["mlx5_1:1"]
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,15 @@ def test_the_mtu_follows_the_path_and_is_remembered(lab: Lab) -> None:
     assert run(wanted(2)).mtu == 1420
 
 
+def test_the_measured_mtu_of_an_ipv6_mesh_is_one_that_ipv6_can_use(lab: Lab) -> None:
+    def narrow(sizes: Mapping[str, int]) -> dict[str, bool]:
+        return {address: size <= 1300 for address, size in sizes.items()}
+
+    wide = wanted(2, address="fd00:99::1/64")
+    assert present(lab.host(probe=narrow), "gpumesh0", wide, probe_mtu=True).mtu == 1280
+    assert present(lab.host(probe=narrow), "gpumesh0", wanted(2), probe_mtu=True).mtu < 1280
+
+
 def test_an_endpoint_whose_name_does_not_resolve_for_a_moment_keeps_the_mtu(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

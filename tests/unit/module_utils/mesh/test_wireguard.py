@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError, ParseError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import interface
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import wireguard as wg
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils.mesh.hosts import FIXTURES, key
 
@@ -184,6 +188,35 @@ def test_a_relay_forwards_through_the_tunnel_alone() -> None:
     assert "/proc/sys/net/ipv4/conf/%i/forwarding" in conf
     assert "ip_forward" not in conf
     assert "forwarding" not in wg.render_conf(desired(), "/k")
+
+
+def ipv6_settings(folder: Path) -> Path:
+    """What a host has: eth0 gets its routes from a router, eth1 takes none, and eth2 forwards already."""
+    for name, forwarding, accept_ra in (("default", 0, 1), ("eth0", 0, 1), ("eth1", 0, 0), ("eth2", 1, 1)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "forwarding").write_text(f"{forwarding}\n")
+        (folder / name / "accept_ra").write_text(f"{accept_ra}\n")
+    return folder
+
+
+def test_an_ipv6_relay_keeps_the_routes_that_routers_announce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ipv6_settings(tmp_path / "conf")
+    wanted = desired(address="fd00::1/64", forward=True)
+    lines = [line for line in wg.render_conf(wanted, "/k").splitlines() if wg.IPV6_SETTINGS in line]
+    assert "accept_ra" in lines[0] and lines[1].endswith("all/forwarding")
+    assert "accept_ra" not in wg.render_conf(desired(forward=True), "/k")
+    expected = [(f"{folder}/{name}/accept_ra", "2") for name in ("default", "eth0")]
+    assert interface.kept_routes(str(folder)) == expected
+    done: list[list[tuple[str, str]]] = []
+    monkeypatch.setattr(interface, "_set_kernel", lambda settings: done.append(list(settings)))
+    monkeypatch.setattr(interface, "kept_routes", lambda: expected)
+    host = interface.Host(lambda *_args: Completed(0, "", ""), False)
+    interface._apply_link(host, wanted, wg.Plan(start_forwarding=True))
+    assert done == [[*expected, *wg.forwarding_settings(wanted.address, "gpumesh0")]]
+    # wg-quick runs the line in bash with errexit.
+    script = lines[0].partition(" = ")[2].replace(wg.IPV6_SETTINGS, str(folder))
+    subprocess.run(["bash", "-ec", '(eval "$1")', "bash", script], check=True)
+    assert [(folder / f"eth{n}" / "accept_ra").read_text().strip() for n in range(3)] == ["2", "0", "1"]
 
 
 def test_a_foreign_configuration_is_shown_without_keys() -> None:

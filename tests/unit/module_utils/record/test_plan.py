@@ -321,6 +321,14 @@ class TestMeshAndStorage:
         assert draft.record["members"] == record["members"]
         assert draft.changes[0].detail == "mesh: mtu 1380 (was none)"
 
+    def test_an_mtu_that_ipv6_cannot_use_is_refused(self) -> None:
+        assert plan.set_mesh(made(), {"mtu": 1200}).record["mesh"]["mtu"] == 1200
+        for mesh in ({"subnet": "fd00:99::/64", "mtu": 1279}, {"subnet": "fd00:99::/64"}):
+            record = made() if "mtu" in mesh else plan.set_mesh(made(), {"mtu": 1279}).record
+            with pytest.raises(InputError, match="1279 is too small for the mesh's subnet fd00:99::/64.*at least 1280"):
+                plan.set_mesh(record, mesh)
+        assert plan.set_mesh(made(), {"subnet": "fd00:99::/64", "mtu": 1280}).record["mesh"]["mtu"] == 1280
+
     def test_the_only_network_stays(self) -> None:
         record = made(subnet="10.99.0.0/16", members=[{"machine": "n1"}])
         for mesh in ({"backend": "none"}, {"subnet": "10.98.0.0/16"}):

@@ -186,6 +186,68 @@ def test_the_gpus_of_another_component_are_asked_from_the_controller() -> None:
     assert prolog.hostfile_text(world.nodes) == "10.99.0.3 slots=2\n10.99.0.1 slots=1\n10.99.0.2 slots=1\n"
 
 
+UNEVEN = "JobId=5 NodeList=n[1-3] Nodes=n1 GRES=gpu:fake:3(IDX:0-2) Nodes=n2 GRES=gpu:fake:2(IDX:0-1) Nodes=n3 GRES=\n"
+
+
+def uneven(*what: str) -> str:
+    return registered("n1", "n2", "n3") if what == ("nodes",) else UNEVEN
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"SLURM_GPUS": "5"},
+        {"SLURM_GPUS": "h100:4,a100:1"},
+        {"SLURM_STEP_TASKS_PER_NODE": "3,2,1"},
+        {"SLURM_GPUS": "5", "SLURMD_NODENAME": "n1", "SLURM_GPUS_ON_NODE": "3"},
+        {"SLURM_GPUS": "5", "SLURMD_NODENAME": "n3", "SLURM_GPUS_ON_NODE": ""},
+    ],
+)
+def test_each_node_counts_the_gpus_that_slurm_has_spread_unevenly(changed: dict[str, str]) -> None:
+    env = {**recorded("step_of_3_nodes_rank_3"), **changed}
+    world = prolog.read_world(env, MEMBERS, False, uneven)
+    assert [node.gpus for node in world.nodes] == [3, 2, 0]
+
+
+def test_the_batch_script_counts_unevenly_spread_gpus_too() -> None:
+    env = {**recorded("batch_of_3_nodes"), "SLURM_GPUS": "5", "SLURM_GPUS_ON_NODE": "3"}
+    assert [node.gpus for node in prolog.read_world(env, MEMBERS, True, uneven).nodes] == [3, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"SLURM_GPUS": "6"},
+        {"SLURM_GPUS_PER_NODE": "2", "SLURM_STEP_TASKS_PER_NODE": "3,2,1"},
+        {"SLURM_GPUS_ON_NODE": "", "SLURM_STEP_TASKS_PER_NODE": "3,2,1"},
+        # A step on two of the three nodes.
+        {
+            "SLURM_GPUS": "6",
+            "SLURM_STEP_NODELIST": "n[1-2]",
+            "SLURM_STEP_TASKS_PER_NODE": "3(x2)",
+            "SLURM_STEP_NUM_NODES": "2",
+            "SLURM_NNODES": "2",
+        },
+    ],
+)
+def test_the_controller_is_not_asked_where_the_gpus_are_even(changed: dict[str, str]) -> None:
+    env = {**recorded("step_of_3_nodes_rank_3"), **changed}
+    assert len({node.gpus for node in prolog.read_world(env, MEMBERS, False, never_asked).nodes}) == 1
+
+
+def test_the_jobs_gpus_are_not_taken_for_those_of_a_step_with_fewer() -> None:
+    env = {**recorded("step_of_3_nodes_rank_3"), "SLURM_GPUS": "5", "SLURM_GPUS_ON_NODE": "1"}
+    assert [node.gpus for node in prolog.read_world(env, MEMBERS, False, uneven).nodes] == [1, 1, 1]
+
+
+def test_a_controller_that_does_not_answer_costs_no_job_its_environment() -> None:
+    def unreachable(*_what: str) -> str:
+        raise ValueError("scontrol cannot show job 5")
+
+    env = {**recorded("step_of_3_nodes_rank_3"), "SLURM_GPUS": "5"}
+    assert [node.gpus for node in prolog.read_world(env, MEMBERS, False, unreachable).nodes] == [2, 2, 2]
+
+
 def test_the_batch_script_of_a_mixed_job_sees_all_its_components() -> None:
     values = variables("batch_of_a_mixed_job", batch=True, ask=show_mixed_job)
     assert picked(values, "NNODES", "WORLD_SIZE", "GPUS_PER_NODE") == ["3", "5", "2"]
@@ -193,7 +255,7 @@ def test_the_batch_script_of_a_mixed_job_sees_all_its_components() -> None:
 
 def test_components_inherited_from_another_job_are_not_this_jobs() -> None:
     env = {**recorded("mixed_step_rank_4"), "SLURM_JOB_ID": "99"}
-    assert prolog.read_world(env, MEMBERS, False, never_asked).mixed is False
+    assert prolog.read_world(env, MEMBERS, False, lambda *_what: "").mixed is False
 
 
 def test_a_node_that_this_members_file_does_not_know_yet_is_called_by_its_name() -> None:
