@@ -196,13 +196,15 @@ def judge_nvlink(text: str) -> Judgement:
     )
 
 
-def judge_xid(records: Optional[str]) -> Judgement:
+def judge_xid(records: Optional[str], container: bool = False) -> Judgement:
     """Judge whether the kernel log, in the format of /dev/kmsg, has an Xid after which a GPU cannot be trusted.
 
-    None means that the log cannot be read.
+    None means that the log cannot be read, which only privileged containers can.
     """
+    if records is None and container:
+        return skipped("This is a container that cannot read the kernel log of its host.")
     if records is None:
-        return unknown("/dev/kmsg cannot be read.", "Run as root on the host itself; containers cannot read it.")
+        return unknown("/dev/kmsg cannot be read.", "Run as root.")
     bad: Dict[str, int] = {}
     for message in kernel_log.messages(records):
         found = _XID.match(message)
@@ -216,10 +218,12 @@ def judge_xid(records: Optional[str]) -> Judgement:
     return failed(sum(bad.values()), 0, f"{shown}.", _RESET, "faults")
 
 
-def judge_fabric_manager(state: Optional[str], has_switch: bool) -> Judgement:
-    """``state`` is the output of systemctl is-active."""
+def judge_fabric_manager(state: Optional[str], has_switch: bool, container: bool = False) -> Judgement:
+    """``state`` is the output of systemctl is-active; None without systemctl, as in containers without systemd."""
     if not has_switch:
         return skipped("There is no NVSwitch in this host.")
+    if state is None and container:
+        return skipped("This is a container, and the fabric manager is a service of its host.")
     if state is None:
         return unknown("The state of nvidia-fabricmanager cannot be determined.", "Check it with systemctl status.")
     if state == "active":

@@ -126,7 +126,7 @@ def _nvlink(context: Context) -> Judgement:
 def _kernel_log(context: Context) -> Judgement:
     if not context.tree.exists("proc/driver/nvidia/version"):
         return skipped(_NO_NVIDIA)
-    return gpu.judge_xid(kernel_log.read(context.tree.path("dev/kmsg")))
+    return gpu.judge_xid(kernel_log.read(context.tree.path("dev/kmsg")), host.is_container(context.tree))
 
 
 def _fabric_manager(context: Context) -> Judgement:
@@ -135,7 +135,7 @@ def _fabric_manager(context: Context) -> Judgement:
     if has_switch and context.find("systemctl"):
         asked = context.run(["systemctl", "is-active", "nvidia-fabricmanager"], timeout=5, check=False)
         state = asked.stdout.strip() or None
-    return gpu.judge_fabric_manager(state, has_switch)
+    return gpu.judge_fabric_manager(state, has_switch, host.is_container(context.tree))
 
 
 def _dcgm(context: Context) -> Judgement:

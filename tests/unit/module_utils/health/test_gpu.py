@@ -89,6 +89,15 @@ def test_xid_of_hardware_fails_and_of_a_program_does_not() -> None:
     assert gpu.judge_xid(None).status == "error"
 
 
+def test_what_a_container_cannot_see_of_its_host_is_skipped() -> None:
+    assert gpu.judge_xid(None, container=True).status == "skipped"
+    assert gpu.judge_xid(kmsg("NVRM: Xid (PCI:0000:3d:00): 79, fell off the bus"), container=True).status == "fail"
+    assert gpu.judge_fabric_manager(None, True, container=True).status == "skipped"
+    assert gpu.judge_fabric_manager("failed", True, container=True).status == "fail"
+    assert gpu.judge_fabric_manager(None, True).status == "error"
+    assert gpu.judge_fabric_manager(None, False).status == "skipped"
+
+
 @pytest.mark.parametrize(
     "real",
     [

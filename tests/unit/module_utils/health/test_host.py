@@ -218,6 +218,22 @@ def test_ssh_names_the_peer_and_the_reason(tmp_path: Path) -> None:
     assert (result["status"], result["actual"], result["required"]) == ("pass", 2, 2)
 
 
+def with_driver(tmp_path: Path, *files: str) -> None:
+    """Device files of an NVIDIA driver, and the mark of a container engine where it is among ``files``."""
+    for name in ("proc/driver/nvidia/version", *files):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("", encoding="utf-8")
+
+
+@pytest.mark.parametrize(("engine", "status"), [([".dockerenv"], "skipped"), ([], "error")])
+def test_a_container_is_not_judged_by_the_log_and_services_of_its_host(
+    tmp_path: Path, engine: list[str], status: str
+) -> None:
+    with_driver(tmp_path, "dev/nvidia-nvswitch0", *engine)
+    results = run.make_checks(context(Expected(), tmp_path), "n1", ["health.gpu_xid", "health.fabric_manager"])
+    assert [result["status"] for result in results] == [status, status]
+
+
 def test_a_command_that_hangs_is_an_error_and_does_not_hold_up_the_others(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("x", encoding="utf-8")

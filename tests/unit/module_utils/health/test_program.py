@@ -57,7 +57,17 @@ def node(reason: str = "", state: str = "idle", *flags: str) -> Node:
         ([result("fail")], node("Not responding", "down"), "none"),
         # Ours: resumed when all is well, but not if a check could not be made.
         ([result("pass"), result("skipped")], node(OURS, "idle", "drain"), "resume"),
-        ([result("pass"), result("error")], node(OURS, "idle", "drain"), "none"),
+        ([result("error")], node(OURS, "idle", "drain"), "none"),
+        # What it was not drained for does not keep it drained.
+        ([result("pass"), result("error", "health.gpu_xid")], node(OURS, "idle", "drain"), "resume"),
+        (
+            [result("error", "health.gpu_xid"), result("pass")],
+            node(f"{OURS}; health.gpu_xid: y", "idle", "drain"),
+            "none",
+        ),
+        ([result("error", "health.gpu_xid")], node(f"{program.MARK}{DISK}: {'x' * 370} …", "idle", "drain"), "none"),
+        # A new reason would forget the check that could not be made.
+        ([result("error"), result("fail", "health.rdma")], node(OURS, "idle", "drain"), "none"),
         ([result("error")], node(), "none"),
         # An administrator who replaces our reason has taken over the node.
         ([result("pass")], node(f"see ticket 5; was: {OURS}", "idle", "drain"), "none"),
