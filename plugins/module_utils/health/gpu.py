@@ -83,6 +83,34 @@ def parse_query(text: str) -> List[Gpu]:
     return gpus
 
 
+#: What nvidia-smi prints for a GPU that does not respond, also as a value of one of its fields.
+_LOST = re.compile(
+    r"GPU is lost|Unable to determine the device handle|fallen off the bus|No devices were found", re.IGNORECASE
+)
+
+
+def lost(text: str) -> Optional[str]:
+    """nvidia-smi's message about a GPU that does not respond; None if all of them do.
+
+    The driver keeps the device file of such a GPU, so that it is only missing in nvidia-smi's output.
+    """
+    for line in text.splitlines():
+        if _LOST.search(line):
+            return line.strip()
+    return None
+
+
+def judge_lost(message: str, files: int, expected: Optional[int]) -> Judgement:
+    """The judgement of a GPU that nvidia-smi reports as lost. ``files``: the number of device files."""
+    return failed(
+        f"fewer than {files}",
+        expected,
+        f"nvidia-smi reports a GPU that does not respond: {message.rstrip('.')}.",
+        _RESET,
+        "GPUs",
+    )
+
+
 def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> Judgement:
     """Judge whether the number of GPUs matches the record."""
     if problem:
@@ -167,8 +195,13 @@ def judge_pcie(gpus: Sequence[Gpu]) -> Judgement:
     )
 
 
-def judge_nvlink(text: str) -> Judgement:
-    """Judge whether all links of a GPU are up, if any of them is."""
+def judge_nvlink(text: str, rc: int = 0) -> Judgement:
+    """Judge whether all links of a GPU are up, if any of them is. ``rc``: the exit status of NVLINK_COMMAND."""
+    # Of GPUs without NVLink, it prints nothing, or that it is not supported.
+    known = not text.strip() or "not supported" in text.lower() or re.search(r"^GPU \d+:", text, re.MULTILINE)
+    if lost(text) or not known or (rc and "not supported" not in text.lower()):
+        said = (text.strip() or f"exit status {rc}").splitlines()[-1].rstrip(".")
+        return unknown(f"nvidia-smi does not show the state of NVLink: {said}.", "Run nvidia-smi nvlink --status.")
     links: Dict[str, List[bool]] = {}
     gpu = ""
     for line in text.splitlines():

@@ -83,9 +83,17 @@ class Context:
         completed: Completed = self.run(argv, timeout=timeout, check=check)
         return completed.stdout
 
+    def query(self) -> Completed:
+        """The output of nvidia-smi, which exits with an error if one GPU does not respond."""
+        return self.once("query", lambda: self.run(gpu.QUERY_COMMAND, timeout=10, check=False))
+
     def gpus(self) -> List[gpu.Gpu]:
         """nvidia-smi's table."""
-        return self.once("gpus", lambda: gpu.parse_query(self.stdout(gpu.QUERY_COMMAND, 10)))
+        asked = self.query()
+        if asked.rc != 0:
+            said = asked.stderr or asked.stdout
+            raise CommandError(gpu.QUERY_COMMAND, f"exited {asked.rc}", rc=asked.rc, stderr=said)
+        return gpu.parse_query(asked.stdout)
 
 
 class Check(NamedTuple):
@@ -103,7 +111,14 @@ class Check(NamedTuple):
 
 def _gpu_count(context: Context) -> Judgement:
     found = read_gpus(context.tree, context.tree.pci_devices())
-    return gpu.judge_count(found["count"], found["problem"], context.expected.gpus)
+    by_files = gpu.judge_count(found["count"], found["problem"], context.expected.gpus)
+    if by_files.status == "fail" or found["vendor"] != "nvidia" or not context.nvidia:
+        return by_files
+    asked = context.query()
+    message = gpu.lost(asked.stdout) or gpu.lost(asked.stderr)
+    if message:
+        return gpu.judge_lost(message, found["count"], context.expected.gpus)
+    return gpu.judge_count(len(context.gpus()), None, context.expected.gpus)
 
 
 def _with_gpus(judge: Callable[[Sequence[gpu.Gpu]], Judgement], context: Context) -> Judgement:
@@ -120,7 +135,8 @@ def _gpu_retired(context: Context) -> Judgement:
 def _nvlink(context: Context) -> Judgement:
     if not context.nvidia:
         return skipped(_NO_NVIDIA)
-    return gpu.judge_nvlink(context.run(gpu.NVLINK_COMMAND, timeout=10, check=False).stdout)
+    asked = context.run(gpu.NVLINK_COMMAND, timeout=10, check=False)
+    return gpu.judge_nvlink(asked.stdout + asked.stderr, asked.rc)
 
 
 def _kernel_log(context: Context) -> Judgement:
@@ -246,7 +262,7 @@ HARDWARE = (
 )
 
 CHECKS = (
-    Check("health.gpu_count", "The number of GPUs matches the record", _gpu_count),
+    Check("health.gpu_count", "The number of GPUs matches the record", _gpu_count, 15.0),
     Check("health.gpu_ecc", "No uncorrected GPU memory errors", functools.partial(_with_gpus, gpu.judge_ecc), 15.0),
     Check("health.gpu_retired", "No GPU memory is pending retirement", _gpu_retired, 25.0),
     Check("health.gpu_xid", "No GPU errors in the kernel log", _kernel_log, 15.0),

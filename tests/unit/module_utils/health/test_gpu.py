@@ -153,6 +153,23 @@ def test_nvlink() -> None:
     assert gpu.judge_nvlink("").status == "skipped"
 
 
+@pytest.mark.parametrize(
+    ("text", "rc", "status"),
+    [
+        ("", 1, "error"),
+        ("Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.", 15, "error"),
+        (NVLINK.replace("<inactive>", "25 GB/s"), 15, "error"),
+        ("Failed to initialize NVML: Unknown Error", 0, "error"),
+        ("NVML: Unable to get NVLink state: Not Supported", 0, "skipped"),
+        ("NVML: Unable to get NVLink state: Not Supported", 3, "skipped"),
+        ("GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1)\n", 0, "skipped"),
+    ],
+)
+def test_nvlink_that_is_not_shown_is_neither_good_nor_absent(text: str, rc: int, status: str) -> None:
+    judged = gpu.judge_nvlink(text, rc)
+    assert (judged.status, bool(judged.reason)) == (status, True)
+
+
 def dcgm(status: str) -> str:
     test = {"name": "PCIe", "results": [{"gpu_ids": "0", "status": status, "warnings": [{"warning": "slow link"}]}]}
     good = {"name": "Memory", "results": [{"gpu_ids": "0", "status": "Pass"}]}
@@ -178,7 +195,7 @@ def test_dcgm_that_tested_nothing_is_no_pass() -> None:
 
 @given(st.text())
 def test_parsers_take_any_text(text: str) -> None:
-    assert gpu.judge_nvlink(text).status in ("pass", "fail", "skipped")
+    assert gpu.judge_nvlink(text).status in ("pass", "fail", "skipped", "error")
     assert gpu.judge_xid(text).status in ("pass", "fail")
     assert gpu.judge_dcgm(text).status != "pass"
 

@@ -234,6 +234,44 @@ def test_a_container_is_not_judged_by_the_log_and_services_of_its_host(
     assert [result["status"] for result in results] == [status, status]
 
 
+ROW = "0, NVIDIA H100 80GB HBM3, 0, [N/A], 16, 16, 31\n"
+LOST = (
+    "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "status"),
+    [
+        (Completed(0, ROW * 2, ""), 2, "pass"),
+        # The driver keeps the device file.
+        (Completed(0, ROW, ""), 2, "fail"),
+        (Completed(15, LOST, ""), 2, "fail"),
+        (Completed(15, ROW, LOST), 2, "fail"),
+        (Completed(0, ROW + ROW.replace("31", "[GPU is lost]"), ""), 2, "fail"),
+        (Completed(6, "No devices were found\n", ""), 2, "fail"),
+        (Completed(15, LOST, ""), None, "fail"),
+        (Completed(0, ROW * 2, ""), None, "skipped"),
+        (Completed(18, "Failed to initialize NVML: Driver/library version mismatch\n", ""), 2, "error"),
+        (Completed(18, "Failed to initialize NVML: Driver/library version mismatch\n", ""), 3, "fail"),
+        (CommandError(["nvidia-smi"], "did not end within 10 s"), 2, "error"),
+    ],
+)
+def test_a_gpu_that_nvidia_smi_has_lost_is_missing(
+    tmp_path: Path, answer: Completed | CommandError, expected: int | None, status: str
+) -> None:
+    with_driver(tmp_path, "dev/nvidia0", "dev/nvidia1", "dev/nvidiactl")
+    here = context(Expected(gpus=expected), tmp_path, {"nvidia-smi": answer})
+    results = {one["id"]: one for one in run.make_checks(here, "n1", ["health"])}
+    assert results["health.gpu_count"]["status"] == status
+    if isinstance(answer, Completed) and answer.rc:
+        assert {results[f"health.{name}"]["status"] for name in ("gpu_ecc", "gpu_retired", "nvlink", "pcie")} == {
+            "error"
+        }
+    if isinstance(answer, Completed) and answer.rc == 15:
+        assert "GPU is lost" in results["health.gpu_count"]["reason"]
+
+
 def test_a_command_that_hangs_is_an_error_and_does_not_hold_up_the_others(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("x", encoding="utf-8")
