@@ -132,11 +132,18 @@ def _gpu_retired(context: Context) -> Judgement:
     return gpu.judge_retired(context.gpus(), remapped.stdout if remapped.rc == 0 else None)
 
 
+def _has_switch(context: Context) -> bool:
+    return any(name.startswith("nvidia-nvswitch") for name in context.tree.names("dev"))
+
+
 def _nvlink(context: Context) -> Judgement:
     if not context.nvidia:
         return skipped(_NO_NVIDIA)
     asked = context.run(gpu.NVLINK_COMMAND, timeout=10, check=False)
-    return gpu.judge_nvlink(asked.stdout + asked.stderr, asked.rc)
+    switched = _has_switch(context)
+    # Older drivers do not know this field, and do not partition GPUs.
+    partitioned = gpu.parse_mig(context.run(gpu.MIG_COMMAND, timeout=5, check=False).stdout) if switched else []
+    return gpu.judge_nvlink(asked.stdout + asked.stderr, asked.rc, switched, partitioned)
 
 
 def _kernel_log(context: Context) -> Judgement:
@@ -146,7 +153,7 @@ def _kernel_log(context: Context) -> Judgement:
 
 
 def _fabric_manager(context: Context) -> Judgement:
-    has_switch = any(name.startswith("nvidia-nvswitch") for name in context.tree.names("dev"))
+    has_switch = _has_switch(context)
     state = None
     if has_switch and context.find("systemctl"):
         asked = context.run(["systemctl", "is-active", "nvidia-fabricmanager"], timeout=5, check=False)
@@ -266,7 +273,7 @@ CHECKS = (
     Check("health.gpu_ecc", "No uncorrected GPU memory errors", functools.partial(_with_gpus, gpu.judge_ecc), 15.0),
     Check("health.gpu_retired", "No GPU memory is pending retirement", _gpu_retired, 25.0),
     Check("health.gpu_xid", "No GPU errors in the kernel log", _kernel_log, 15.0),
-    Check("health.nvlink", "NVLink is up on all GPUs", _nvlink, 15.0),
+    Check("health.nvlink", "NVLink is up on all GPUs that have it", _nvlink, 20.0),
     Check("health.fabric_manager", "The fabric manager is running if there are NVSwitches", _fabric_manager),
     Check("health.pcie", "GPU PCIe links are at full width", functools.partial(_with_gpus, gpu.judge_pcie), 15.0),
     Check("health.rdma", "RDMA ports are active at full rate", _rdma),

@@ -146,6 +146,51 @@ GPU 1: NVIDIA A100 (UUID: GPU-2)
 """
 
 
+def nvlink(*gpus: str) -> str:
+    """The output about GPUs with these links, each up (x) or down (-)."""
+    lines = []
+    for index, links in enumerate(gpus):
+        lines.append(f"GPU {index}: NVIDIA A100 (UUID: GPU-{index})")
+        lines += [
+            f"\t Link {number}: {'25 GB/s' if link == 'x' else '<inactive>'}" for number, link in enumerate(links)
+        ]
+        if not links:
+            lines.append("\t NVML: Unable to retrieve NVLink information as all links are inActive")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "switched", "partitioned", "status"),
+    [
+        # Bridges: between some GPUs, with some of their slots.
+        (["xx", "xx", "--", "--"], False, [], "pass"),
+        (["xx--", "xx--"], False, [], "pass"),
+        (["xx", "xx", "", ""], False, [], "pass"),
+        (["xxxx", "xxxx", "xx--", "xx--"], False, [], "fail"),
+        (["--", "--"], False, [], "skipped"),
+        # NVSwitches: each GPU with each of its links.
+        (["xxx", "xxx"], True, [], "pass"),
+        (["xx-", "xx-"], True, [], "fail"),
+        (["xxx", "---"], True, [], "fail"),
+        (["xxx", ""], True, [], "fail"),
+        (["---", "---"], True, [], "fail"),
+        (["", ""], True, [], "fail"),
+        # Partitioned GPUs do not use them.
+        (["xxx", "---"], True, ["1"], "pass"),
+        (["---", "---"], True, ["0", "1"], "skipped"),
+    ],
+)
+def test_the_links_that_should_be_up(gpus: list[str], switched: bool, partitioned: list[str], status: str) -> None:
+    judged = gpu.judge_nvlink(nvlink(*gpus), 0, switched, partitioned)
+    assert judged.status == status, judged
+    assert bool(judged.reason) == (status != "pass")
+
+
+def test_partitioned_gpus_are_those_with_mig() -> None:
+    assert gpu.parse_mig("0, Enabled\n1, Disabled\n2, [N/A]\n") == ["0"]
+    assert gpu.parse_mig('Field "mig.mode.current" is not a valid field to query.\n') == []
+
+
 def test_nvlink() -> None:
     judged = gpu.judge_nvlink(NVLINK)
     assert (judged.status, judged.actual, judged.required) == ("fail", 3, 4)
