@@ -70,7 +70,10 @@ options:
     type: float
     default: 95
   rdma_rate_gbps:
-    description: The rate in Gbit/s that each active RDMA port must have. Defaults to the rate of the fastest port.
+    description:
+      - The rate in Gbit/s that active RDMA ports of the fastest kind must have. Ports of the same link layer and model of
+        card are of one kind.
+      - Otherwise, each port must be as fast as the fastest one of its kind.
     type: float
   mount_timeout:
     description:

@@ -222,7 +222,8 @@ def _name(context: Context) -> Judgement:
 
 
 def _rdma(context: Context) -> Judgement:
-    return host.judge_rdma(host.read_rdma(context.tree), context.expected.rdma_rate_gbps)
+    ports = host.read_rdma(context.tree)
+    return host.judge_rdma(ports, context.expected.rdma_rate_gbps, host.read_rdma_models(context.tree, ports))
 
 
 def _handshakes(context: Context) -> Judgement:
