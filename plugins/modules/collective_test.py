@@ -79,7 +79,7 @@ options:
   max_bytes:
     description:
       - The largest message size in bytes, which is the one that is evaluated. Defaults to 8 GiB with O(path), otherwise to
-        64 MiB.
+        64 MiB. nccl-tests reduces it to what the memory of the GPUs holds.
       - The table of known machines and the threshold from O(nic_gbps) only apply from 1 GiB on.
     type: int
   iterations:
@@ -328,7 +328,7 @@ def work(module: AnsibleModule) -> Outcome:
     made = Measurement(empty(), held, None) if held else measure(request, run)
     culprit = None
     if given["bisect"] and made.problem is not None and made.problem.kind == "slow":
-        culprit = find_culprit(request, made.threshold, run)
+        culprit = find_culprit(request, made, run)
     return Outcome(False, as_result(request, made, culprit))
 
 
