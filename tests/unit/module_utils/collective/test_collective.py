@@ -151,6 +151,25 @@ def test_thresholds() -> None:
     assert all(fabric.source and fabric.typical > 0 for fabric in thresholds.FABRICS)
 
 
+@pytest.mark.parametrize(
+    ("name", "gbps"),
+    [
+        ("NVIDIA H100 80GB HBM3", 460.0),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200", 431.0),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-SXM4-40GB", 210.0),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA B200", 754.0),
+    ],
+)
+def test_cards_in_slots_are_not_judged_like_machines_with_nvswitches(name: str, gbps: float | None) -> None:
+    found = thresholds.look_up(ran([name] * 8))
+    assert (found.gbps if found else None) == gbps
+
+
 def test_an_entry_of_the_users_own_comes_first() -> None:
     own = [
         thresholds.Own(1.0, collective="broadcast"),
