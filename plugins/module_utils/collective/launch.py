@@ -143,6 +143,8 @@ def program(request: Request) -> List[str]:
         f"--max-bytes={sizes[1]}",
         f"--iterations={request.iterations}",
         f"--timeout={request.timeout_s:g}",
+        # Otherwise, each rank would choose by what its own node has, and NCCL would wait for ranks that use Gloo.
+        *([] if request.gpus else ["--backend=gloo"]),
         *([f"--local={request.ranks}"] if request.launcher == "local" else []),
     ]
 
@@ -335,5 +337,7 @@ def as_result(request: Request, made: Measurement, culprit: Optional[Culprit]) -
         "min_busbw_gbps": made.threshold.gbps if made.threshold else None,
         "threshold_source": made.threshold.source if made.threshold else None,
         "not_judged": _unjudged(made),
+        # Only the action of the module knows the record.
+        "left_out": None,
         "error": error,
     }

@@ -277,6 +277,8 @@ def test_every_command_has_a_time_limit_and_no_shell() -> None:
     assert not [word for word in launch.command(request(mpi="pmix")) if word.startswith("--mpi")]
     assert not [word for word in launch.command(request(path="/opt", gpus=False)) if word.startswith("--gpus")]
     assert launch.command(request(launcher="local", ranks=8, nodes=1, path="/opt"))[-3:] == ["8", "-n", "5"]
+    assert "--backend=gloo" in launch.command(request(gpus=False))
+    assert not [word for word in launch.command(request()) if word.startswith("--backend")]
     assert "n1:1,n2:1,n3:1" in launch.command(request(launcher="mpirun", path="/opt"))
 
 
