@@ -18,8 +18,8 @@ description:
     required speed. Each kind of failure has its own message. A usage text, truncated output, a hang or a missing rank
     never passes, regardless of the exit status.
   - If it is too slow on three or more nodes, it runs on pairs and halves of them to find the slow node or link.
-  - If O(record) is given, O(nodes), O(nodelist), O(ranks) and O(gpus) are derived from it on the controller. With O(path), only
-    members with GPUs take part, each with as many GPUs as the one with the fewest.
+  - If O(record) is given, O(nodes), O(nodelist), O(ranks) and O(gpus) are derived from it on the controller. With
+    O(path), only members with GPUs take part, each with as many GPUs as the one with the fewest.
   - The module does not fail if the collective fails. Evaluate RV(status) and RV(error) instead.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -247,7 +247,8 @@ not_judged:
   type: str
   returned: always
 left_out:
-  description: The members and GPUs in O(record) that did not take part, and why. Null if all of them did, or without O(record).
+  description:
+    - The members and GPUs in O(record) that did not take part, and why. Null if all of them did, or without O(record).
   type: str
   returned: always
 error:

@@ -37,8 +37,8 @@ options:
     type: int
   rdma_rate_gbps:
     description:
-      - The rate in Gbit/s that active RDMA ports of the fastest kind must have. Ports of the same link layer and model of
-        card are of one kind.
+      - The rate in Gbit/s that active RDMA ports of the fastest kind must have. Ports of the same link layer and model
+        of card are of one kind.
       - Otherwise, each port must be as fast as the fastest one of its kind.
     type: float
   mounts:

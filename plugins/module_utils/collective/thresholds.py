@@ -44,8 +44,8 @@ MACHINES = (
     Machine(r"RTX 4090", 2, 2.0, 1.5, "2 × RTX 4090 over PCIe, without peer-to-peer: 2 to 4 typical"),
 )
 
-#: Cards for a PCIe slot, such as "NVIDIA H100 PCIe", "NVIDIA H200 NVL" and "NVIDIA A100-PCIE-40GB". They have the chip of
-#: these machines, but at most bridges between some of them, so their bandwidth differs.
+#: Cards for a PCIe slot, such as "NVIDIA H100 PCIe", "NVIDIA H200 NVL" and "NVIDIA A100-PCIE-40GB". They have the chip
+#: of these machines, but at most bridges between some of them, so their bandwidth differs.
 _IN_A_SLOT = re.compile(r"\b(?:PCIe|NVL)\b", re.IGNORECASE)
 
 FABRICS = (

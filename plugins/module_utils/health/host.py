@@ -494,14 +494,15 @@ def judge_rdma(
             f"{len(active) - len(slow)} of {len(active) + len(troubles) - len(slow)}",
             ", ".join(required),
             "; ".join(troubles) + ".",
-            "Replace the cable or transceiver of this port, and check the switch port. Disable a port that is not used.",
+            "Replace the cable or transceiver of this port, and check the switch port. Disable a port that is unused.",
             "ports",
         )
     unclear = [port for kind in kinds for port in kind.unclear()]
     if unclear:
+        named = ", ".join(map(_named, unclear))
         return skipped(
-            f"{', '.join(actual)} are active, but {', '.join(map(_named, unclear))} {'have' if unclear[1:] else 'has'} no "
-            "link: one host does not show whether a cable belongs there. Disable ports that are not used."
+            f"{', '.join(actual)} are active, but {named} {'have' if unclear[1:] else 'has'} no link: one host does "
+            "not show whether a cable belongs there. Disable ports that are not used."
         )
     return passed(", ".join(actual), ", ".join(required))
 
