@@ -18,9 +18,12 @@ description:
     required speed. Each kind of failure has its own message. A usage text, truncated output, a hang or a missing rank
     never passes, regardless of the exit status.
   - If it is too slow on three or more nodes, it runs on pairs and halves of them to find the slow node or link.
+  - If O(record) is given, O(nodes), O(nodelist), O(ranks) and O(gpus) are derived from it on the controller. With
+    O(path), only members with GPUs take part, each with as many GPUs as the one with the fewest.
   - The module does not fail if the collective fails. Evaluate RV(status) and RV(error) instead.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
+  - gpumesh.cluster.record.given
 attributes:
   check_mode:
     support: full
@@ -56,13 +59,14 @@ options:
     type: str
     default: pmix
   gpus:
-    description: Whether V(srun) requests one GPU per rank of O(path). Disable this if the GPUs are not configured in Slurm.
+    description:
+      - Whether V(srun) requests one GPU per rank of O(path). Disable this if the GPUs are not configured in Slurm.
+      - Without O(path), V(false) makes PyTorch use gloo on all nodes, as is necessary if only some of them have GPUs.
     type: bool
     default: true
   ranks:
-    description: The number of ranks. With O(path), the number of GPUs.
+    description: The number of ranks. With O(path), the number of GPUs. Required without O(record).
     type: int
-    required: true
   nodes:
     description: The number of nodes. O(ranks) must be a multiple of it.
     type: int
@@ -79,7 +83,7 @@ options:
   max_bytes:
     description:
       - The largest message size in bytes, which is the one that is evaluated. Defaults to 8 GiB with O(path), otherwise to
-        64 MiB.
+        64 MiB. nccl-tests reduces it to what the memory of the GPUs holds.
       - The table of known machines and the threshold from O(nic_gbps) only apply from 1 GiB on.
     type: int
   iterations:
@@ -242,6 +246,11 @@ not_judged:
     - Why the speed was not evaluated if there is only a threshold for larger messages, otherwise null.
   type: str
   returned: always
+left_out:
+  description:
+    - The members and GPUs in O(record) that did not take part, and why. Null if all of them did, or without O(record).
+  type: str
+  returned: always
 error:
   description: The failure. Null if the collective passed.
   type: dict
@@ -328,7 +337,7 @@ def work(module: AnsibleModule) -> Outcome:
     made = Measurement(empty(), held, None) if held else measure(request, run)
     culprit = None
     if given["bisect"] and made.problem is not None and made.problem.kind == "slow":
-        culprit = find_culprit(request, made.threshold, run)
+        culprit = find_culprit(request, made, run)
     return Outcome(False, as_result(request, made, culprit))
 
 
@@ -336,6 +345,7 @@ def main() -> None:
     """The module's entry."""
     module = AnsibleModule(
         argument_spec={
+            "record": {"type": "raw"},
             "collective": {
                 "type": "str",
                 "default": "all_reduce",
@@ -355,7 +365,7 @@ def main() -> None:
             "launcher": {"type": "str", "choices": ["local", "mpirun", "srun"], "default": "local"},
             "mpi": {"type": "str", "default": "pmix"},
             "gpus": {"type": "bool", "default": True},
-            "ranks": {"type": "int", "required": True},
+            "ranks": {"type": "int"},
             "nodes": {"type": "int", "default": 1},
             "nodelist": {"type": "list", "elements": "str", "default": []},
             "min_bytes": {"type": "int", "default": 1024},
@@ -383,6 +393,7 @@ def main() -> None:
             "python": {"type": "str", "default": "python3"},
             "user": {"type": "str", "default": NOBODY},
         },
+        required_one_of=[("record", "ranks")],
         supports_check_mode=True,
     )
     exit_with(module, lambda: work(module))

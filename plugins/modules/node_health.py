@@ -36,7 +36,10 @@ options:
     description: The number of GPUs that the host must have. If not set, the GPUs are not counted.
     type: int
   rdma_rate_gbps:
-    description: The rate in Gbit/s that each active RDMA port must have. Defaults to the rate of the fastest port.
+    description:
+      - The rate in Gbit/s that active RDMA ports of the fastest kind must have. Ports of the same link layer and model
+        of card are of one kind.
+      - Otherwise, each port must be as fast as the fastest one of its kind.
     type: float
   mounts:
     description: Mount points that must be mounted and writable.

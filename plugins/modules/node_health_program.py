@@ -17,9 +17,11 @@ description:
   - A node that fails is drained with a reason that starts with C(gpumesh health). It is resumed when it passes again and
     still has that reason. A node that Slurm has drained for C(Kill task failed) is resumed when it passes and no process of
     a job is left on it. Nodes drained for anything else are left alone.
-  - If more nodes than O(max_drained_percent) have the same fault, it is considered a shared one, such as a file server that
-    is down. Then no node is drained for it, drained nodes are resumed, and the check playbook reports it once. Unhealthy
-    nodes announce the fault to each other in their C(Comment), unless that has another text.
+  - If more nodes than O(max_drained_percent) have the same fault, no further node is drained for it. Unless it is a
+    fault of a GPU, it is considered a shared one, such as a file server that is down. Then drained nodes are also
+    resumed, and the check playbook reports it once. A node with a faulty GPU stays drained, and fails as C(Prolog).
+  - Unhealthy nodes announce the fault to each other in their C(Comment), unless that has another text. Nodes that are
+    down, do not respond or are powered down do not count.
   - A shared volume whose server responds slowly does not drain nodes.
   - As C(Prolog), it drains an unhealthy node before a job starts there, and Slurm requeues the job.
   - Each time it runs, it reads the expected state of the node from the node's copy of the cluster record.
@@ -68,7 +70,10 @@ options:
     type: float
     default: 95
   rdma_rate_gbps:
-    description: The rate in Gbit/s that each active RDMA port must have. Defaults to the rate of the fastest port.
+    description:
+      - The rate in Gbit/s that active RDMA ports of the fastest kind must have. Ports of the same link layer and model
+        of card are of one kind.
+      - Otherwise, each port must be as fast as the fastest one of its kind.
     type: float
   mount_timeout:
     description:
@@ -77,7 +82,7 @@ options:
     type: float
     default: 10
   max_drained_percent:
-    description: The maximum percentage of all nodes that are drained for the same fault. One node is always allowed.
+    description: The maximum percentage of the nodes that are drained for the same fault. One node is always allowed.
     type: float
     default: 25
 """

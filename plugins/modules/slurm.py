@@ -57,6 +57,10 @@ options:
     description: The timeout in seconds for a volume to respond to the health check of the node.
     type: float
     default: 10
+  health_rdma_rate_gbps:
+    description: The rate in Gbit/s that RDMA ports of the fastest kind must have. V(0) compares ports of a kind only.
+    type: float
+    default: 0
   health_max_drained_percent:
     description: The percentage of nodes that may be drained for the same fault.
     type: float
@@ -388,7 +392,7 @@ def _checks(given: Mapping[str, Any]) -> Part:
                 "folder": DEFAULT_FOLDER,
                 "drain_on": list(program.DRAIN_ON),
                 "max_disk_percent": 95.0,
-                "rdma_rate_gbps": None,
+                "rdma_rate_gbps": given["health_rdma_rate_gbps"] or None,
                 "mount_timeout": given["health_mount_timeout"],
                 "max_drained_percent": given["health_max_drained_percent"],
             }
@@ -530,6 +534,7 @@ def main() -> None:
             "forgotten": {"type": "bool", "default": False},
             "programs": {"type": "list", "elements": "str", "default": []},
             "health_mount_timeout": {"type": "float", "default": 10},
+            "health_rdma_rate_gbps": {"type": "float", "default": 0},
             "health_max_drained_percent": {"type": "float", "default": 25},
             "keep_checks": {"type": "bool", "default": True},
             "controller_name": {"type": "str", "default": ""},

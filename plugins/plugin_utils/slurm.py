@@ -30,6 +30,7 @@ OPTIONS = (
     "health_check",
     "health_check_interval",
     "health_mount_timeout",
+    "health_rdma_rate_gbps",
     "health_max_drained_percent",
     "health_prolog",
 )
@@ -96,6 +97,7 @@ def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -
         "health_check": check,
         "health_check_interval": options["health_check_interval"],
         "health_mount_timeout": options["health_mount_timeout"],
+        "health_rdma_rate_gbps": options["health_rdma_rate_gbps"],
         "health_max_drained_percent": options["health_max_drained_percent"],
         "prolog": check if options["health_prolog"] else "",
         "epilog": options["epilog"],

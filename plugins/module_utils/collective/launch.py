@@ -143,6 +143,8 @@ def program(request: Request) -> List[str]:
         f"--max-bytes={sizes[1]}",
         f"--iterations={request.iterations}",
         f"--timeout={request.timeout_s:g}",
+        # Otherwise, each rank would choose by what its own node has, and NCCL would wait for ranks that use Gloo.
+        *([] if request.gpus else ["--backend=gloo"]),
         *([f"--local={request.ranks}"] if request.launcher == "local" else []),
     ]
 
@@ -198,9 +200,18 @@ def measure(request: Request, run: Runner) -> Measurement:
     concluded = made.problem is None or made.problem.kind == "slow"
     if request.ring or not concluded or made.threshold is None or not made.threshold.wire:
         return made
-    ring = _measure(request._replace(ring=True, min_bytes=request.max_bytes), run)
+    ring = _measure(_only_largest(request, made)._replace(ring=True), run)
     top = largest(ring.output["rows"])
     return made._replace(problem=ring.problem, ring_gbps=top["busbw_gbps"] if top else None)
+
+
+def _only_largest(request: Request, made: Measurement) -> Request:
+    """The same with only the largest message that ``made`` reached.
+
+    nccl-tests reduces the maximum to what the memory of the GPUs holds, and then refuses a minimum that is larger.
+    """
+    size = max((row["size_bytes"] for row in made.output["rows"]), default=request.max_bytes)
+    return request._replace(min_bytes=size, max_bytes=size)
 
 
 def _measure(request: Request, run: Runner) -> Measurement:
@@ -263,19 +274,19 @@ def busy(request: Request, run: Runner) -> Optional[Problem]:
     )
 
 
-def find_culprit(request: Request, threshold: Optional[Threshold], run: Runner) -> Optional[Culprit]:
-    """Run it on subsets of the nodes until the slow one is found; None if there are no subsets."""
+def find_culprit(request: Request, made: Measurement, run: Runner) -> Optional[Culprit]:
+    """Run it on subsets of the nodes until the one is found that made it slow; None if there are no subsets."""
     if len(request.nodelist) < 3 or request.launcher == "local":
         return None
     per_node = request.ranks // request.nodes
+    # Only large messages reveal a slow link.
+    large, threshold = _only_largest(request, made), made.threshold
 
     def good(nodes: Sequence[str]) -> bool:
-        part = request._replace(
+        part = large._replace(
             nodelist=nodes,
             nodes=len(nodes),
             ranks=per_node * len(nodes),
-            # Only large messages reveal a slow link.
-            min_bytes=request.max_bytes,
             min_busbw_gbps=threshold.gbps if threshold else None,
             ring=threshold is not None and threshold.wire,
         )
@@ -326,5 +337,7 @@ def as_result(request: Request, made: Measurement, culprit: Optional[Culprit]) -
         "min_busbw_gbps": made.threshold.gbps if made.threshold else None,
         "threshold_source": made.threshold.source if made.threshold else None,
         "not_judged": _unjudged(made),
+        # Only the action of the module knows the record.
+        "left_out": None,
         "error": error,
     }

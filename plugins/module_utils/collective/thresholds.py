@@ -44,6 +44,10 @@ MACHINES = (
     Machine(r"RTX 4090", 2, 2.0, 1.5, "2 × RTX 4090 over PCIe, without peer-to-peer: 2 to 4 typical"),
 )
 
+#: Cards for a PCIe slot, such as "NVIDIA H100 PCIe", "NVIDIA H200 NVL" and "NVIDIA A100-PCIE-40GB". They have the chip
+#: of these machines, but at most bridges between some of them, so their bandwidth differs.
+_IN_A_SLOT = re.compile(r"\b(?:PCIe|NVL)\b", re.IGNORECASE)
+
 FABRICS = (
     Fabric("rdma", 100.0, 12.0, "a 100 Gbit/s NIC with RDMA reaches 12 GB/s"),
     Fabric("rdma", 200.0, 24.0, "a 200 Gbit/s NIC with RDMA reaches 24 GB/s"),
@@ -104,6 +108,10 @@ def _fits(own: Own, ran: Ran) -> bool:
     )
 
 
+def _is_of(name: str, machine: Machine) -> bool:
+    return bool(re.search(machine.pattern, name)) and not _IN_A_SLOT.search(name)
+
+
 def look_up(
     ran: Ran,
     nic_gbps: Optional[float] = None,
@@ -120,6 +128,6 @@ def look_up(
     if ran.nodes > 1:
         return between_nodes(nic_gbps, nics, kind) if nic_gbps else None
     for machine in MACHINES:
-        if len(ran.names) == machine.gpus and all(re.search(machine.pattern, name) for name in ran.names):
+        if len(ran.names) == machine.gpus and all(_is_of(name, machine) for name in ran.names):
             return Threshold(machine.gate, machine.source)
     return None

@@ -36,6 +36,7 @@ REMAP_COMMAND = (
     "--format=csv,noheader,nounits",
 )
 NVLINK_COMMAND = ("nvidia-smi", "nvlink", "--status")
+MIG_COMMAND = ("nvidia-smi", "--query-gpu=index,mig.mode.current", "--format=csv,noheader")
 
 #: Xid errors after which a GPU or its link cannot be trusted (NVIDIA's catalogue of Xid errors: hardware, ECC, NVLink,
 #: fallen off the bus). Others, such as 13, 31 and 43, are caused by programs.
@@ -81,6 +82,34 @@ def parse_query(text: str) -> List[Gpu]:
             raise ParseError("nvidia-smi --query-gpu", f"a line has {len(values)} fields instead of {len(QUERY)}")
         gpus.append(Gpu((key, None if value.lower() in _NOT_THERE else value) for key, value in zip(QUERY, values)))
     return gpus
+
+
+#: What nvidia-smi prints for a GPU that does not respond, also as a value of one of its fields.
+_LOST = re.compile(
+    r"GPU is lost|Unable to determine the device handle|fallen off the bus|No devices were found", re.IGNORECASE
+)
+
+
+def lost(text: str) -> Optional[str]:
+    """nvidia-smi's message about a GPU that does not respond; None if all of them do.
+
+    The driver keeps the device file of such a GPU, so that it is only missing in nvidia-smi's output.
+    """
+    for line in text.splitlines():
+        if _LOST.search(line):
+            return line.strip()
+    return None
+
+
+def judge_lost(message: str, files: int, expected: Optional[int]) -> Judgement:
+    """The judgement of a GPU that nvidia-smi reports as lost. ``files``: the number of device files."""
+    return failed(
+        f"fewer than {files}",
+        expected,
+        f"nvidia-smi reports a GPU that does not respond: {message.rstrip('.')}.",
+        _RESET,
+        "GPUs",
+    )
 
 
 def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> Judgement:
@@ -167,42 +196,66 @@ def judge_pcie(gpus: Sequence[Gpu]) -> Judgement:
     )
 
 
-def judge_nvlink(text: str) -> Judgement:
-    """Judge whether all links of a GPU are up, if any of them is."""
+def _links(text: str) -> Dict[str, List[bool]]:
+    """Whether each link is up, by GPU, from NVLINK_COMMAND's output. A GPU whose links are all down may list none."""
     links: Dict[str, List[bool]] = {}
     gpu = ""
     for line in text.splitlines():
         head = re.match(r"^GPU (\d+):", line)
         if head:
             gpu = head.group(1)
+            links[gpu] = []
             continue
         link = re.match(r"^\s+Link (\d+): (.+)$", line)
         if link and gpu:
-            links.setdefault(gpu, []).append("inactive" not in link.group(2).lower())
-    if not any(any(states) for states in links.values()):
+            links[gpu].append("inactive" not in link.group(2).lower())
+    return links
+
+
+def parse_mig(text: str) -> List[str]:
+    """The indexes of the GPUs that are partitioned, from MIG_COMMAND's output."""
+    return [row[0] for row in _rows(text) if len(row) == 2 and row[1].lower() == "enabled"]
+
+
+def judge_nvlink(text: str, rc: int = 0, switched: bool = False, partitioned: Sequence[str] = ()) -> Judgement:
+    """Judge whether the links are up that should be. ``rc``: the exit status of NVLINK_COMMAND.
+
+    With NVSwitches, these are all links, except those of ``partitioned`` GPUs, which an A100 switches off. Otherwise,
+    bridges connect some GPUs and use some of their slots: each GPU with a bridge must have as many links as the others
+    that have one.
+    """
+    # Of GPUs without NVLink, it prints nothing, or that it is not supported.
+    known = not text.strip() or "not supported" in text.lower() or re.search(r"^GPU \d+:", text, re.MULTILINE)
+    if lost(text) or not known or (rc and "not supported" not in text.lower()):
+        said = (text.strip() or f"exit status {rc}").splitlines()[-1].rstrip(".")
+        return unknown(f"nvidia-smi does not show the state of NVLink: {said}.", "Run nvidia-smi nvlink --status.")
+    links = {index: states for index, states in _links(text).items() if switched or any(states)}
+    judged = {index: sum(states) for index, states in links.items() if index not in partitioned}
+    if not judged:
         return skipped("These GPUs have no NVLink in use.")
-    most = max(len(states) for states in links.values())
-    down = [f"GPU {index} has {sum(states)} of {most} links" for index, states in links.items() if sum(states) < most]
-    total = sum(len(states) for states in links.values())
-    up = sum(sum(states) for states in links.values())
+    most = max([len(links[index]) for index in judged] if switched else judged.values())
+    down = [f"GPU {index} has {up} of {most or 'its'} links" for index, up in judged.items() if up < most or not most]
+    total, up = most * len(judged), sum(judged.values())
     if not down:
         return passed(up, total, "links")
     return failed(
         up,
-        total,
+        total or "all",
         "; ".join(down) + ".",
         "Restart nvidia-fabricmanager if there is one, then reboot. Replace the baseboard or bridge if the error persists.",
         "links",
     )
 
 
-def judge_xid(records: Optional[str]) -> Judgement:
+def judge_xid(records: Optional[str], container: bool = False) -> Judgement:
     """Judge whether the kernel log, in the format of /dev/kmsg, has an Xid after which a GPU cannot be trusted.
 
-    None means that the log cannot be read.
+    None means that the log cannot be read, which only privileged containers can.
     """
+    if records is None and container:
+        return skipped("This is a container that cannot read the kernel log of its host.")
     if records is None:
-        return unknown("/dev/kmsg cannot be read.", "Run as root on the host itself; containers cannot read it.")
+        return unknown("/dev/kmsg cannot be read.", "Run as root.")
     bad: Dict[str, int] = {}
     for message in kernel_log.messages(records):
         found = _XID.match(message)
@@ -216,10 +269,12 @@ def judge_xid(records: Optional[str]) -> Judgement:
     return failed(sum(bad.values()), 0, f"{shown}.", _RESET, "faults")
 
 
-def judge_fabric_manager(state: Optional[str], has_switch: bool) -> Judgement:
-    """``state`` is the output of systemctl is-active."""
+def judge_fabric_manager(state: Optional[str], has_switch: bool, container: bool = False) -> Judgement:
+    """``state`` is the output of systemctl is-active; None without systemctl, as in containers without systemd."""
     if not has_switch:
         return skipped("There is no NVSwitch in this host.")
+    if state is None and container:
+        return skipped("This is a container, and the fabric manager is a service of its host.")
     if state is None:
         return unknown("The state of nvidia-fabricmanager cannot be determined.", "Check it with systemctl status.")
     if state == "active":

@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from types import MappingProxyType
 from typing import Container, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
@@ -393,41 +394,133 @@ def judge_name(name: str, addresses: Sequence[str], expected: Optional[str]) -> 
 # RDMA
 
 
-def judge_rdma(ports: Sequence[RdmaPort], rate_gbps: Optional[float]) -> Judgement:
-    """Judge whether ports with a cable are active, and at full rate. Ports without a cable are ignored."""
+#: Only if at least this many other cards have more active ports is a port without a link taken for a lost one.
+_LEAST_SIBLINGS = 2
+
+
+class _Kind(NamedTuple):
+    """The ports of one kind: of the same link layer, driver and model. Only these can be expected to be equal."""
+
+    ports: List[RdmaPort]
+
+    @property
+    def active(self) -> List[RdmaPort]:
+        return [port for port in self.ports if port["state"] == "active"]
+
+    @property
+    def fastest(self) -> float:
+        return max((port["rate_gbps"] or 0.0 for port in self.active), default=0.0)
+
+    def active_of(self, card: str) -> int:
+        """The number of active ports of a card."""
+        return sum(_card(port) == card for port in self.active)
+
+    def without_link(self) -> List[RdmaPort]:
+        """The ports that are enabled and look for a link, as with a dead cable or without one."""
+        return [
+            port
+            for port in self.ports
+            if port["state"] != "active" and port["physical_state"] not in (None, "linkup", "disabled")
+        ]
+
+    def lost(self) -> List[RdmaPort]:
+        """Those without a link whose card has fewer active ports than every other one."""
+        found = []
+        for port in self.without_link():
+            enabled = [other for other in self.ports if other["physical_state"] != "disabled"]
+            others = {_card(other) for other in enabled} - {_card(port)}
+            own = self.active_of(_card(port))
+            if len(others) >= _LEAST_SIBLINGS and all(self.active_of(other) > own for other in others):
+                found.append(port)
+        return found
+
+    def unclear(self) -> List[RdmaPort]:
+        """Those without a link whose card has no other one, which may be lost, or never had a cable."""
+        return [port for port in self.without_link() if not self.active_of(_card(port)) and port not in self.lost()]
+
+
+def _card(port: RdmaPort) -> str:
+    """The ports of a card are functions of one PCI device, or ports of one function."""
+    return (port["pci_address"] or "").rpartition(".")[0]
+
+
+def _named(port: RdmaPort) -> str:
+    return f"{port['device']}:{port['port']}"
+
+
+def judge_rdma(
+    ports: Sequence[RdmaPort], rate_gbps: Optional[float], models: Mapping[str, str] = MappingProxyType({})
+) -> Judgement:
+    """Judge whether ports with a cable are active, and as fast as others of their kind.
+
+    Disabled ports and unused ports of cards with several are ignored, as are devices in software, whose rates are
+    arbitrary. ``rate_gbps`` is required of the fastest kind. ``models``: the model by device.
+    """
     if not ports:
         return skipped("This host has no RDMA device.")
-    cabled = [port for port in ports if port["physical_state"] in (None, "linkup") or port["state"] == "active"]
-    active = [port for port in cabled if port["state"] == "active"]
+    hardware = [port for port in ports if port["pci_address"]]
+    if not hardware:
+        return skipped("The RDMA devices of this host are implemented in software.")
+    active = [port for port in hardware if port["state"] == "active"]
     if not active:
         return failed(
             0,
-            len(ports),
-            "No RDMA port is active: " + ", ".join(f"{p['device']}:{p['port']} is {p['state']}" for p in ports) + ".",
+            len(hardware),
+            "No RDMA port is active: " + ", ".join(f"{_named(p)} is {p['state']}" for p in hardware) + ".",
             "Check the cables and, on InfiniBand, the subnet manager (ibstat).",
             "active ports",
         )
-    down = [f"{port['device']}:{port['port']} is {port['state']}" for port in cabled if port["state"] != "active"]
-    fastest = max((port["rate_gbps"] or 0.0) for port in active)
-    wanted = rate_gbps if rate_gbps is not None else fastest
-    slow = [
-        f"{p['device']}:{p['port']} at {p['rate_gbps']:g} Gbit/s" for p in active if (p["rate_gbps"] or 0.0) < wanted
-    ]
-    if not down and not slow:
-        return passed(f"{len(active)} at {fastest:g} Gbit/s", f"{len(cabled)} at {wanted:g} Gbit/s")
-    return failed(
-        f"{len(active) - len(slow)} of {len(cabled)}",
-        f"{len(cabled)} at {wanted:g} Gbit/s",
-        "; ".join(down + slow) + ".",
-        "Replace the cable or transceiver of this port, and check the switch port.",
-        "ports",
-    )
+    sorted_out: Dict[Hashable, List[RdmaPort]] = {}
+    for port in hardware:
+        sorted_out.setdefault((port["link_layer"], port["driver"], models.get(port["device"])), []).append(port)
+    kinds = [_Kind(of_kind) for of_kind in sorted_out.values()]
+    fastest = max(kind.fastest for kind in kinds)
+    troubles, slow, actual, required = [], [], [], []
+    for kind in kinds:
+        wanted = rate_gbps if rate_gbps is not None and kind.fastest == fastest else kind.fastest
+        inactive = [p for p in kind.ports if p["state"] != "active" and p["physical_state"] in (None, "linkup")]
+        troubles += [f"{_named(port)} is {port['state']}" for port in inactive]
+        troubles += [
+            f"{_named(port)} has no link ({port['physical_state']}), unlike all other cards of its kind"
+            for port in kind.lost()
+        ]
+        slow += [p for p in kind.active if (p["rate_gbps"] or 0.0) < wanted]
+        number = len(kind.active) + len(inactive) + len(kind.lost())
+        actual += [f"{len(kind.active)} at {kind.fastest:g} Gbit/s"] if kind.active else []
+        required += [f"{number} at {wanted:g} Gbit/s"] if number else []
+    troubles += [f"{_named(port)} at {port['rate_gbps'] or 0.0:g} Gbit/s" for port in slow]
+    if troubles:
+        return failed(
+            f"{len(active) - len(slow)} of {len(active) + len(troubles) - len(slow)}",
+            ", ".join(required),
+            "; ".join(troubles) + ".",
+            "Replace the cable or transceiver of this port, and check the switch port. Disable a port that is unused.",
+            "ports",
+        )
+    unclear = [port for kind in kinds for port in kind.unclear()]
+    if unclear:
+        named = ", ".join(map(_named, unclear))
+        return skipped(
+            f"{', '.join(actual)} are active, but {named} {'have' if unclear[1:] else 'has'} no link: one host does "
+            "not show whether a cable belongs there. Disable ports that are not used."
+        )
+    return passed(", ".join(actual), ", ".join(required))
 
 
 def read_rdma(tree: Tree) -> List[RdmaPort]:
     """The RDMA ports of this host."""
     ports: List[RdmaPort] = read_ports(tree)
     return ports
+
+
+def read_rdma_models(tree: Tree, ports: Sequence[RdmaPort]) -> Dict[str, str]:
+    """The model of each RDMA device: the identifiers of its vendor and of the product on the PCI bus."""
+    folder = "sys/bus/pci/devices"
+    found = {}
+    for port in ports:
+        words = [tree.read(folder, port["pci_address"] or "", name) or "" for name in ("vendor", "device")]
+        found[port["device"]] = ":".join(words)
+    return found
 
 
 # Peers

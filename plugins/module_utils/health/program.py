@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, GpumeshError
@@ -40,9 +40,12 @@ MARK = "gpumesh health: "
 _MOST_LEFT = 5
 #: Slurm shows reasons in one line of a table.
 _LONGEST_REASON = 400
+#: The end of a longer one.
+_CUT = " …"
 _TIMEOUT = 15.0
 #: Seconds in which nodes with the same fault report it: Slurm runs the check on all of them at the same time.
 _SETTLE = 8.0
+_STAYS = "stays drained, since these could not be checked: {}"
 #: The prefix of the comment of a node that has a fault, whether it is drained or not.
 NOTE = "gpumesh-unfit:"
 _NAME = re.compile(r"^NodeName=(\S+)")
@@ -63,6 +66,22 @@ DRAIN_ON = (
     "health.disk",
     "storage.mounts",
 )
+
+#: Faults of a single card. That several nodes have one is a coincidence: no common cause excuses it, and jobs fail on
+#: each of these nodes. All other checks can fail everywhere for one reason: a file server (storage.mounts), a switch or
+#: subnet manager (health.rdma), an upgrade of the driver (health.fabric_manager), a setting (health.memlock), or a
+#: service that writes too much (health.disk).
+OF_A_CARD = (
+    "health.dcgm",
+    "health.gpu_count",
+    "health.gpu_ecc",
+    "health.gpu_retired",
+    "health.gpu_xid",
+    "health.nvlink",
+    "health.pcie",
+)
+#: A node with one of these neither runs jobs nor reports what it has: its comment is from an earlier time.
+_SILENT = {"not_responding", "powered_down", "powering_down"}
 
 
 class Settings(NamedTuple):
@@ -120,7 +139,13 @@ def reason_of(failing: Sequence[Result]) -> str:
     words = "; ".join(f"{result['id']}: {result['reason'].rstrip('.')}" for result in failing)
     # A quotation mark would end the reason when Slurm reads it again.
     line = " ".join((MARK + words).replace('"', "'").split())
-    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 2] + " …"
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - len(_CUT)] + _CUT
+
+
+def drained_for(reason: str, checks: Sequence[str]) -> List[str]:
+    """Those of these checks that a reason of ours names; all of them if it was too long to name each."""
+    cut = reason.endswith(_CUT)
+    return [check for check in checks if cut or f"; {check}: " in f"; {reason[len(MARK) :]}"]
 
 
 def parse_comments(shown: str) -> Dict[str, str]:
@@ -138,10 +163,24 @@ def noted(comment: str) -> List[str]:
     return comment[len(NOTE) :].split(",") if comment.startswith(NOTE) else []
 
 
+def present(nodes: Sequence[Node], name: str) -> Set[str]:
+    """The nodes that report their faults: this one, and all that are up."""
+    return {
+        node["name"]
+        for node in nodes
+        if node["name"] == name or (node["state"] != "down" and not _SILENT.intersection(node["flags"]))
+    }
+
+
+def excused(checks: Sequence[str]) -> List[str]:
+    """Those of these shared faults that have a common cause, so that no node is out of service for them."""
+    return [check for check in checks if check not in OF_A_CARD]
+
+
 def shared_faults(
     failing: Sequence[str], name: str, comments: Mapping[str, str], nodes: int, max_percent: float
 ) -> List[str]:
-    """Our faults that more nodes have than may be drained for one fault."""
+    """Our faults that more of the ``nodes`` have than may be drained for one fault."""
     most = max(1.0, nodes * max_percent / 100)
     return [
         check
@@ -171,30 +210,46 @@ def left_of_jobs(tree: Tree) -> List[str]:
 def decide(results: Sequence[Result], node: Node, shared: Sequence[str] = (), left: Sequence[str] = ()) -> Action:
     """What to do with the node.
 
-    A check that could not be made neither drains nor resumes, and no ``shared`` fault drains.
+    A check that could not be made neither drains a node nor resumes one that was drained for it. No ``shared`` fault
+    drains, and those with a common cause do not keep a node drained either.
 
     ``left``: remaining processes of jobs, on a node that Slurm has drained for them.
     """
-    failing = [result for result in results if result["status"] == "fail" and result["id"] not in shared]
+    common = excused(shared)
+    failing = [result for result in results if result["status"] == "fail" and result["id"] not in common]
     unsure = [result["id"] for result in results if result["status"] == "error"]
     drained = "drain" in node["flags"]
     unended = drained and node["reason"] == KILL_FAILED
     ours = node["reason"].startswith(MARK)
+    if ours:
+        # What can never be checked on this node has not drained it, and must not keep it drained.
+        unsure = drained_for(node["reason"], unsure)
     out = drained or node["state"] == "down" or "fail" in node["flags"]
+    if failing and out and not ours:
+        return Action("none", f"unhealthy, and already out of service: {node['reason'] or 'without a reason'}")
     if failing:
-        if out and not ours:
-            return Action("none", f"unhealthy, and already out of service: {node['reason'] or 'without a reason'}")
-        reason = reason_of(failing)
-        return Action("none", reason) if drained and node["reason"] == reason else Action("drain", reason)
-    if shared and not (drained and ours):
-        return Action("none", f"kept in service, since other nodes have it too: {', '.join(shared)}")
+        return _act_on(failing, node["reason"] if drained else None, shared, unsure)
+    if common and not (drained and ours):
+        return Action("none", f"kept in service, since other nodes have it too: {', '.join(common)}")
     if not (drained and (ours or unended)):
         return Action("none", "fit" if not out else f"healthy, and left alone: {node['reason'] or 'no reason'}")
     if unsure:
-        return Action("none", f"stays drained, since these could not be checked: {', '.join(unsure)}")
+        return Action("none", _STAYS.format(", ".join(unsure)))
     if unended and left:
         return Action("none", f"stays drained, since these are still there: {', '.join(left[:_MOST_LEFT])}")
-    return Action("resume", f"other nodes have it too: {', '.join(shared)}" if shared else "fit again")
+    return Action("resume", f"other nodes have it too: {', '.join(common)}" if common else "fit again")
+
+
+def _act_on(failing: Sequence[Result], drained: Optional[str], shared: Sequence[str], unsure: Sequence[str]) -> Action:
+    """What to do with a node that has faults. ``drained``: the reason of ours with which it is drained already."""
+    reason = reason_of(failing)
+    if drained and unsure:
+        # A new reason would no longer name them, and the node would be resumed without them.
+        return Action("none", f"{_STAYS.format(', '.join(unsure))}; {reason}")
+    if drained is None and all(result["id"] in shared for result in failing):
+        named = ", ".join(result["id"] for result in failing)
+        return Action("none", f"unhealthy, but as many nodes have the fault as may be drained for it: {named}")
+    return Action("none" if reason == drained else "drain", reason)
 
 
 def _shown(runner: Runner, *name: str) -> str:
@@ -227,15 +282,16 @@ def settle(runner: Runner, settings: Settings, results: Sequence[Result], tree: 
             time.sleep(_SETTLE)
     if failing:
         everybody = _shown(runner)
-        count = len(parse_nodes_text(everybody))
-        shared = shared_faults(failing, name, parse_comments(everybody), count, settings.max_drained_percent)
+        up = present(parse_nodes_text(everybody), name)
+        comments = {other: comment for other, comment in parse_comments(everybody).items() if other in up}
+        shared = shared_faults(failing, name, comments, len(up), settings.max_drained_percent)
     node = _node(shown, name)
     action = decide(results, node, shared, left_of_jobs(tree) if node["reason"] == KILL_FAILED else ())
     carry_out(runner, name, action)
     if note and ours and action.kind == "resume":
         # Slurm removes the comment together with the reason.
         _note(runner, name, note)
-    return action._replace(unfit=bool(set(failing) - set(shared)))
+    return action._replace(unfit=bool(set(failing) - set(excused(shared))))
 
 
 def carry_out(runner: Runner, name: str, action: Action) -> None:

@@ -83,9 +83,17 @@ class Context:
         completed: Completed = self.run(argv, timeout=timeout, check=check)
         return completed.stdout
 
+    def query(self) -> Completed:
+        """The output of nvidia-smi, which exits with an error if one GPU does not respond."""
+        return self.once("query", lambda: self.run(gpu.QUERY_COMMAND, timeout=10, check=False))
+
     def gpus(self) -> List[gpu.Gpu]:
         """nvidia-smi's table."""
-        return self.once("gpus", lambda: gpu.parse_query(self.stdout(gpu.QUERY_COMMAND, 10)))
+        asked = self.query()
+        if asked.rc != 0:
+            said = asked.stderr or asked.stdout
+            raise CommandError(gpu.QUERY_COMMAND, f"exited {asked.rc}", rc=asked.rc, stderr=said)
+        return gpu.parse_query(asked.stdout)
 
 
 class Check(NamedTuple):
@@ -103,7 +111,14 @@ class Check(NamedTuple):
 
 def _gpu_count(context: Context) -> Judgement:
     found = read_gpus(context.tree, context.tree.pci_devices())
-    return gpu.judge_count(found["count"], found["problem"], context.expected.gpus)
+    by_files = gpu.judge_count(found["count"], found["problem"], context.expected.gpus)
+    if by_files.status == "fail" or found["vendor"] != "nvidia" or not context.nvidia:
+        return by_files
+    asked = context.query()
+    message = gpu.lost(asked.stdout) or gpu.lost(asked.stderr)
+    if message:
+        return gpu.judge_lost(message, found["count"], context.expected.gpus)
+    return gpu.judge_count(len(context.gpus()), None, context.expected.gpus)
 
 
 def _with_gpus(judge: Callable[[Sequence[gpu.Gpu]], Judgement], context: Context) -> Judgement:
@@ -117,25 +132,33 @@ def _gpu_retired(context: Context) -> Judgement:
     return gpu.judge_retired(context.gpus(), remapped.stdout if remapped.rc == 0 else None)
 
 
+def _has_switch(context: Context) -> bool:
+    return any(name.startswith("nvidia-nvswitch") for name in context.tree.names("dev"))
+
+
 def _nvlink(context: Context) -> Judgement:
     if not context.nvidia:
         return skipped(_NO_NVIDIA)
-    return gpu.judge_nvlink(context.run(gpu.NVLINK_COMMAND, timeout=10, check=False).stdout)
+    asked = context.run(gpu.NVLINK_COMMAND, timeout=10, check=False)
+    switched = _has_switch(context)
+    # Older drivers do not know this field, and do not partition GPUs.
+    partitioned = gpu.parse_mig(context.run(gpu.MIG_COMMAND, timeout=5, check=False).stdout) if switched else []
+    return gpu.judge_nvlink(asked.stdout + asked.stderr, asked.rc, switched, partitioned)
 
 
 def _kernel_log(context: Context) -> Judgement:
     if not context.tree.exists("proc/driver/nvidia/version"):
         return skipped(_NO_NVIDIA)
-    return gpu.judge_xid(kernel_log.read(context.tree.path("dev/kmsg")))
+    return gpu.judge_xid(kernel_log.read(context.tree.path("dev/kmsg")), host.is_container(context.tree))
 
 
 def _fabric_manager(context: Context) -> Judgement:
-    has_switch = any(name.startswith("nvidia-nvswitch") for name in context.tree.names("dev"))
+    has_switch = _has_switch(context)
     state = None
     if has_switch and context.find("systemctl"):
         asked = context.run(["systemctl", "is-active", "nvidia-fabricmanager"], timeout=5, check=False)
         state = asked.stdout.strip() or None
-    return gpu.judge_fabric_manager(state, has_switch)
+    return gpu.judge_fabric_manager(state, has_switch, host.is_container(context.tree))
 
 
 def _dcgm(context: Context) -> Judgement:
@@ -199,7 +222,8 @@ def _name(context: Context) -> Judgement:
 
 
 def _rdma(context: Context) -> Judgement:
-    return host.judge_rdma(host.read_rdma(context.tree), context.expected.rdma_rate_gbps)
+    ports = host.read_rdma(context.tree)
+    return host.judge_rdma(ports, context.expected.rdma_rate_gbps, host.read_rdma_models(context.tree, ports))
 
 
 def _handshakes(context: Context) -> Judgement:
@@ -246,11 +270,11 @@ HARDWARE = (
 )
 
 CHECKS = (
-    Check("health.gpu_count", "The number of GPUs matches the record", _gpu_count),
+    Check("health.gpu_count", "The number of GPUs matches the record", _gpu_count, 15.0),
     Check("health.gpu_ecc", "No uncorrected GPU memory errors", functools.partial(_with_gpus, gpu.judge_ecc), 15.0),
     Check("health.gpu_retired", "No GPU memory is pending retirement", _gpu_retired, 25.0),
     Check("health.gpu_xid", "No GPU errors in the kernel log", _kernel_log, 15.0),
-    Check("health.nvlink", "NVLink is up on all GPUs", _nvlink, 15.0),
+    Check("health.nvlink", "NVLink is up on all GPUs that have it", _nvlink, 20.0),
     Check("health.fabric_manager", "The fabric manager is running if there are NVSwitches", _fabric_manager),
     Check("health.pcie", "GPU PCIe links are at full width", functools.partial(_with_gpus, gpu.judge_pcie), 15.0),
     Check("health.rdma", "RDMA ports are active at full rate", _rdma),

@@ -569,6 +569,9 @@ def collective_checks(results: Sequence[Mapping[str, Any]] | None, level: str) -
                 remedy="" if status in ("pass", "skipped") else str(failure.get("remedy") or "Run it manually."),
             )
         )
+        if result.get("left_out"):
+            words = str(result["left_out"])
+            made.append(check(f"collective.{name}_members", f"{name} uses all nodes", None, "skipped", reason=words))
         if result.get("not_judged"):
             words = str(result["not_judged"])
             made.append(check(f"collective.{name}_speed", f"{name} is fast enough", None, "skipped", reason=words))

@@ -75,6 +75,8 @@ def test_the_cluster_s_addresses_come_with_the_mesh() -> None:
 def test_the_options_of_the_role_are_the_host_s_variables() -> None:
     variables = {"slurm_health_prolog": "true", "slurm_conf": {"SlurmctldPort": "6900-6901"}, "slurm_rest": True}
     given = sent({}, **variables)
+    assert given["health_rdma_rate_gbps"] == 0
+    assert sent({}, slurm_health_rdma_rate_gbps="400")["health_rdma_rate_gbps"] == 400
     assert given["prolog"] == given["health_check"]
     assert given["controller_port"] == 6900
     assert given["settings"]["AuthAltTypes"] == "auth/jwt" and given["programs"] == ["slurmd"]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,15 @@ def test_what_a_host_lacks_is_said_before_anything_changes(programs: Path, given
     assert not list(Path(given["directory"]).iterdir())
     would = run(programs, given, programs=["no-such-program"], _ansible_check_mode=True, _ansible_diff=True)
     assert would["changed"] and "no-such-program" in would["diff"]["after"]
+
+
+@pytest.mark.parametrize(("rate", "stored"), [(0, "null"), (400, "400.0")])
+def test_the_checks_know_the_rate_of_the_rdma_ports(
+    programs: Path, given: dict[str, Any], rate: float, stored: str
+) -> None:
+    run(programs, {**given, "health_rdma_rate_gbps": rate})
+    with zipfile.ZipFile(given["health_check"]) as archive:
+        assert f'"rdma_rate_gbps": {stored}' in archive.read("__main__.py").decode()
 
 
 def test_the_checks_go_when_nobody_runs_them(programs: Path, given: dict[str, Any]) -> None:

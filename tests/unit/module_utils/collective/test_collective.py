@@ -151,6 +151,25 @@ def test_thresholds() -> None:
     assert all(fabric.source and fabric.typical > 0 for fabric in thresholds.FABRICS)
 
 
+@pytest.mark.parametrize(
+    ("name", "gbps"),
+    [
+        ("NVIDIA H100 80GB HBM3", 460.0),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200", 431.0),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-SXM4-40GB", 210.0),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA B200", 754.0),
+    ],
+)
+def test_cards_in_slots_are_not_judged_like_machines_with_nvswitches(name: str, gbps: float | None) -> None:
+    found = thresholds.look_up(ran([name] * 8))
+    assert (found.gbps if found else None) == gbps
+
+
 def test_an_entry_of_the_users_own_comes_first() -> None:
     own = [
         thresholds.Own(1.0, collective="broadcast"),
@@ -258,6 +277,8 @@ def test_every_command_has_a_time_limit_and_no_shell() -> None:
     assert not [word for word in launch.command(request(mpi="pmix")) if word.startswith("--mpi")]
     assert not [word for word in launch.command(request(path="/opt", gpus=False)) if word.startswith("--gpus")]
     assert launch.command(request(launcher="local", ranks=8, nodes=1, path="/opt"))[-3:] == ["8", "-n", "5"]
+    assert "--backend=gloo" in launch.command(request(gpus=False))
+    assert not [word for word in launch.command(request()) if word.startswith("--backend")]
     assert "n1:1,n2:1,n3:1" in launch.command(request(launcher="mpirun", path="/opt"))
 
 
@@ -332,13 +353,41 @@ def test_a_slow_run_names_the_link() -> None:
     asked = request(min_busbw_gbps=1.0)
     made = launch.measure(asked, one_slow_link)
     assert made.problem is not None and made.problem.kind == "slow"
-    culprit = launch.find_culprit(asked, made.threshold, one_slow_link)
+    culprit = launch.find_culprit(asked, made, one_slow_link)
     assert culprit is not None
     assert (culprit.kind, culprit.names) == ("link", ("n1", "n3"))
     result = launch.as_result(asked, made, culprit)
     assert "the link between n1 and n3" in result["error"]["message"]
     assert "0.1 GB/s at 2 KiB" in result["error"]["message"]
     assert result["ring_busbw_gbps"] is None
+
+
+def with_little_memory(answer: Callable[..., Completed], most: int) -> Callable[..., Completed]:
+    """GPUs whose memory holds messages of ``most`` bytes: nccl-tests reduces the maximum, and refuses the minimum."""
+
+    def reduced(argv: list, **options: object) -> Completed:
+        low, high = (
+            int(next(one for one in argv if one.startswith(name)).split("=")[1])
+            for name in ("--min-bytes=", "--max-bytes=")
+        )
+        if low > min(high, most):
+            return Completed(1, "", f"invalid sizes for 'minbytes' and 'maxbytes': {low} > {most}\n")
+        argv = [f"--max-bytes={min(high, most)}" if one.startswith("--max-bytes=") else one for one in argv]
+        return answer(argv, **options)
+
+    return reduced
+
+
+def test_later_runs_use_the_largest_message_that_the_first_one_reached() -> None:
+    rates = cluster(lambda nodes, _ring: 0.1 if "n2" in nodes else 20.0)
+    asked = request(nic_gbps=100.0, max_bytes=1 << 33)
+    run = with_little_memory(rates, 1 << 32)
+    made = launch.measure(asked, run)
+    assert made.problem is not None and (made.problem.kind, made.ring_gbps) == ("slow", 0.1)
+    culprit = launch.find_culprit(asked, made, run)
+    assert culprit is not None and (culprit.kind, culprit.names) == ("node", ("n2",))
+    fine = launch.measure(asked, with_little_memory(cluster(lambda _nodes, _ring: 20.0), 1 << 32))
+    assert (fine.problem, fine.ring_gbps) == (None, 20.0)
 
 
 def test_the_wire_is_judged_with_ring() -> None:

@@ -89,6 +89,15 @@ def test_xid_of_hardware_fails_and_of_a_program_does_not() -> None:
     assert gpu.judge_xid(None).status == "error"
 
 
+def test_what_a_container_cannot_see_of_its_host_is_skipped() -> None:
+    assert gpu.judge_xid(None, container=True).status == "skipped"
+    assert gpu.judge_xid(kmsg("NVRM: Xid (PCI:0000:3d:00): 79, fell off the bus"), container=True).status == "fail"
+    assert gpu.judge_fabric_manager(None, True, container=True).status == "skipped"
+    assert gpu.judge_fabric_manager("failed", True, container=True).status == "fail"
+    assert gpu.judge_fabric_manager(None, True).status == "error"
+    assert gpu.judge_fabric_manager(None, False).status == "skipped"
+
+
 @pytest.mark.parametrize(
     "real",
     [
@@ -137,11 +146,73 @@ GPU 1: NVIDIA A100 (UUID: GPU-2)
 """
 
 
+def nvlink(*gpus: str) -> str:
+    """The output about GPUs with these links, each up (x) or down (-)."""
+    lines = []
+    for index, links in enumerate(gpus):
+        lines.append(f"GPU {index}: NVIDIA A100 (UUID: GPU-{index})")
+        lines += [
+            f"\t Link {number}: {'25 GB/s' if link == 'x' else '<inactive>'}" for number, link in enumerate(links)
+        ]
+        if not links:
+            lines.append("\t NVML: Unable to retrieve NVLink information as all links are inActive")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "switched", "partitioned", "status"),
+    [
+        # Bridges: between some GPUs, with some of their slots.
+        (["xx", "xx", "--", "--"], False, [], "pass"),
+        (["xx--", "xx--"], False, [], "pass"),
+        (["xx", "xx", "", ""], False, [], "pass"),
+        (["xxxx", "xxxx", "xx--", "xx--"], False, [], "fail"),
+        (["--", "--"], False, [], "skipped"),
+        # NVSwitches: each GPU with each of its links.
+        (["xxx", "xxx"], True, [], "pass"),
+        (["xx-", "xx-"], True, [], "fail"),
+        (["xxx", "---"], True, [], "fail"),
+        (["xxx", ""], True, [], "fail"),
+        (["---", "---"], True, [], "fail"),
+        (["", ""], True, [], "fail"),
+        # Partitioned GPUs do not use them.
+        (["xxx", "---"], True, ["1"], "pass"),
+        (["---", "---"], True, ["0", "1"], "skipped"),
+    ],
+)
+def test_the_links_that_should_be_up(gpus: list[str], switched: bool, partitioned: list[str], status: str) -> None:
+    judged = gpu.judge_nvlink(nvlink(*gpus), 0, switched, partitioned)
+    assert judged.status == status, judged
+    assert bool(judged.reason) == (status != "pass")
+
+
+def test_partitioned_gpus_are_those_with_mig() -> None:
+    assert gpu.parse_mig("0, Enabled\n1, Disabled\n2, [N/A]\n") == ["0"]
+    assert gpu.parse_mig('Field "mig.mode.current" is not a valid field to query.\n') == []
+
+
 def test_nvlink() -> None:
     judged = gpu.judge_nvlink(NVLINK)
     assert (judged.status, judged.actual, judged.required) == ("fail", 3, 4)
     assert gpu.judge_nvlink(NVLINK.replace("<inactive>", "25 GB/s")).status == "pass"
     assert gpu.judge_nvlink("").status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("text", "rc", "status"),
+    [
+        ("", 1, "error"),
+        ("Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.", 15, "error"),
+        (NVLINK.replace("<inactive>", "25 GB/s"), 15, "error"),
+        ("Failed to initialize NVML: Unknown Error", 0, "error"),
+        ("NVML: Unable to get NVLink state: Not Supported", 0, "skipped"),
+        ("NVML: Unable to get NVLink state: Not Supported", 3, "skipped"),
+        ("GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1)\n", 0, "skipped"),
+    ],
+)
+def test_nvlink_that_is_not_shown_is_neither_good_nor_absent(text: str, rc: int, status: str) -> None:
+    judged = gpu.judge_nvlink(text, rc)
+    assert (judged.status, bool(judged.reason)) == (status, True)
 
 
 def dcgm(status: str) -> str:
@@ -169,7 +240,7 @@ def test_dcgm_that_tested_nothing_is_no_pass() -> None:
 
 @given(st.text())
 def test_parsers_take_any_text(text: str) -> None:
-    assert gpu.judge_nvlink(text).status in ("pass", "fail", "skipped")
+    assert gpu.judge_nvlink(text).status in ("pass", "fail", "skipped", "error")
     assert gpu.judge_xid(text).status in ("pass", "fail")
     assert gpu.judge_dcgm(text).status != "pass"
 

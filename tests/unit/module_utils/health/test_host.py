@@ -18,8 +18,24 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 
-def port(state: str = "active", physical: str = "linkup", rate: float = 400.0) -> dict:
-    return {"device": "mlx5_0", "port": 1, "state": state, "physical_state": physical, "rate_gbps": rate}
+def port(state: str = "active", physical: str = "linkup", rate: float | None = 400.0, **changes: object) -> dict:
+    made = {"device": "mlx5_0", "port": 1, "state": state, "physical_state": physical, "rate_gbps": rate}
+    return {**made, "link_layer": "InfiniBand", "driver": "mlx5_core", "pci_address": "0000:1b:00.0", **changes}
+
+
+def cards(*states: str, layer: str = "InfiniBand", rate: float = 400.0, bus: int = 0) -> list[dict]:
+    """Cards with ports that are active (x), look for a link (-) or are disabled (o), one character for each port."""
+    kinds = {"x": ("active", "linkup"), "-": ("down", "polling"), "o": ("down", "disabled")}
+    return [
+        port(*kinds[state], rate, device=f"mlx5_{bus}{card}{function}", link_layer=layer,
+             pci_address=f"0000:{bus}{card}:00.{function}")
+        for card, ports in enumerate(states)
+        for function, state in enumerate(ports)
+    ]  # fmt: skip
+
+
+SOFTWARE = port(device="rxe0", driver=None, pci_address=None, link_layer="Ethernet", rate=2.5)
+ETHERNET = cards("x", layer="Ethernet", rate=25.0, bus=9)
 
 
 @pytest.mark.parametrize(
@@ -31,11 +47,59 @@ def port(state: str = "active", physical: str = "linkup", rate: float = 400.0) -
         ([port(), port("init")], None, "fail"),
         ([port(), port(rate=200.0)], None, "fail"),
         ([port(rate=200.0)], 400.0, "fail"),
+        ([port(rate=None)], None, "pass"),
+        ([port(rate=None)], 400.0, "fail"),
         ([port("down", "polling")], None, "fail"),
+        # Another kind of card has another rate, and none is required of it.
+        (cards(*["x"] * 8) + ETHERNET, None, "pass"),
+        (cards(*["x"] * 8) + ETHERNET, 400.0, "pass"),
+        (cards(*["x"] * 8, rate=200.0) + ETHERNET, 400.0, "fail"),
+        ([*cards("x", "x"), port(rate=200.0)], None, "fail"),
+        # Software has arbitrary rates.
+        ([SOFTWARE], None, "skipped"),
+        ([port(), SOFTWARE], None, "pass"),
+        # A dead cable, on cards with one port and with two.
+        (cards(*["x"] * 7, "-"), None, "fail"),
+        (cards(*["x"] * 7, "-") + ETHERNET, None, "fail"),
+        (cards(*["x"] * 6, "-", "o"), None, "fail"),
+        (cards("xx", "xx", "x-"), None, "fail"),
+        # The second port of each card is not used.
+        (cards("x-", "x-", "x-"), None, "pass"),
+        (cards("x-"), None, "pass"),
+        (cards("xx", "x-"), None, "pass"),
+        (cards(*["x"] * 7, "o"), None, "pass"),
+        # Without enough cards to compare, it is not known.
+        (cards("x", "-"), None, "skipped"),
+        (cards("x", "x", "-", "-"), None, "skipped"),
+        (cards("x", "x") + cards("-", layer="Ethernet", bus=9), None, "skipped"),
     ],
 )
 def test_rdma(ports: list, rate: float | None, status: str) -> None:
-    assert host.judge_rdma(ports, rate).status == status
+    judged = host.judge_rdma(ports, rate)
+    assert judged.status == status, judged
+    assert bool(judged.reason) == (status != "pass")
+
+
+def test_rdma_cards_of_another_model_are_not_compared() -> None:
+    storage = port(device="mlx5_9", rate=200.0, pci_address="0000:9b:00.0")
+    assert host.judge_rdma([port(), storage], None).status == "fail"
+    judged = host.judge_rdma([port(), storage], None, {"mlx5_0": "0x15b3:0x1021", "mlx5_9": "0x15b3:0x101d"})
+    assert (judged.status, judged.actual) == ("pass", "1 at 400 Gbit/s, 1 at 200 Gbit/s")
+
+
+def test_the_model_of_an_rdma_device_is_that_of_its_card(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text("0x15b3\n", encoding="utf-8")
+    (folder / "device").write_text("0x1021\n", encoding="utf-8")
+    found = host.read_rdma_models(Tree(str(tmp_path)), [port(), SOFTWARE])
+    assert found == {"mlx5_0": "0x15b3:0x1021", "rxe0": ":"}
+
+
+def test_a_lost_link_is_named() -> None:
+    judged = host.judge_rdma(cards(*["x"] * 7, "-"), None)
+    assert judged.reason == "mlx5_070:1 has no link (polling), unlike all other cards of its kind."
+    assert (judged.actual, judged.required) == ("7 of 8", "8 at 400 Gbit/s")
 
 
 def test_memlock_matters_only_with_rdma() -> None:
@@ -216,6 +280,60 @@ def test_ssh_names_the_peer_and_the_reason(tmp_path: Path) -> None:
     assert "n2: Host key verification failed; n3: Host key verification failed." in result["reason"]
     (result,) = run.make_checks(context(expected, tmp_path, {"ssh": Completed(0, "", "")}), "n1", ["ssh"])
     assert (result["status"], result["actual"], result["required"]) == ("pass", 2, 2)
+
+
+def with_driver(tmp_path: Path, *files: str) -> None:
+    """Device files of an NVIDIA driver, and the mark of a container engine where it is among ``files``."""
+    for name in ("proc/driver/nvidia/version", *files):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("", encoding="utf-8")
+
+
+@pytest.mark.parametrize(("engine", "status"), [([".dockerenv"], "skipped"), ([], "error")])
+def test_a_container_is_not_judged_by_the_log_and_services_of_its_host(
+    tmp_path: Path, engine: list[str], status: str
+) -> None:
+    with_driver(tmp_path, "dev/nvidia-nvswitch0", *engine)
+    results = run.make_checks(context(Expected(), tmp_path), "n1", ["health.gpu_xid", "health.fabric_manager"])
+    assert [result["status"] for result in results] == [status, status]
+
+
+ROW = "0, NVIDIA H100 80GB HBM3, 0, [N/A], 16, 16, 31\n"
+LOST = (
+    "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system to recover this GPU\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "status"),
+    [
+        (Completed(0, ROW * 2, ""), 2, "pass"),
+        # The driver keeps the device file.
+        (Completed(0, ROW, ""), 2, "fail"),
+        (Completed(15, LOST, ""), 2, "fail"),
+        (Completed(15, ROW, LOST), 2, "fail"),
+        (Completed(0, ROW + ROW.replace("31", "[GPU is lost]"), ""), 2, "fail"),
+        (Completed(6, "No devices were found\n", ""), 2, "fail"),
+        (Completed(15, LOST, ""), None, "fail"),
+        (Completed(0, ROW * 2, ""), None, "skipped"),
+        (Completed(18, "Failed to initialize NVML: Driver/library version mismatch\n", ""), 2, "error"),
+        (Completed(18, "Failed to initialize NVML: Driver/library version mismatch\n", ""), 3, "fail"),
+        (CommandError(["nvidia-smi"], "did not end within 10 s"), 2, "error"),
+    ],
+)
+def test_a_gpu_that_nvidia_smi_has_lost_is_missing(
+    tmp_path: Path, answer: Completed | CommandError, expected: int | None, status: str
+) -> None:
+    with_driver(tmp_path, "dev/nvidia0", "dev/nvidia1", "dev/nvidiactl")
+    here = context(Expected(gpus=expected), tmp_path, {"nvidia-smi": answer})
+    results = {one["id"]: one for one in run.make_checks(here, "n1", ["health"])}
+    assert results["health.gpu_count"]["status"] == status
+    if isinstance(answer, Completed) and answer.rc:
+        assert {results[f"health.{name}"]["status"] for name in ("gpu_ecc", "gpu_retired", "nvlink", "pcie")} == {
+            "error"
+        }
+    if isinstance(answer, Completed) and answer.rc == 15:
+        assert "GPU is lost" in results["health.gpu_count"]["reason"]
 
 
 def test_a_command_that_hangs_is_an_error_and_does_not_hold_up_the_others(tmp_path: Path) -> None:

@@ -57,7 +57,17 @@ def node(reason: str = "", state: str = "idle", *flags: str) -> Node:
         ([result("fail")], node("Not responding", "down"), "none"),
         # Ours: resumed when all is well, but not if a check could not be made.
         ([result("pass"), result("skipped")], node(OURS, "idle", "drain"), "resume"),
-        ([result("pass"), result("error")], node(OURS, "idle", "drain"), "none"),
+        ([result("error")], node(OURS, "idle", "drain"), "none"),
+        # What it was not drained for does not keep it drained.
+        ([result("pass"), result("error", "health.gpu_xid")], node(OURS, "idle", "drain"), "resume"),
+        (
+            [result("error", "health.gpu_xid"), result("pass")],
+            node(f"{OURS}; health.gpu_xid: y", "idle", "drain"),
+            "none",
+        ),
+        ([result("error", "health.gpu_xid")], node(f"{program.MARK}{DISK}: {'x' * 370} …", "idle", "drain"), "none"),
+        # A new reason would forget the check that could not be made.
+        ([result("error"), result("fail", "health.rdma")], node(OURS, "idle", "drain"), "none"),
         ([result("error")], node(), "none"),
         # An administrator who replaces our reason has taken over the node.
         ([result("pass")], node(f"see ticket 5; was: {OURS}", "idle", "drain"), "none"),
@@ -128,6 +138,64 @@ def test_a_shared_fault_drains_nobody_and_brings_back_who_was_drained_for_it() -
     own = result("fail", "health.gpu_ecc", "2 errors.")
     action = program.decide([result("fail"), own], node(), [DISK])
     assert (action.kind, DISK in action.words) == ("drain", False)
+
+
+ECC = "health.gpu_ecc"
+OURS_ECC = f"{program.MARK}{ECC}: 2 errors"
+
+
+def test_a_broken_card_is_never_excused_by_that_of_another_node() -> None:
+    broken = result("fail", ECC, "2 errors.")
+    assert program.decide([broken], node(OURS_ECC, "idle", "drain"), [ECC]).kind == "none"
+    # The limit only prevents further drains.
+    action = program.decide([broken], node(), [ECC])
+    assert (action.kind, ECC in action.words) == ("none", True)
+    # A node that is drained anyway is drained for everything that it has.
+    action = program.decide([broken, result("fail")], node(), [ECC])
+    assert (action.kind, ECC in action.words, DISK in action.words) == ("drain", True, True)
+    # What other nodes have too does not bring back a node that also has a broken card.
+    both = [broken, result("fail")]
+    assert program.decide(both, node(OURS_ECC, "idle", "drain"), [ECC, DISK]).kind == "none"
+
+
+@pytest.mark.parametrize("check", program.OF_A_CARD)
+def test_jobs_do_not_start_on_a_broken_card_however_many_there_are(tmp_path: Path, check: str) -> None:
+    told: list[str] = []
+    reason = f"{program.MARK}{check}: 2 errors [root@2026-11-22T14:45:56] Comment={program.NOTE}{check}"
+    line = f"NodeName={{}} State={{}} Reason={reason}\n"
+
+    def runner(argv: Any, **_options: Any) -> Completed:
+        if "update" in argv:
+            told.append(" ".join(argv[2:]))
+        shown = line.format("n1", "IDLE+DRAIN")
+        return Completed(0, shown if argv[-1] == "n1" else shown + line.format("n2", "IDLE"), "")
+
+    settings = program.Settings("lab", "n1", "", [check], 95)
+    action = program.settle(runner, settings, [result("fail", check, "2 errors.")], Tree(str(tmp_path)))
+    assert (action.kind, action.unfit, told) == ("none", True, [])
+
+
+@pytest.mark.parametrize(
+    ("state", "shared"),
+    [
+        ("IDLE", True),
+        ("MIXED+DRAIN", True),
+        ("DOWN", False),
+        ("IDLE*", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("IDLE+CLOUD+POWERED_DOWN", False),
+        ("IDLE+POWERING_DOWN", False),
+    ],
+)
+def test_a_node_that_does_not_report_its_faults_does_not_count(tmp_path: Path, state: str, shared: bool) -> None:
+    def runner(argv: Any, **_options: Any) -> Completed:
+        shown = f"NodeName=n1 State=IDLE Comment={program.NOTE}{DISK}\n"
+        other = f"NodeName=n2 State={state} Comment={program.NOTE}{DISK}\n"
+        return Completed(0, shown if argv[-1] == "n1" else shown + other, "")
+
+    settings = program.Settings("lab", "n1", "", [DISK], 95)
+    action = program.settle(runner, settings, [result("fail")], Tree(str(tmp_path)))
+    assert (action.kind, action.unfit) == (("none", False) if shared else ("drain", True))
 
 
 def test_a_node_that_comes_back_says_again_what_it_has(tmp_path: Path) -> None:

@@ -193,6 +193,17 @@ def test_collectives_are_judged_by_their_own_status() -> None:
     assert "SECRET" not in json.dumps(verdict)
 
 
+def test_members_that_took_no_part_in_a_collective_are_named() -> None:
+    passed = samples.collectives()[0]
+    words = "n1 has no GPU and does not take part."
+    made = evidence.collective_checks([{**passed, "left_out": words}], "full")
+    assert [(one["id"], one["status"]) for one in made] == [
+        ("collective.all_reduce", "pass"),
+        ("collective.all_reduce_members", "skipped"),
+    ]
+    assert made[1]["reason"] == words
+
+
 def test_a_collective_module_that_fails_is_not_left_out() -> None:
     found = healthy()
     found["collectives"] = [
