@@ -73,7 +73,8 @@ def test_each_node_times_those_that_follow() -> None:
 
 def test_it_measures_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "LOOK", 0.05)
-    before = threading.active_count()
+    # Threads of other tests may end meanwhile.
+    before = set(threading.enumerate())
     measuring = load.Load({3: os.getpgrp()}, {"n2": "127.0.0.1"}, 1)
     deadline = time.monotonic() + 30
     found = measuring.take()
@@ -81,7 +82,9 @@ def test_it_measures_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.02)
         found = measuring.take()
     assert found is not None and set(found["held"]) == {3} and found["trips"] == {}
+    started = set(threading.enumerate()) - before
+    assert started
     measuring.close()
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while any(thread.is_alive() for thread in started) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert threading.active_count() == before
+    assert not [thread for thread in started if thread.is_alive()]
