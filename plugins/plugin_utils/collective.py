@@ -18,7 +18,7 @@ def placement(record: Record, userspace_only: Collection[str], binaries: bool) -
     With ``binaries`` of nccl-tests, each rank has a GPU, and each node has the same number of ranks. PyTorch has one
     rank per node, and uses the GPUs only if all nodes have one, since NCCL and Gloo cannot be mixed. Raises InputError.
     """
-    gpus = {one["machine"]: one["gpus"] for one in record["members"] if one["machine"] not in userspace_only}
+    gpus = _gpus(record, userspace_only)
     if not gpus:
         raise InputError(f"No member of cluster '{record['name']}' is a node that others can connect to.")
     equipped = {machine: number for machine, number in gpus.items() if number}
@@ -34,7 +34,7 @@ def placement(record: Record, userspace_only: Collection[str], binaries: bool) -
 
 def left_out(record: Record, userspace_only: Collection[str], chosen: Mapping[str, Any], binaries: bool) -> str | None:
     """The nodes and GPUs of the cluster that do not take part, in words; None if all of them do."""
-    gpus = {one["machine"]: one["gpus"] for one in record["members"] if one["machine"] not in userspace_only}
+    gpus = _gpus(record, userspace_only)
     absent = [machine for machine in gpus if machine not in chosen["nodelist"]]
     words = []
     if absent:
@@ -48,3 +48,8 @@ def left_out(record: Record, userspace_only: Collection[str], chosen: Mapping[st
             f"Only {per_node} GPU{'s' if per_node > 1 else ''} of {', '.join(more)} took part, as of the others."
         )
     return " ".join(words) or None
+
+
+def _gpus(record: Record, userspace_only: Collection[str]) -> dict[str, int]:
+    """The number of GPUs of each node."""
+    return {one["machine"]: one["gpus"] for one in record["members"] if one["machine"] not in userspace_only}

@@ -30,9 +30,11 @@ def decide_removal(
     ``former_manager``, who hands over the cluster, empty for none, which in a run that completes another is determined
     from the history.
 
-    ``known``: all machines of the inventory. ``playing``: those in this run that answer. A former member is accepted, so that an interrupted removal can be
-    completed, and so is a lost manager if its successor has the record. A machine that never was a member is not
-    cleaned up: what it has is its own, or another cluster's. Raises InputError.
+    ``known``: all machines of the inventory. ``playing``: those in this run that answer.
+
+    A former member is accepted, so that an interrupted removal can be completed, and so is a lost manager if its
+    successor has the record. A machine that never was a member is not cleaned up: what it has is its own, or another
+    cluster's. Raises InputError.
     """
     if record is None:
         raise InputError(

@@ -436,7 +436,8 @@ class _Kind(NamedTuple):
 
     def unclear(self) -> List[RdmaPort]:
         """Those without a link whose card has no other one, which may be lost, or never had a cable."""
-        return [port for port in self.without_link() if not self.active_of(_card(port)) and port not in self.lost()]
+        lost = self.lost()
+        return [port for port in self.without_link() if not self.active_of(_card(port)) and port not in lost]
 
 
 def _card(port: RdmaPort) -> str:
@@ -479,13 +480,14 @@ def judge_rdma(
     for kind in kinds:
         wanted = rate_gbps if rate_gbps is not None and kind.fastest == fastest else kind.fastest
         inactive = [p for p in kind.ports if p["state"] != "active" and p["physical_state"] in (None, "linkup")]
+        lost = kind.lost()
         troubles += [f"{_named(port)} is {port['state']}" for port in inactive]
         troubles += [
             f"{_named(port)} has no link ({port['physical_state']}), unlike all other cards of its kind"
-            for port in kind.lost()
+            for port in lost
         ]
         slow += [p for p in kind.active if (p["rate_gbps"] or 0.0) < wanted]
-        number = len(kind.active) + len(inactive) + len(kind.lost())
+        number = len(kind.active) + len(inactive) + len(lost)
         actual += [f"{len(kind.active)} at {kind.fastest:g} Gbit/s"] if kind.active else []
         required += [f"{number} at {wanted:g} Gbit/s"] if number else []
     troubles += [f"{_named(port)} at {port['rate_gbps'] or 0.0:g} Gbit/s" for port in slow]

@@ -261,6 +261,11 @@ def database_port() -> Optional[int]:
     return settings.port_of(_authentication("database_uri") or "")
 
 
+def _cluster(run: Runner) -> postgres.Cluster:
+    """The PostgreSQL cluster that has the database, or gets it. Raises HostStateError."""
+    return postgres.find_cluster(run, database_port())
+
+
 def _authentication(option: str) -> Optional[str]:
     """An option of MLflow's authentication file."""
     for line in (read_text(settings.AUTHENTICATION) or "").splitlines():
@@ -321,7 +326,7 @@ def look(run: Runner, request: Request) -> List[str]:
     if lacking or not environment.can_make(run):
         return [*words, f"lacks {', '.join(lacking or ['python3-venv'])}"]
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
-    cluster = postgres.find_cluster(run, database_port())
+    cluster = _cluster(run)
     folder = settings.environment_of(request.requirements, environment.python_version(run))
     if environment.facts(folder) is None:
         words.append(f"{folder} is missing")
@@ -371,7 +376,7 @@ def apply(run: Runner, request: Request) -> Done:
 def _serve(run: Runner, request: Request, done: Done) -> None:
     server, words = request.server, done.words
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
-    cluster = postgres.find_cluster(run, database_port())
+    cluster = _cluster(run)
     python = environment.python_version(run)
     if environment.facts(settings.environment_of(request.requirements, python)) is None:
         words.append("MLflow installed")
@@ -491,7 +496,7 @@ def save(run: Runner, request: Request) -> bool:
     _stop(run, request, systemd)
     there = postgres.is_there(request.server.dump)
     if not there:
-        cluster = postgres.find_cluster(run, database_port())
+        cluster = _cluster(run)
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
         if not postgres.exists(run, cluster):
             return False
@@ -518,7 +523,7 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         )
     _stop(run, request, systemd)
     if not keep_data and os.path.lexists(settings.MOVED) and find("pg_lsclusters") is not None:
-        cluster = postgres.find_cluster(run, database_port())
+        cluster = _cluster(run)
         _run_daemon(run, request, systemd, daemons(request.server, cluster, systemd)[0], Done([], []))
         postgres.drop(run, cluster)
     for path in (settings.UNIT, settings.SECRET, settings.CERTIFICATE, settings.KEY):
