@@ -67,6 +67,11 @@ def test_a_node_whose_temporary_directory_is_full_can_say_so(task: Task, monkeyp
     assert '"gone"' in output.getvalue()
 
 
+def full_disk(_path: Path, *_given: object, **_options: object) -> None:
+    """A method of a path on a disk that is full."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_full_temporary_directory_is_the_nodes_and_a_missing_program_is_not(
     task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,11 +80,7 @@ def test_a_full_temporary_directory_is_the_nodes_and_a_missing_program_is_not(
     assert program._agent("/bin/x", task_text(task._replace(command=["/none/at/all"]))) == 0
     reported = capsys.readouterr().out
     assert "/none/at/all" in reported and '"of_node": false' in reported
-
-    def fail(_path: Path, *_given: object, **_options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(Path, "write_text", full_disk)
     assert program._agent("/bin/x", task_text(task)) == 0
     reported = capsys.readouterr().out
     assert "cannot write temporary files: No space left on device" in reported and '"of_node": true' in reported
@@ -89,7 +90,7 @@ def test_a_full_temporary_directory_does_not_keep_ranks_from_being_warned(
     task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     warned: list[int] = []
-    monkeypatch.setattr(Path, "touch", lambda path: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full", str(path))))
+    monkeypatch.setattr(Path, "touch", full_disk)
     agent = Agent(task, "n1", io.StringIO())
     agent._local = str(tmp_path / "local")
     agent._ranks = [cast("Rank", SimpleNamespace(status=None, warn=lambda: warned.append(0)))]
