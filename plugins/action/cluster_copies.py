@@ -12,10 +12,21 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Gpum
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find, to_ask
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import Known, Word, find, reach, to_ask
 
 _TEXT = {"type": "str", "default": ""}
-_NONE: Mapping[str, Any] = {"refusal": "", "record": None, "source": None, "replaced": [], "remarks": []}
+_NONE: Mapping[str, Any] = {
+    "refusal": "",
+    "record": None,
+    "source": None,
+    "replaced": [],
+    "remarks": [],
+    "authority": None,
+    "machines": [],
+    "comparable": [],
+    "out_of_reach": [],
+    "silent": [],
+}
 
 
 class ActionModule(ControllerAction):
@@ -84,7 +95,7 @@ class ActionModule(ControllerAction):
         if remarks and given["refuse"]:
             self.print_text("\n".join(remarks))
         told = {"record": found.record, "source": found.source, "replaced": list(found.replaced), "remarks": remarks}
-        return {**result, **told}
+        return {**result, **told, **reach(found, result["answering"], held)}
 
     def _known(self, given: Mapping[str, Any]) -> Known:
         return Known(self.variables["groups"]["all"], self.variables["hostvars"], given["manager"] or None)

@@ -13,10 +13,16 @@ from ansible.errors import AnsibleError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import UID, asked, desired, parse_users
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import (
+    UID,
+    asked,
+    desired,
+    moved_from,
+    parse_users,
+)
 
 _MODULE = "gpumesh.cluster.tracking"
-_STATES = ["asked", "present", "saved", "retired", "absent"]
+_STATES = ["asked", "movable", "present", "saved", "retired", "absent"]
 _FILES = {"users": "users_file", "certificate": "certificate_file", "key": "key_file", "trust": "ca_file"}
 
 
@@ -34,6 +40,9 @@ class ActionModule(HostAction):
             server=text,
             port={"type": "int", "default": 0},
             volume=text,
+            former=text,
+            registered={"type": "str"},
+            force={"type": "bool", "default": False},
             uid={"type": "int", "default": UID},
             **{name: {**text, "no_log": False} for name in _FILES.values()},
         )
@@ -42,6 +51,9 @@ class ActionModule(HostAction):
             wanted = asked(record, {**given, "state": given["tracked"]})
             tracking = record["tracking"]
             return {"changed": False, "settings": wanted, "former": tracking["server"] if tracking else ""}
+        if given["state"] == "movable":
+            previews = self.registered(given["registered"], self.present)
+            return {"changed": False, "leaves": moved_from(record, given["former"], previews, given["force"])}
         parameters = {**desired(record, self.machine, given["uid"]), **self.supervisor(), "state": given["state"]}
         if given["state"] != "present":
             return self.module(_MODULE, parameters)

@@ -143,6 +143,30 @@ answering:
   returned: RV(ask) is empty
   type: list
   elements: str
+authority:
+  description: The machine that knows the jobs. This is the manager, or RV(source) if the manager did not answer.
+  returned: RV(ask) is empty
+  type: str
+machines:
+  description: The members of the cluster. Empty without a record, and so are the following lists.
+  returned: RV(ask) is empty
+  type: list
+  elements: str
+comparable:
+  description: The members that answered.
+  returned: RV(ask) is empty
+  type: list
+  elements: str
+out_of_reach:
+  description: The members that did not answer, or are not in the play.
+  returned: RV(ask) is empty
+  type: list
+  elements: str
+silent:
+  description: The members in the play that did not answer.
+  returned: RV(ask) is empty
+  type: list
+  elements: str
 records:
   description: The records that the hosts have sent, by digest.
   returned: success

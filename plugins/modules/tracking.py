@@ -31,11 +31,13 @@ options:
   state:
     description:
       - V(asked) only returns what M(gpumesh.cluster.cluster) has to write to the record, on the controller.
+      - V(movable) only fails, on the controller, if the server cannot move to the member in the changed O(record). Set
+        C(run_once).
       - V(saved) stops the server and writes its database to the volume, for another member.
       - V(retired) removes a server that has moved to another member.
       - V(absent) removes the server; its database and the artifacts are kept.
     type: str
-    choices: [asked, present, saved, retired, absent]
+    choices: [asked, movable, present, saved, retired, absent]
     default: present
   tracked:
     description: With O(state=asked), whether experiments should be tracked.
@@ -54,6 +56,19 @@ options:
     description: With O(state=asked), the volume of the artifacts. Empty means the one in the record.
     type: str
     default: ""
+  former:
+    description: With O(state=movable), the member that runs the server until now. Empty for none.
+    type: str
+    default: ""
+  registered:
+    description: With O(state=movable), the name of the variable in which this module with the changed record, in check
+      mode, is registered on the members.
+    type: str
+  force:
+    description: With O(state=movable), whether the server moves without the database of a former member that does not
+      take part.
+    type: bool
+    default: false
   users_file:
     description:
       - A file on the controller with the users of MLflow, one C(NAME:PASSWORD) per line. C(admin) is an administrator.
@@ -162,6 +177,10 @@ former:
   description: The member that runs the server according to the record. Empty if there is none.
   type: str
   returned: O(state=asked)
+leaves:
+  description: The member whose database has to be saved for another one. Empty if the server does not move.
+  type: str
+  returned: O(state=movable)
 """
 
 from typing import Any, Dict
@@ -208,13 +227,16 @@ def main() -> None:
             "record": {"type": "raw"},
             "state": {
                 "type": "str",
-                "choices": ["asked", "present", "saved", "retired", "absent"],
+                "choices": ["asked", "movable", "present", "saved", "retired", "absent"],
                 "default": "present",
             },
             "tracked": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "start": {"type": "bool", "default": False},
             "server": text,
             "volume": text,
+            "former": text,
+            "registered": {"type": "str"},
+            "force": {"type": "bool", "default": False},
             "users_file": text,
             "certificate_file": text,
             "key_file": {**text, "no_log": False},

@@ -146,6 +146,25 @@ def find(answers: Mapping[str, Answer], name: str, known: Known | None = None, w
     return found
 
 
+def reach(found: Found, answering: Collection[str], hosts: Collection[str]) -> dict[str, Any]:
+    """Which members can be worked on. ``hosts``: those of the play; ``answering``: those of them that answered.
+
+    ``machines``: all members; ``comparable``: those that answered; ``out_of_reach``: the others; ``silent``: those of
+    the others that are in the play; ``authority``: the machine that knows the jobs, the manager if it answered, even if
+    the copy of another member is used.
+    """
+    machines = [member["machine"] for member in found.record["members"]]
+    manager = found.record["manager"]
+    out_of_reach = [machine for machine in machines if machine not in answering]
+    return {
+        "authority": manager if manager in answering else found.source,
+        "machines": machines,
+        "comparable": [machine for machine in machines if machine in answering],
+        "out_of_reach": out_of_reach,
+        "silent": [machine for machine in out_of_reach if machine in hosts],
+    }
+
+
 def likeliest(answers: Mapping[str, Answer], name: str) -> Found:
     """The record to show if ``find`` refuses to choose one. At least one host must have one."""
     copies = _copies(answers, name)

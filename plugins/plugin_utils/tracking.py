@@ -127,3 +127,42 @@ def asked(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any] | No
         wanted["tls"] = True
     present: Mapping[str, Any] = was or {}
     return wanted if was is None or any(present[name] != value for name, value in wanted.items()) else None
+
+
+def moved_from(
+    record: model.Record, former: str, previews: Mapping[str, Mapping[str, Any]], force: bool = False
+) -> str:
+    """The member whose database moves to the server of a changed record; empty if it stays, or if there is none.
+
+    ``former``: the server until now, empty for none. ``previews``: of the hosts that take part, the results of the
+    module tracking in check mode. With ``force``, a lost server need not take part. Raises InputError.
+    """
+    if record["tracking"] is None:
+        return ""
+    server = record["tracking"]["server"]
+    needed = dict.fromkeys([server, former] if former and not force else [server])
+    silent = [machine for machine in needed if machine not in previews]
+    if silent:
+        raise InputError(
+            f"The tracking server cannot be moved: {', '.join(silent)} cannot be reached, or "
+            f"{'are' if silent[1:] else 'is'} not in this run.",
+            "With cluster_force=true, it moves without the database of a server that is lost; see the guide for how to "
+            "restore it from a backup.",
+            machines=silent,
+        )
+    # An older PostgreSQL would refuse the database only after the former server has been stopped.
+    new, old = (str(previews.get(machine, {}).get("postgresql", "")) for machine in (server, former))
+    if new and old and _major(new) < _major(old):
+        raise InputError(
+            f"{server} has PostgreSQL {new}, which cannot load the database of {former}, since that has PostgreSQL "
+            f"{old}.",
+            f"Choose a tracking_server with PostgreSQL {old} or newer.",
+            machine=server,
+        )
+    return former if former != server else ""
+
+
+def _major(version: str) -> int:
+    """The major version, such as of 15 or 9.6; 0 for something else that a host has returned."""
+    major = version.partition(".")[0]
+    return int(major) if major.isdecimal() else 0

@@ -66,6 +66,52 @@ def test_only_what_differs_is_written_to_the_record() -> None:
     assert asked(ON, tracked="absent")["settings"] == {"enabled": False}
 
 
+MOVED = plan.set_tracking(ON, {"server": "n1"}).record
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "refused"),
+    [
+        ("15", "17", True),
+        ("15", "9.6", False),
+        ("15", "15", False),
+        # It is unknown.
+        ("", "17", False),
+        ("15", "", False),
+    ],
+)
+def test_it_does_not_move_to_an_older_postgresql(own: str, other: str, refused: bool) -> None:
+    previews = {"n1": {"postgresql": own}, "n2": {"postgresql": other}}
+    if not refused:
+        assert derived.moved_from(MOVED, "n2", previews) == "n2"
+        return
+    with pytest.raises(InputError, match="n1 has PostgreSQL 15, which cannot load the database of n2, since that has"):
+        derived.moved_from(MOVED, "n2", previews)
+
+
+def test_it_moves_only_if_both_members_take_part_or_the_former_one_is_given_up() -> None:
+    both: dict[str, Any] = {"n1": {}, "n2": {}}
+    assert derived.moved_from(MOVED, "n2", both) == "n2"
+    assert derived.moved_from(ON, "n2", both) == derived.moved_from(ON, "", both) == ""
+    assert derived.moved_from(OFF, "n2", {}) == ""
+    for present, silent in ((["n1"], "n2"), (["n2"], "n1")):
+        with pytest.raises(InputError, match=f"cannot be moved: {silent} cannot be reached, or is not in this run"):
+            derived.moved_from(MOVED, "n2", {machine: {} for machine in present})
+    assert derived.moved_from(MOVED, "n2", {"n1": {}}, force=True) == "n2"
+    with pytest.raises(InputError, match="cannot be moved: n1 cannot be reached"):
+        derived.moved_from(MOVED, "n2", {"n2": {}}, force=True)
+
+
+def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:
+    def move(*present: str) -> Any:
+        variables = {"inventory_hostname": "n1", "ansible_play_batch": list(present), "hostvars": {"n1": {}, "n2": {}}}
+        given = {"record": MOVED, "state": "movable", "former": "n2", "registered": "preview"}
+        return play(tracking.ActionModule, given, {}, variables).result
+
+    assert move("n1", "n2")["leaves"] == "n2"
+    assert move("n1")["failed"]
+
+
 def test_a_relative_file_is_where_ansible_was_started_or_beside_the_users_own_playbook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

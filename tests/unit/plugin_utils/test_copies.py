@@ -12,7 +12,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import read_answers, sent
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import outside_holders
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find, outside_holders, reach
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.overview import overview, page
 from ansible_collections.gpumesh.cluster.tests.support import decisions
 from ansible_collections.gpumesh.cluster.tests.support.told_records import telling
@@ -61,6 +61,22 @@ def damaged(last_good: str | None = None) -> dict[str, Any]:
 OLD = made()
 NEW = later(OLD, gpus=4)
 MOVED = later(NEW, manager="n2")
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({"n1": SILENT, "n2": holding(NEW), "n3": holding(NEW), "n9": NOTHING}, ("n2", ["n2", "n3"], ["n1"], ["n1"])),
+        ({"n1": holding(NEW), "n3": holding(NEW)}, ("n1", ["n1", "n3"], ["n2"], [])),
+    ],
+)
+def test_which_members_can_be_worked_on(answers: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    found = find(read_answers(answers), "lab")
+    assert found is not None
+    answering = [machine for machine, answer in answers.items() if answer is not SILENT]
+    result = reach(found, answering, answers)
+    assert result.pop("machines") == ["n1", "n2", "n3"]
+    assert tuple(result.values()) == expected
 
 
 class TestFind:
