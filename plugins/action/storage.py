@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, plan
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, plan
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.storage import desired, refuse_withdrawal
 
@@ -36,15 +36,22 @@ class ActionModule(HostAction):
             force={"type": "bool", "default": False},
         )
         record = self.record()
+        present = [*self.present, *self.userspace_only]
+        own = [one for one in record["storage"]["volumes"] if one.get("server") == self.machine]
         if given["volumes"] is not None:
             wanted = plan.set_storage(record, given["volumes"]).record
             if not given["force"]:
-                refuse_withdrawal(record, wanted, [*self.present, *self.userspace_only])
+                refuse_withdrawal(record, wanted, present)
             record = wanted
         # A pod has no volumes, like a member that has left.
         record = {**record, "storage": {"volumes": derive.volumes_of(record, self.machine)}}
         parameters = {**desired(record, self.machine, given["backend"], given["server"]), "force": given["force"]}
-        return self.equipped_module(_MODULE, parameters, self._lacking)
+        result = self.equipped_module(_MODULE, parameters, self._lacking)
+        # The record keeps volumes that backend none withdraws, so only the host knows whether it still exports them.
+        if given["backend"] == "none" and self.check_mode and result["changed"] and not given["force"]:
+            exported: model.Record = {**record, "storage": {"volumes": own}}
+            refuse_withdrawal(exported, {**record, "storage": {"volumes": []}}, present)
+        return result
 
     def _lacking(self, result: Mapping[str, Any]) -> list[str]:
         """The packages for what the module reported as missing."""

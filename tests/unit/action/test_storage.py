@@ -104,6 +104,19 @@ def test_no_volume_is_taken_from_members_outside_the_play(volumes: list[dict[str
     assert not run(RAN, host="n1", hosts=["n1"], force=True, volumes=volumes).result.get("failed")
 
 
+def test_backend_none_withdraws_no_export_from_members_outside_the_play() -> None:
+    def check(result: dict[str, Any] = RAN, **given: Any) -> dict[str, Any]:
+        return run(result, check_mode=True, backend="none", **given).result
+
+    refused = check(host="n1", hosts=["n1"])
+    assert refused["msg"].startswith("n2 not in this play, or unreachable: volume data may be in use there")
+    assert not check(host="n1").get("failed")
+    assert not check(host="n1", hosts=["n1"], force=True).get("failed")
+    # It exports nothing, or no longer.
+    assert not check(host="n2", hosts=["n2"]).get("failed")
+    assert not check({"changed": False, "missing": []}, host="n1", hosts=["n1"]).get("failed")
+
+
 def test_what_takes_no_export_away_needs_only_its_own_hosts() -> None:
     other = {**VOLUME, "name": "other", "mount_point": "/mnt/other"}
     for volumes in ([VOLUME, other], [{**VOLUME, "mount_point": "/data", "read_only": True}]):
