@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction
@@ -44,10 +46,16 @@ class ActionModule(ControllerAction):
         wish = self._wish(given)
         found = self.variables[given["found"]]
         record = model.parse(found["record"]) if found["record"] else None
-        hosts = self.of_hosts(given["registered"], "ansible_host", "cluster_site", "cluster_endpoint", *OPTIONS)
+        names = ("ansible_host", "cluster_site", "cluster_endpoint", "job_environment_rdma", *OPTIONS)
+        hosts = self.of_hosts(given["registered"], *names)
         held = {machine: dict(own[given["registered"]] or {}) for machine, own in hosts.items()}
         known = {
-            machine: Host(own["ansible_host"] or machine, own["cluster_site"] or None, own["cluster_endpoint"] or None)
+            machine: Host(
+                own["ansible_host"] or machine,
+                own["cluster_site"] or None,
+                own["cluster_endpoint"] or None,
+                own["job_environment_rdma"] in (None, "") or boolean(own["job_environment_rdma"], strict=False),
+            )
             for machine, own in hosts.items()
         }
         decision, coming = decide(wish, record, known, held, read_answers(held, found["records"]))

@@ -36,12 +36,11 @@ class ActionModule(HostAction):
             force={"type": "bool", "default": False},
         )
         record = self.record()
-        present = [*self.present, *self.userspace_only]
         own = [one for one in record["storage"]["volumes"] if one.get("server") == self.machine]
         if given["volumes"] is not None:
             wanted = plan.set_storage(record, given["volumes"]).record
             if not given["force"]:
-                refuse_withdrawal(record, wanted, present)
+                refuse_withdrawal(record, wanted, [*self.present, *self.userspace_only])
             record = wanted
         # A pod has no volumes, like a member that has left.
         record = {**record, "storage": {"volumes": derive.volumes_of(record, self.machine)}}
@@ -50,7 +49,8 @@ class ActionModule(HostAction):
         # The record keeps volumes that backend none withdraws, so only the host knows whether it still exports them.
         if given["backend"] == "none" and self.check_mode and result["changed"] and not given["force"]:
             exported: model.Record = {**record, "storage": {"volumes": own}}
-            refuse_withdrawal(exported, {**record, "storage": {"volumes": []}}, present)
+            withdrawn: model.Record = {**record, "storage": {"volumes": []}}
+            refuse_withdrawal(exported, withdrawn, [*self.present, *self.userspace_only])
         return result
 
     def _lacking(self, result: Mapping[str, Any]) -> list[str]:

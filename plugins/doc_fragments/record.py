@@ -93,6 +93,10 @@ options:
       gpus:
         description: The number of GPUs.
         type: int
+      rdma:
+        description: The fabric of the active RDMA ports. Jobs use RDMA only on nodes of the same site with the same fabric.
+        type: str
+        choices: [infiniband, roce, none]
       mesh:
         description: The mesh settings of the member.
         type: dict

@@ -205,6 +205,10 @@ host:
     may_lock_memory:
       description: Whether the user of the task can raise the limit of locked memory, which RDMA requires.
       type: bool
+    rdma:
+      description: The fabric of the active RDMA ports that jobs can use, C(infiniband), C(roce) or C(none).
+      type: str
+      sample: infiniband
 error:
   description: Why the module could not run on the host. The troubleshooting guide lists the causes.
   returned: failure

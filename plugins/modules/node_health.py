@@ -35,6 +35,10 @@ options:
   gpus:
     description: The number of GPUs that the host must have. If not set, the GPUs are not counted.
     type: int
+  rdma:
+    description: The fabric of RDMA that the host must have. With V(none), or if not set, it need not have one.
+    type: str
+    choices: [infiniband, roce, none]
   rdma_rate_gbps:
     description:
       - The rate in Gbit/s that active RDMA ports of the fastest kind must have. Ports of the same link layer and model
@@ -181,6 +185,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 _EXPECTED = (
     "machine",
     "gpus",
+    "rdma",
     "rdma_rate_gbps",
     "mounts",
     "external_mounts",
@@ -217,6 +222,7 @@ def main() -> None:
             "only": {"type": "list", "elements": "str", "default": []},
             "machine": {"type": "str"},
             "gpus": {"type": "int"},
+            "rdma": {"type": "str", "choices": ["infiniband", "roce", "none"]},
             "rdma_rate_gbps": {"type": "float"},
             "mounts": {"type": "list", "elements": "path", "default": []},
             "external_mounts": {"type": "list", "elements": "path", "default": []},

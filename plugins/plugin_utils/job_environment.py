@@ -48,8 +48,7 @@ def settings(
 ) -> dict[str, Any]:
     """The content of job_environment.json: what roles/job_environment/files/task_prolog.py reads.
 
-    The host adds its RDMA devices. They apply only between members of the same site, since fabrics do not extend beyond
-    it.
+    The host adds its RDMA devices. They apply only between members of the same site with the same fabric.
     """
     low, high = _ports(port_range)
     me = derive.member_of(record, machine)
@@ -62,11 +61,17 @@ def settings(
         "dialects": list(dialects),
         "rdma": {
             "devices": [],
-            "peers": [member["machine"] for member in record["members"] if member["site"] == me["site"]],
+            "peers": [member["machine"] for member in record["members"] if _share_a_fabric(me, member)],
         },
         "tracking": tracking.variables(record),
         "variables": _checked_variables(variables or {}),
     }
+
+
+def _share_a_fabric(one: model.Member, other: model.Member) -> bool:
+    """Whether RDMA connects two members: fabrics do not extend beyond a site. An unknown one is taken for the same."""
+    fabrics = {one["rdma"], other["rdma"]} - {None}
+    return one["site"] == other["site"] and len(fabrics) <= 1 and "none" not in fabrics
 
 
 def _ports(port_range: Sequence[int]) -> tuple[int, int]:

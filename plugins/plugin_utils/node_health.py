@@ -31,6 +31,8 @@ def desired(record: Record, machine: str, silent: Collection[str], relays: Seque
         "read_only_mounts": [one["mount_point"] for one in volumes if one.get("read_only")],
         "ssh_peers": {peer: peer for peer in peers},
     }
+    if member["rdma"] is not None:
+        parameters["rdma"] = member["rdma"]
     if derive.is_pod(record, machine):
         parameters["pod"] = True
     if record["mesh"]["backend"] == "wireguard":

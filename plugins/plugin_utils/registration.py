@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
@@ -24,11 +24,15 @@ _NO_STAMP = plan.Stamp("1970-01-01T00:00:00Z", "")
 
 
 class Host(NamedTuple):
-    """The inventory's data of a host. ``dialled``: the address and port that Ansible uses."""
+    """The inventory's data of a host.
+
+    ``dialled``: the address and port that Ansible uses; ``rdma``: whether its jobs may use RDMA.
+    """
 
     dialled: str
     site: str | None
     endpoint: str | None
+    rdma: bool = True
 
 
 class Wish(NamedTuple):
@@ -94,7 +98,7 @@ def decide(
         {**_entry(machine, hosts[machine], facts[machine], places.of.get(machine), mesh), **lans.get(machine, {})}
         for machine in taking_part
     ]
-    _keep_lost_gpus(wish, record, members)
+    _keep_lost_devices(wish, record, members, {machine for machine, host in hosts.items() if host.rdma})
     decision = {
         "exists": record is not None,
         "manager": manager,
@@ -187,6 +191,7 @@ def _entry(
     entry: dict[str, Any] = {
         "machine": machine,
         "gpus": facts["host"]["gpus"]["count"],
+        "rdma": facts["host"]["rdma"] if host.rdma else "none",
         "site": host.site or DEFAULT_SITE,
         "endpoint": host.endpoint or "",
     }
@@ -206,15 +211,21 @@ def _entry(
     return entry
 
 
-def _keep_lost_gpus(wish: Wish, record: Record | None, members: Sequence[dict[str, Any]]) -> None:
-    """Keep the number of GPUs if some are lost: this is a fault that the node's health checks keep reporting.
+def _keep_lost_devices(
+    wish: Wish, record: Record | None, members: Sequence[dict[str, Any]], rdma: Collection[str]
+) -> None:
+    """Keep GPUs and RDMA of which some are lost: this is a fault that the node's health checks keep reporting.
 
-    If the user names the machine to the playbook join again, the lower number is accepted.
+    If the user names the machine to the playbook join again, it is accepted. ``rdma``: the hosts that may use RDMA.
     """
-    known = {member["machine"]: member["gpus"] for member in record["members"]} if record else {}
+    known = {member["machine"]: member for member in record["members"]} if record else {}
     for entry in members:
-        if not (wish.join_only and entry["machine"] in (wish.machines or ())):
-            entry["gpus"] = max(entry["gpus"], known.get(entry["machine"], 0))
+        machine = entry["machine"]
+        if machine not in known or (wish.join_only and machine in (wish.machines or ())):
+            continue
+        entry["gpus"] = max(entry["gpus"], known[machine]["gpus"])
+        if entry["rdma"] == "none" and machine in rdma:
+            entry["rdma"] = known[machine]["rdma"] or "none"
 
 
 def _refuse_silent(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, Any]]) -> None:

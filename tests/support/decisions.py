@@ -57,6 +57,7 @@ def plan_registration(
     default_manager: str,
     sites: Mapping[str, str] | None = None,
     endpoints: Mapping[str, str] | None = None,
+    rdma: Mapping[str, bool] | None = None,
     record: Mapping[str, Any] | None = None,
     held: Mapping[str, Mapping[str, Any]] | None = None,
     records: Mapping[str, Mapping[str, Any]] | None = None,
@@ -80,7 +81,12 @@ def plan_registration(
     )
     site_of, endpoint_of = sites or {}, endpoints or {}
     hosts = {
-        machine: Host(address or machine, site_of.get(machine) or None, endpoint_of.get(machine) or None)
+        machine: Host(
+            address or machine,
+            site_of.get(machine) or None,
+            endpoint_of.get(machine) or None,
+            (rdma or {}).get(machine, True),
+        )
         for machine, address in addresses.items()
     }
     try:

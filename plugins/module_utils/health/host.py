@@ -449,14 +449,33 @@ def _named(port: RdmaPort) -> str:
     return f"{port['device']}:{port['port']}"
 
 
+_LINK_LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
+
+
 def judge_rdma(
-    ports: Sequence[RdmaPort], rate_gbps: Optional[float], models: Mapping[str, str] = MappingProxyType({})
+    ports: Sequence[RdmaPort],
+    rate_gbps: Optional[float],
+    models: Mapping[str, str] = MappingProxyType({}),
+    fabric: Optional[str] = None,
 ) -> Judgement:
     """Judge whether ports with a cable are active, and as fast as others of their kind.
 
     Disabled ports and unused ports of cards with several are ignored, as are devices in software, whose rates are
-    arbitrary. ``rate_gbps`` is required of the fastest kind. ``models``: the model by device.
+    arbitrary. ``rate_gbps`` is required of the fastest kind. ``models``: the model by device. ``fabric``: infiniband or
+    roce, if the other members of the site connect to this host by it.
     """
+    layer = _LINK_LAYERS.get(fabric or "")
+    if layer and not any(port["state"] == "active" and port["link_layer"] == layer for port in ports):
+        states = ", ".join(f"{_named(port)} ({port['link_layer'] or 'unknown'}) is {port['state']}" for port in ports)
+        return failed(
+            0,
+            1,
+            f"The record says that this host has RDMA ({fabric}), but no such port is active: "
+            f"{states or 'it has no RDMA device'}.",
+            "Check the card (lspci), its driver, the cable and, on InfiniBand, the subnet manager (ibstat, rdma link). If "
+            "the card was removed, run the playbook join with this machine in cluster_machines.",
+            "active ports",
+        )
     if not ports:
         return skipped("This host has no RDMA device.")
     hardware = [port for port in ports if port["pci_address"]]

@@ -114,6 +114,7 @@ def expected_of(record: Record, settings: Settings) -> Expected:
     volumes = volumes_of(record, settings.machine)
     return Expected(
         gpus=member["gpus"],
+        rdma=member["rdma"],
         rdma_rate_gbps=settings.rdma_rate_gbps,
         # The server of a volume has the folder itself, not a mount.
         mounts=[

@@ -223,7 +223,8 @@ def _name(context: Context) -> Judgement:
 
 def _rdma(context: Context) -> Judgement:
     ports = host.read_rdma(context.tree)
-    return host.judge_rdma(ports, context.expected.rdma_rate_gbps, host.read_rdma_models(context.tree, ports))
+    expected, models = context.expected, host.read_rdma_models(context.tree, ports)
+    return host.judge_rdma(ports, expected.rdma_rate_gbps, models, expected.rdma)
 
 
 def _handshakes(context: Context) -> Judgement:

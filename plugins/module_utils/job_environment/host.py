@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.iproute import ADDRESS_COMMAND, parse_addresses
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.kernel import may_lock_memory, read_local_ports
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import rdma_of, read_ports
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import LocalPorts, Rdma, RdmaPort
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import rdma_of, read_ports, usable_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import LocalPorts
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree, read_nic
 
 
@@ -31,31 +31,9 @@ def look(run: Runner, tree: Tree) -> Host:
     """Read the state of the host."""
     ports = read_ports(tree)
     names = [link["name"] for link in parse_addresses(run(ADDRESS_COMMAND).stdout)] if ports else []
-    devices = active_devices(ports, [rdma_of(name, read_nic(tree, name), ports) for name in names])
+    usable = usable_ports(ports, [rdma_of(name, read_nic(tree, name), ports) for name in names])
+    devices = [f"{port['device']}:{port['port']}" for port in usable]
     return Host(read_local_ports(tree), may_lock_memory(), devices)
-
-
-def active_devices(ports: Sequence[RdmaPort], behind: Sequence[Optional[Rdma]]) -> List[str]:
-    """The active RDMA ports, each once. ``behind``: those behind interfaces; a bond and its members share a device.
-
-    RoCE needs the addresses of an interface, InfiniBand does not: ports often have none, without IPoIB. Ports of the
-    two cannot connect to each other, so only those of the one with the fastest port count.
-    """
-    addressed = {(port["device"], port["port"]) for port in behind if port}
-    usable = [
-        port
-        for port in ports
-        if port["state"] == "active" and (_is_infiniband(port) or (port["device"], port["port"]) in addressed)
-    ]
-    fastest = max(usable, key=lambda port: (port["rate_gbps"] or 0, _is_infiniband(port)), default=None)
-    if fastest is None:
-        return []
-    kind = _is_infiniband(fastest)
-    return [f"{port['device']}:{port['port']}" for port in usable if _is_infiniband(port) == kind]
-
-
-def _is_infiniband(port: RdmaPort) -> bool:
-    return port["link_layer"] == "InfiniBand"
 
 
 def refuse_ports(settings: Mapping[str, Any], ports: Optional[LocalPorts]) -> None:

@@ -20,7 +20,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.iproute import
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.kernel import may_lock_memory, read_local_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.kinds import speed_of
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import rdma_of, read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import (
+    fabric_of,
+    rdma_of,
+    read_ports,
+    usable_ports,
+)
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import (
     HostFacts,
     Interface,
@@ -45,8 +50,9 @@ def gather(
     ports = read_ports(tree)
     pci_devices = tree.pci_devices()
     gpus = read_gpus(tree, pci_devices)
+    interfaces = build_interfaces(links, nics, ports)
     return {
-        "interfaces": build_interfaces(links, nics, ports),
+        "interfaces": interfaces,
         "host": {
             "default_routes": routes,
             "hostname": judge(hostname, tree.read("etc/hosts") or "", resolve(hostname)),
@@ -55,6 +61,7 @@ def gather(
             "gpus": gpus,
             "local_ports": read_local_ports(tree),
             "may_lock_memory": lockable(),
+            "rdma": fabric_of(usable_ports(ports, [interface["rdma"] for interface in interfaces])),
         },
     }
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import Gid, Rdma, RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Nic, Tree
@@ -69,6 +69,36 @@ def _read_gids(tree: Tree, base: str) -> List[Gid]:
                 }
             )
     return gids
+
+
+def usable_ports(ports: Sequence[RdmaPort], behind: Sequence[Optional[Rdma]]) -> List[RdmaPort]:
+    """The active ports that jobs can use, each once.
+
+    ``behind``: those behind interfaces; a bond and its members share a device. RoCE needs the addresses of an
+    interface, InfiniBand does not: ports often have none, without IPoIB. Ports of the two cannot connect to each other,
+    so only those of the one with the fastest port count.
+    """
+    addressed = {(port["device"], port["port"]) for port in behind if port}
+    usable = [
+        port
+        for port in ports
+        if port["state"] == "active" and (_is_infiniband(port) or (port["device"], port["port"]) in addressed)
+    ]
+    fastest = max(usable, key=lambda port: (port["rate_gbps"] or 0, _is_infiniband(port)), default=None)
+    if fastest is None:
+        return []
+    return [port for port in usable if _is_infiniband(port) == _is_infiniband(fastest)]
+
+
+def fabric_of(usable: Sequence[RdmaPort]) -> str:
+    """The fabric of usable ports: infiniband, roce or, without any, none."""
+    if not usable:
+        return "none"
+    return "infiniband" if _is_infiniband(usable[0]) else "roce"
+
+
+def _is_infiniband(port: RdmaPort) -> bool:
+    return port["link_layer"] == "InfiniBand"
 
 
 def rdma_of(name: str, nic: Nic, ports: List[RdmaPort]) -> Optional[Rdma]:

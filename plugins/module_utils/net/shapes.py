@@ -149,6 +149,7 @@ class Host(TypedDict):
     gpus: Gpus
     local_ports: Optional[LocalPorts]
     may_lock_memory: bool
+    rdma: str
 
 
 class HostFacts(TypedDict):

@@ -47,6 +47,7 @@ MEMBERS_OPTION: Dict[str, Any] = {
         "lan_address": {"type": "str"},
         "endpoint": {"type": "str"},
         "gpus": {"type": "int"},
+        "rdma": {"type": "str", "choices": ["infiniband", "roce", "none"]},
         "mesh": {
             "type": "dict",
             "options": {

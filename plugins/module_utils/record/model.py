@@ -19,9 +19,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
 
 #: The version that this code writes. It reads this version, and through MIGRATIONS, all older ones.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 BACKENDS = ("none", "wireguard", "tailscale")
+
+#: The fabric of a member's RDMA ports.
+FABRICS = ("infiniband", "roce", "none")
 
 #: The state of the keys of removed machines: still in use, to be changed since the machine is not trusted, or changed
 #: after it left.
@@ -59,6 +62,8 @@ class Member(TypedDict):
     endpoint: Optional[str]
     joined_at: str
     gpus: int
+    #: The fabric of its RDMA ports, one of FABRICS. Null if it is unknown: it joined with an earlier version.
+    rdma: Optional[str]
     mesh: Optional[MemberMesh]
     ssh_host_keys: List[str]
     ssh_public_key: Optional[str]
@@ -148,13 +153,14 @@ class FutureSchemaError(RecordError):
 
 def _with_lan_addresses(document: Document) -> Document:
     """Schema 2: a member may have an address on the LAN of its site. An invalid record is refused later."""
+    return _with_member_field(document, "lan_address")
+
+
+def _with_member_field(document: Document, name: str) -> Document:
     members = document.get("members")
     if not isinstance(members, list):
         return document
-    return {
-        **document,
-        "members": [{"lan_address": None, **one} if isinstance(one, dict) else one for one in members],
-    }
+    return {**document, "members": [{name: None, **one} if isinstance(one, dict) else one for one in members]}
 
 
 def _with_removed(document: Document) -> Document:
@@ -167,12 +173,18 @@ def _with_tracking(document: Document) -> Document:
     return {"tracking": None, **document}
 
 
+def _with_rdma(document: Document) -> Document:
+    """Schema 5: members have RDMA ports of a known fabric."""
+    return _with_member_field(document, "rdma")
+
+
 #: The steps from schema N to schema N + 1. A released version never changes its meaning: to change the record, increase
 #: SCHEMA_VERSION, and add the step here.
 MIGRATIONS: Dict[int, Callable[[Document], Document]] = {
     1: _with_lan_addresses,
     2: _with_removed,
     3: _with_tracking,
+    4: _with_rdma,
 }
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -230,6 +242,7 @@ def _member(fields: _Fields) -> Member:
         "endpoint": fields.optional("endpoint", values.endpoint),
         "joined_at": fields.checked("joined_at", values.timestamp),
         "gpus": fields.integer("gpus", 0, 1024),
+        "rdma": None if fields.is_null("rdma") else fields.choice("rdma", FABRICS),
         "mesh": None if mesh is None else _member_mesh(mesh),
         "ssh_host_keys": fields.texts("ssh_host_keys", values.ssh_key),
         "ssh_public_key": fields.optional("ssh_public_key", values.ssh_key),

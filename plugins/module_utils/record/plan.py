@@ -68,6 +68,7 @@ _MEMBER_KEYS = (
     "lan_address",
     "endpoint",
     "gpus",
+    "rdma",
     "mesh",
     "ssh_host_keys",
     "ssh_public_key",
@@ -122,7 +123,7 @@ def join(record: Record, members: Sequence[Mapping[str, Any]], stamp: Stamp) -> 
     """Add new members; update the given keys that are not None of existing ones.
 
     A member consists of machine, address, interface, and optionally site, lan_address and endpoint (texts; empty
-    removes it), gpus, mesh {address, public_key, userspace}, ssh_host_keys, ssh_public_key. If the members share only
+    removes it), gpus, rdma, mesh {address, public_key, userspace}, ssh_host_keys, ssh_public_key. If the members share only
     the mesh (the cluster's subnet is the mesh's), address and interface are those of the mesh, whatever is given.
     """
     new = copy.deepcopy(record)
@@ -515,6 +516,7 @@ def _new_member(record: Record, machine: str, keys: Mapping[str, Any], stamp: St
         "endpoint": _endpoint(record, keys.get("endpoint", "")),
         "joined_at": stamp.at,
         "gpus": _gpus(machine, keys.get("gpus", 0)),
+        "rdma": _rdma(machine, keys.get("rdma")),
         "mesh": None,
         "ssh_host_keys": [_value(values.ssh_key, key) for key in keys.get("ssh_host_keys", [])],
         "ssh_public_key": _value(values.ssh_key, keys["ssh_public_key"]) if keys.get("ssh_public_key") else None,
@@ -569,6 +571,7 @@ def _update_member(record: Record, member: Member, keys: Mapping[str, Any]) -> L
     member["lan_address"] = _lan_address(record, keys.get("lan_address", member["lan_address"] or ""))
     member["endpoint"] = _endpoint(record, keys.get("endpoint", member["endpoint"] or ""))
     member["gpus"] = _gpus(machine, keys.get("gpus", member["gpus"]))
+    member["rdma"] = _rdma(machine, keys.get("rdma", member["rdma"]))
     member["ssh_host_keys"] = [
         _value(values.ssh_key, key) for key in keys.get("ssh_host_keys", member["ssh_host_keys"])
     ]
@@ -786,6 +789,13 @@ def _endpoint(record: Record, value: str) -> Optional[str]:
 
 def _gpus(machine: str, value: Any) -> int:
     return _number(f"number of GPUs of {machine}", value, 0, 1024)
+
+
+def _rdma(machine: str, value: Any) -> Optional[str]:
+    if value is None or value in model.FABRICS:
+        fabric: Optional[str] = value
+        return fabric
+    raise InputError(f"{value!r} cannot be the RDMA of {machine}.", f"Give one of {', '.join(model.FABRICS)}.")
 
 
 def _number(what: str, value: Any, low: int, high: int) -> int:

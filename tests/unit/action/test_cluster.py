@@ -28,7 +28,9 @@ STAMP = plan.Stamp("2026-11-22T07:00:00Z", "alice@desk")
 
 
 def entries(*numbers: int) -> list[dict[str, Any]]:
-    return [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0", "gpus": 2} for n in numbers]
+    return [
+        {"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0", "gpus": 2, "rdma": "none"} for n in numbers
+    ]
 
 
 OLD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"port": 7}, entries(1, 2, 3), STAMP), STAMP)
@@ -223,6 +225,12 @@ class TestRegistration:
         arguments = {"name": "lab", "registration": "decision"}
         written = on_hosts(cluster, arguments, hosts, decision=decision)
         assert (written.ran, written.result["record"], written.result["changed"]) == ([], OLD, False)
+        # Jobs of this host are to do without RDMA, which it has.
+        hosts["n2"] = {"held": {**hosts["n2"]["held"], "host": {**LAN["n2"]["host"], "rdma": "roce"}}}
+        for given, writes in (("", True), (True, True), (False, False), ("no", False)):
+            hosts["n2"]["job_environment_rdma"] = given
+            decision = on_hosts(cluster_registration, self.GIVEN, hosts, found=found).result
+            assert decision["writes"] == writes, given
         # Another host's copy does not show what the manager has.
         other = on_hosts(cluster_registration, self.GIVEN, hosts, found={**found, "source": "n2"}).result
         assert other["writes"]

@@ -32,6 +32,7 @@ RECORD = {
             "endpoint": None,
             "joined_at": "2026-01-01T00:00:00Z",
             "gpus": 0,
+            "rdma": None,
             "mesh": None,
             "ssh_host_keys": [],
             "ssh_public_key": None,

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.job_environment im
 RANGE = [15000, 24999]
 
 
-def record(*sites: str, backend: str = "wireguard") -> Any:
+def record(*sites: str, backend: str = "wireguard", rdma: Sequence[str | None] = ()) -> Any:
+    """``rdma``: that of each member, unknown by default."""
     return {
         "name": "lab",
         "manager": "n1",
@@ -26,9 +29,10 @@ def record(*sites: str, backend: str = "wireguard") -> Any:
                 "site": site,
                 "endpoint": None,
                 "gpus": 0,
+                "rdma": fabric,
                 "mesh": {"address": f"10.99.0.{number}", "public_key": None},
             }
-            for number, site in enumerate(sites, 1)
+            for number, (site, fabric) in enumerate(zip_longest(sites, rdma), 1)
         ],
     }
 
@@ -47,6 +51,22 @@ def test_addresses_and_interface_are_the_subnets_where_there_is_no_mesh() -> Non
 def test_rdma_peers_are_those_of_the_same_site() -> None:
     document = settings(record("a", "b", "a"), "n1", RANGE)
     assert document["rdma"] == {"devices": [], "peers": ["n1", "n3"]}
+
+
+@pytest.mark.parametrize(
+    ("rdma", "peers"),
+    [
+        (["infiniband", "infiniband", "infiniband"], ["n1", "n2", "n3"]),
+        (["infiniband", "none", "infiniband"], ["n1", "n3"]),
+        (["infiniband", "roce", "infiniband"], ["n1", "n3"]),
+        # A member that joined with an earlier version counts as before.
+        (["roce", None, "none"], ["n1", "n2"]),
+        ([None, "roce", "none"], ["n1", "n2"]),
+        (["none", "roce", None], []),
+    ],
+)
+def test_rdma_peers_are_those_with_the_same_fabric(rdma: list[str | None], peers: list[str]) -> None:
+    assert settings(record("a", "a", "a", rdma=rdma), "n1", RANGE)["rdma"]["peers"] == peers
 
 
 @pytest.mark.parametrize("logins", [True, False])

@@ -47,6 +47,12 @@ def test_the_tunnels_are_those_of_the_mesh() -> None:
     assert wanted["cluster_address"] == "10.99.0.1"
 
 
+def test_the_fabric_is_that_of_the_record_if_it_is_known() -> None:
+    members = [{**member, "rdma": fabric} for member, fabric in zip(LAB["members"], ("roce", None), strict=True)]
+    wanted = [desired({**LAB, "members": members}, machine, (), ()) for machine in ("n1", "n2")]
+    assert [one.get("rdma") for one in wanted] == ["roce", None]
+
+
 def test_a_pod_has_a_library_and_no_volumes() -> None:
     last = {**MESHED["members"][1], "mesh": {"address": "100.64.0.2", "public_key": None, "userspace": True}}
     tailnet: Any = {**MESHED, "mesh": {**MESHED["mesh"], "backend": "tailscale"}}

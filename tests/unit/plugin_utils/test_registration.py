@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.tests.support.decisions import plan_reg
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
 
 
-def facts(*addresses: str, gpus: int = 2) -> dict[str, Any]:
+def facts(*addresses: str, gpus: int = 2, rdma: str = "none") -> dict[str, Any]:
     """The result of interface_info on a host with these ADDRESS/MASK, each on an interface of its own."""
     interfaces = []
     for number, text in enumerate(addresses):
@@ -50,7 +50,7 @@ def facts(*addresses: str, gpus: int = 2) -> dict[str, Any]:
                 ],
             }
         )
-    return {"interfaces": interfaces, "host": {"gpus": {"count": gpus}, "default_routes": []}}
+    return {"interfaces": interfaces, "host": {"gpus": {"count": gpus}, "default_routes": [], "rdma": rdma}}
 
 
 LAN = {"n1": facts("10.0.0.1/24"), "n2": facts("10.0.0.2/24"), "n3": facts("10.0.0.3/24")}
@@ -69,7 +69,7 @@ RECORD = plan.commit(
 
 
 #: The defaults of a machine about which the inventory specifies nothing.
-UNSAID = {"gpus": 2, "interface": "eth0", "site": "default", "lan_address": "", "endpoint": ""}
+UNSAID = {"gpus": 2, "rdma": "none", "interface": "eth0", "site": "default", "lan_address": "", "endpoint": ""}
 
 APART = {key: value for key, value in UNSAID.items() if key != "interface"}
 
@@ -94,7 +94,15 @@ def test_a_new_cluster_of_all_hosts() -> None:
         "mesh": {"port": 7},
         "members": [
             {**UNSAID, "machine": "n1", "address": "10.0.0.1"},
-            {"machine": "n2", "gpus": 2, "address": "10.0.0.2", "interface": "eth0", "site": "b", "endpoint": ""},
+            {
+                "machine": "n2",
+                "gpus": 2,
+                "rdma": "none",
+                "address": "10.0.0.2",
+                "interface": "eth0",
+                "site": "b",
+                "endpoint": "",
+            },
             {**UNSAID, "machine": "n3", "address": "10.0.0.3", "endpoint": "192.0.2.3"},
         ],
         "joining": ["n1", "n2", "n3"],
@@ -160,6 +168,29 @@ def test_a_lost_gpu_does_not_become_what_the_machine_has() -> None:
     assert found(machines=["n2"], join_only=True, manager="n1") == 7
     lost["n2"] = facts("10.0.0.2/24", gpus=9)
     assert found() == 9
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "kept"),
+    [
+        (None, "none", "none"),
+        (None, "roce", "roce"),
+        ("none", "roce", "roce"),
+        ("infiniband", "roce", "roce"),
+        ("infiniband", "none", "infiniband"),
+    ],
+)
+def test_a_lost_link_does_not_become_what_the_machine_has(known: str | None, found: str, kept: str) -> None:
+    before = plan.commit(plan.join(RECORD, [{"machine": "n2", "rdma": known}], STAMP), STAMP)
+    now = {**LAN, "n2": facts("10.0.0.2/24", rdma=found)}
+
+    def of_n2(**more: Any) -> Any:
+        return {one["machine"]: one["rdma"] for one in decide(now, record=before, **more)["members"]}["n2"]
+
+    assert of_n2() == kept
+    assert of_n2(machines=["n2"], join_only=True) == found
+    # The inventory says that its jobs do without.
+    assert of_n2(rdma={"n2": False}) == "none"
 
 
 def test_only_the_named_machines_join() -> None:

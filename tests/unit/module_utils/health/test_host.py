@@ -80,6 +80,26 @@ def test_rdma(ports: list, rate: float | None, status: str) -> None:
     assert bool(judged.reason) == (status != "pass")
 
 
+@pytest.mark.parametrize(
+    ("ports", "fabric", "status"),
+    [
+        ([], "infiniband", "fail"),
+        ([], "none", "skipped"),
+        ([port()], "infiniband", "pass"),
+        ([port()], "roce", "fail"),
+        (ETHERNET, "infiniband", "fail"),
+        ([port("down", "disabled"), *ETHERNET], "infiniband", "fail"),
+        ([port("down", "disabled"), *ETHERNET], "roce", "pass"),
+        # RDMA in software connects to the others, too.
+        ([SOFTWARE], "roce", "skipped"),
+    ],
+)
+def test_rdma_that_the_record_has_must_be_there(ports: list, fabric: str, status: str) -> None:
+    judged = host.judge_rdma(ports, None, fabric=fabric)
+    assert judged.status == status, judged
+    assert (f"RDMA ({fabric})" in judged.reason) == (status == "fail")
+
+
 def test_rdma_cards_of_another_model_are_not_compared() -> None:
     storage = port(device="mlx5_9", rate=200.0, pci_address="0000:9b:00.0")
     assert host.judge_rdma([port(), storage], None).status == "fail"

@@ -391,7 +391,7 @@ def test_the_record_says_what_the_node_is_meant_to_be() -> None:
         {"mount_point": "/mnt/b", "server": "n2"},
         {"mount_point": "/mnt/c", "read_only": True},
     ]
-    member = {"machine": "n1", "address": "10.77.0.11", "gpus": 8, "mesh": {"address": "10.99.0.1"}}
+    member = {"machine": "n1", "address": "10.77.0.11", "gpus": 8, "rdma": "roce", "mesh": {"address": "10.99.0.1"}}
     record: Any = {
         "name": "lab",
         "members": [member],
@@ -400,6 +400,7 @@ def test_the_record_says_what_the_node_is_meant_to_be() -> None:
     }
     settings = program.Settings("lab", "n1", "", program.DRAIN_ON, 95)
     expected = program.expected_of(record, settings)
+    assert expected.rdma == "roce"
     assert (expected.gpus, list(expected.mounts), expected.cluster_address) == (8, ["/mnt/b"], "10.99.0.1")
     assert (expected.external_mounts, expected.read_only_mounts) == (["/mnt/c"], ["/mnt/c"])
     assert "health.gpu_count" in program.chosen(record, settings)

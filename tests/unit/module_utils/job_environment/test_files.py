@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.job_environment import files, host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net import rdma
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 SETTINGS = {
@@ -95,16 +96,20 @@ def port(device: str, rate: float | None = 400, kind: str = "InfiniBand", state:
     return {"device": device, "port": 1, "state": state, "link_layer": kind, "rate_gbps": rate}
 
 
+def usable(ports: Any, behind: Any) -> list[str]:
+    return [f"{port['device']}:{port['port']}" for port in rdma.usable_ports(ports, behind)]
+
+
 def test_only_active_ports_count_and_each_once() -> None:
     roce, down = port("mlx5_0", kind="Ethernet"), port("mlx5_1", kind="Ethernet", state="down")
-    assert host.active_devices([roce, down], [roce, roce, down, None]) == ["mlx5_0:1"]
-    assert host.active_devices([down], [down]) == []
+    assert usable([roce, down], [roce, roce, down, None]) == ["mlx5_0:1"]
+    assert usable([down], [down]) == []
 
 
 def test_infiniband_needs_no_interface_and_roce_does() -> None:
     cards = [port(f"mlx5_{number}") for number in (0, 1)]
-    assert host.active_devices([*cards, port("mlx5_2", state="down")], []) == ["mlx5_0:1", "mlx5_1:1"]
-    assert host.active_devices([port("mlx5_0", kind="Ethernet")], [None]) == []
+    assert usable([*cards, port("mlx5_2", state="down")], []) == ["mlx5_0:1", "mlx5_1:1"]
+    assert usable([port("mlx5_0", kind="Ethernet")], [None]) == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +118,7 @@ def test_infiniband_needs_no_interface_and_roce_does() -> None:
 )
 def test_of_roce_and_infiniband_the_faster_is_named_alone(roce: float, infiniband: float | None, named: str) -> None:
     ethernet = port("mlx5_0", roce, "Ethernet")
-    assert host.active_devices([ethernet, port("mlx5_1", infiniband)], [ethernet]) == [named]
+    assert usable([ethernet, port("mlx5_1", infiniband)], [ethernet]) == [named]
 
 
 def test_the_ports_of_a_host_without_ipoib(tmp_path: Path) -> None:

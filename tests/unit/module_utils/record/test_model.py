@@ -19,7 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 KEY = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 
 DOCUMENT: dict[str, Any] = {
-    "schema_version": 4,
+    "schema_version": 5,
     "id": "7c9e6679742540de944be07fc1f90ae7",
     "name": "lab",
     "generation": 2,
@@ -35,6 +35,7 @@ DOCUMENT: dict[str, Any] = {
             "endpoint": "203.0.113.10:51820",
             "joined_at": "2026-11-20T20:31:00Z",
             "gpus": 2,
+            "rdma": "infiniband",
             "mesh": {"address": "10.99.0.1", "public_key": KEY},
             "ssh_host_keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE"],
             "ssh_public_key": None,
@@ -48,6 +49,7 @@ DOCUMENT: dict[str, Any] = {
             "endpoint": None,
             "joined_at": "2026-11-20T20:32:00Z",
             "gpus": 0,
+            "rdma": None,
             "mesh": None,
             "ssh_host_keys": [],
             "ssh_public_key": None,
@@ -166,9 +168,9 @@ def test_an_older_record_goes_through_every_migration(monkeypatch: pytest.Monkey
 def test_a_record_of_the_first_version_has_no_address_at_a_site() -> None:
     old = changed("schema_version", 1)
     for member in old["members"]:
-        del member["lan_address"]
+        del member["lan_address"], member["rdma"]
     record = model.parse(old)
-    assert [member["lan_address"] for member in record["members"]] == [None, None]
+    assert [(member["lan_address"], member["rdma"]) for member in record["members"]] == [(None, None)] * 2
     for members in (None, {}, [None], ["n1"]):
         with pytest.raises(model.InvalidRecordError):
             model.parse({**old, "members": members})
