@@ -360,11 +360,11 @@ def judge_clock(synchronised: Optional[str], container: bool) -> Judgement:
 
 
 def is_container(tree: Tree) -> bool:
-    """Whether PID 1 runs in a container."""
+    """Whether PID 1 runs in a container. The runtimes of Kubernetes say so only by its own variables."""
     if tree.exists(".dockerenv") or tree.exists("run/.containerenv") or tree.exists("run/systemd/container"):
         return True
     environment = tree.read("proc/1/environ") or ""
-    return any(entry.startswith("container=") for entry in environment.split("\0"))
+    return any(entry.startswith(("container=", "KUBERNETES_SERVICE_HOST=")) for entry in environment.split("\0"))
 
 
 # Name

@@ -371,3 +371,19 @@ def test_a_check_out_of_time_is_an_error() -> None:
     judged = run._make(slow, None)
     assert judged.status == "error"
     assert "did not end within" in judged.reason
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "container"),
+    [
+        ("proc/1/environ", "HOME=/\0container=podman\0", True),
+        ("proc/1/environ", "KUBERNETES_SERVICE_HOST=10.96.0.1\0HOME=/\0", True),
+        ("proc/1/environ", "HOME=/\0OTHER=container=x\0", False),
+        (".dockerenv", "", True),
+        ("run/systemd/container", "lxc", True),
+    ],
+)
+def test_what_a_container_is(path: str, content: str, container: bool, tmp_path: Path) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(content, encoding="utf-8")
+    assert host.is_container(Tree(str(tmp_path))) == container
