@@ -31,7 +31,7 @@ class ActionModule(HostAction):
             state=STATE,
         )
         if given["state"] == "absent":
-            return self.module(_MODULE, {"state": "absent", **self.supervisor()})
+            return self.module(_MODULE, {"state": "absent", **_owner(self.record()), **self.supervisor()})
         record = self.record()
         if given["manager"] is None:
             return self._manager(record, given["key_file"], given["rotate_key"])

@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+import errno
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, Optional, Sequence
+
+#: What the kernel answers where a disk or a quota is full, or a file system read-only.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class GpumeshError(Exception):
@@ -68,3 +73,20 @@ class CommandError(GpumeshError):
 
 class RecordError(GpumeshError):
     """The cluster record cannot be used as it is."""
+
+
+@contextmanager
+def refused_writes() -> Iterator[None]:
+    """Turn the OSError of a full disk, or a read-only file system, into HostStateError.
+
+    Whatever writes may encounter one, so this is around the whole work of a module or program.
+    """
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno not in _UNWRITABLE:
+            raise
+        raise HostStateError(
+            f"{failure.filename or 'A file'} cannot be written: {failure.strerror}.",
+            "Free some space or make the file system writable, and run again.",
+        ) from failure

@@ -86,12 +86,16 @@ def read_open(path: str, descriptor: int) -> bytes:
 def write_atomic(
     path: str, content: Union[str, bytes], mode: int = 0o600, owner: Optional[Tuple[int, int]] = None
 ) -> None:
-    """Replace ``path`` by ``content`` in one step that survives a power cut."""
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Replace ``path`` by ``content`` in one step that survives a power cut. Raises OSError, which names ``path``."""
     try:
-        write_in(folder, os.path.basename(path), content, mode, owner)
-    finally:
-        os.close(folder)
+        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            write_in(folder, os.path.basename(path), content, mode, owner)
+        finally:
+            os.close(folder)
+    except OSError as failure:
+        # The error itself names the temporary file, or none.
+        raise OSError(failure.errno, failure.strerror, path) from failure
 
 
 def write_in(

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What uses a cluster on this host: processes with files on its volumes, and logins over its network. From /proc only.
 
-The links in /proc are read, but never followed, so that a volume whose server is dead does not block this.
+The links in /proc are read, but never followed, so that a volume whose server is dead does not block this. What
+processes have mapped is read with a time limit: it may wait for a process that waits for such a volume.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ import pwd
 import re
 import socket
 import struct
-from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import devices_by_point, unescaped
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import (
+    Mounted,
+    holding,
+    parse_mountinfo,
+    unescaped,
+)
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError, bounded
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
 #: Links of a process that hold a mount: see proc(5).
 _LINKS = ("cwd", "root", "exe")
+#: Seconds in which the mapped files of all processes are read.
+_MAPS_SECONDS = 30.0
 _ESTABLISHED = "01"
 #: An address in such a table: one or four words of 32 bits.
 _DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
@@ -37,6 +46,28 @@ class VolumeUser(NamedTuple):
     pid: int
     user: str
     command: str
+
+
+class _View(NamedTuple):
+    """Where a process sees the volumes: their mount points on this host, by their paths there.
+
+    ``mounts`` are all that it sees, if these are not those of this host.
+    """
+
+    places: Mapping[str, str]
+    mounts: Sequence[Mounted] = ()
+
+    def volumes(self, paths: Iterable[str]) -> Set[str]:
+        """The mount points of the volumes with these files."""
+        found = set()
+        for path in paths:
+            for place, point in self.places.items():
+                if path == place or path.startswith(place.rstrip("/") + "/"):
+                    mount = holding(self.mounts, path)
+                    # On this host, a mount below the volume keeps that mounted as well.
+                    if mount is None or mount.point == place:
+                        found.add(point)
+        return found
 
 
 class Login(NamedTuple):
@@ -59,28 +90,91 @@ def mounted(mounts: str, wanted: Collection[str]) -> List[str]:
 
 
 def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
-    """Every process whose folder, program or open file is on one of the mount points.
+    """Every process whose folder, program, open file or mapped file is on one of the mount points.
 
-    A container with its own mounts may have another file system at the same path, which its device shows.
+    In another mount namespace, such as that of a container, a volume may be at another path, and another file system at
+    the path of the volume.
     """
-    here, devices = _mounts(proc, "self")
-    found = []
+    if not mount_points:
+        return []
+    here = parse_mountinfo(_text(proc, "self", "mountinfo"))
+    points = {point.rstrip("/"): point for point in mount_points}
+    volumes = {points[mount.point]: mount for mount in here if mount.point in points}
+    own = _namespace(proc, "self")
+    views: Dict[Tuple[str, str], _View] = {}
+    found: Dict[int, Set[str]] = {}
+    rest: Dict[int, _View] = {}
     for pid in _processes(proc):
-        held = list(_held(proc, pid))
-        points = [
-            point
-            for point in mount_points
-            if any(path == point or path.startswith(point.rstrip("/") + "/") for path in held)
-        ]
-        if not points:
-            continue
-        there, others = _mounts(proc, str(pid))
-        found += [
-            VolumeUser(point, pid, _owner(proc, pid), printable(_text(proc, str(pid), "comm").strip()))
-            for point in points
-            if here == there or devices.get(point) == others.get(point)
-        ]
-    return found
+        namespace, root = _namespace(proc, str(pid)), _link(proc, str(pid), "root")
+        view = _View(points) if namespace == own else views.get((namespace, root))
+        if view is None:
+            view = _view(_mounts(proc, str(pid), root), here, volumes)
+            # A process that has just ended shows no mounts, while others in its namespace may run.
+            if view.mounts:
+                views[namespace, root] = view
+        if view.places:
+            found[pid] = view.volumes(_held(proc, pid))
+            if found[pid] != set(view.places.values()):
+                rest[pid] = view
+    for pid, used in _mapped(proc, rest).items():
+        found[pid] |= used
+    return [
+        VolumeUser(point, pid, _owner(proc, pid), printable(_text(proc, str(pid), "comm").strip()))
+        for pid, used in sorted(found.items())
+        for point in mount_points
+        if point in used
+    ]
+
+
+def _view(mounts: Sequence[Mounted], here: Sequence[Mounted], volumes: Mapping[str, Mounted]) -> _View:
+    """What can be seen of the volumes in another mount namespace.
+
+    It starts with a copy of all mounts. What is mounted at the same path here is a volume only if it is one here, too:
+    the directory that a server exports is on the same disk, and its users do not use the volume.
+    """
+    # Of several mounts on one point, the last one is visible.
+    ours, theirs = ({mount.point: mount for mount in table} for table in (here, mounts))
+    places: Dict[str, str] = {}
+    for place, mount in theirs.items():
+        same = ours.get(place)
+        copied = same is not None and (same.device, same.root) == (mount.device, mount.root)
+        for point, volume in volumes.items():
+            if volume.point == place if copied else _is_part(mount, volume):
+                places[place] = point
+    return _View(places, mounts)
+
+
+def _is_part(mount: Mounted, volume: Mounted) -> bool:
+    """Whether the volume, or a directory in it, is mounted there."""
+    pairs = ((mount.root, volume.root), (mount.source, volume.source))
+    return mount.device == volume.device and all(
+        one == whole or one.startswith(whole.rstrip("/") + "/") for one, whole in pairs
+    )
+
+
+def _mapped(proc: str, views: Mapping[int, _View]) -> Dict[int, Set[str]]:
+    """The volumes with files that these processes have mapped, such as the libraries of a Python environment."""
+
+    def look() -> Dict[str, Any]:
+        found = ((pid, view.volumes(_mapped_files(proc, pid, view))) for pid, view in views.items())
+        return {str(pid): sorted(points) for pid, points in found if points}
+
+    try:
+        return {int(pid): set(points) for pid, points in bounded(look, _MAPS_SECONDS).items()}
+    except VolumeError:
+        # A process that waits for a dead server may block this. What the links show has to suffice.
+        return {}
+
+
+def _mapped_files(proc: str, pid: int, view: _View) -> Iterator[str]:
+    """The files that a process has mapped, if there may be one of a volume among them."""
+    text = _text(proc, str(pid), "maps")
+    # Most processes have none, and need no closer look.
+    if any(place in text for place in view.places):
+        for line in text.splitlines():
+            fields = line.split(None, 5)
+            if len(fields) == 6:
+                yield fields[5]
 
 
 def refuse_in_use(users: Sequence[VolumeUser], force: bool) -> None:
@@ -139,13 +233,24 @@ def _processes(proc: str) -> Iterator[int]:
     return (int(name) for name in os.listdir(proc) if name.isdigit())
 
 
-def _mounts(proc: str, process: str) -> Tuple[str, Dict[str, str]]:
-    """The mount namespace of a process, and the devices that it sees by their mount points."""
+def _namespace(proc: str, process: str) -> str:
+    """The mount namespace of a process."""
+    return _link(proc, process, os.path.join("ns", "mnt"))
+
+
+def _mounts(proc: str, process: str, root: str) -> List[Mounted]:
+    """The mounts that a process sees, whose paths in /proc are those below its root directory."""
+    above = root.rstrip("/")
+    mounts = parse_mountinfo(_text(proc, process, "mountinfo"))
+    return [mount._replace(point=(above + mount.point).rstrip("/") or "/") for mount in mounts]
+
+
+def _link(proc: str, process: str, name: str) -> str:
+    """The target of a link of a process, which may have ended meanwhile."""
     try:
-        namespace = os.readlink(os.path.join(proc, process, "ns", "mnt"))
+        return os.readlink(os.path.join(proc, process, name))
     except OSError:
-        namespace = ""
-    return namespace, devices_by_point(_text(proc, process, "mountinfo"))
+        return ""
 
 
 def _text(proc: str, process: str, name: str) -> str:
@@ -164,10 +269,9 @@ def _held(proc: str, pid: int) -> Iterator[str]:
     except OSError:
         opened = []
     for name in [*_LINKS, *opened]:
-        try:
-            yield os.readlink(os.path.join(folder, name))
-        except OSError:
-            continue
+        target = _link(proc, str(pid), name)
+        if target:
+            yield target
 
 
 def _sockets(proc: str, pid: int) -> Set[str]:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, refused_writes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import all_printable, printable
 
 
@@ -58,7 +58,8 @@ def exit_with(
     than the result.
     """
     try:
-        outcome = work()
+        with refused_writes():
+            outcome = work()
     except GpumeshError as error:
         # It may contain names chosen by users of the host, and output of its programs.
         message = printable(f"{host}: {error}" if host else str(error))

@@ -13,7 +13,8 @@ class Mounted(NamedTuple):
     """One line of /proc/self/mountinfo.
 
     ``options`` are those of its file system, ``own`` those of the mount itself, such as nosuid. ``device`` has the form
-    ``major:minor``; that of a network file system is the same for all of its mounts.
+    ``major:minor``; that of a network file system is the same for all of its mounts. ``root`` is the directory of the
+    file system that is mounted; for NFS, it is part of the source.
     """
 
     point: str
@@ -23,6 +24,7 @@ class Mounted(NamedTuple):
     options: List[str]
     own: List[str]
     device: str
+    root: str = "/"
 
 
 def parse_mountinfo(text: str) -> List[Mounted]:
@@ -34,7 +36,9 @@ def parse_mountinfo(text: str) -> List[Mounted]:
         if separator and len(fields) >= 6 and len(more) >= 2:
             options, own = more[2].split(",") if len(more) > 2 else [], fields[5].split(",")
             point, source = unescaped(fields[4]), unescaped(more[1])
-            found.append(Mounted(point, more[0], source, "ro" in [*own, *options], options, own, fields[2]))
+            found.append(
+                Mounted(point, more[0], source, "ro" in [*own, *options], options, own, fields[2], unescaped(fields[3]))
+            )
     return found
 
 
@@ -48,11 +52,6 @@ def holding(mounted: Sequence[Mounted], path: str) -> Optional[Mounted]:
 def options_by_point(text: str) -> Dict[str, List[str]]:
     """The options of each mount itself. An automount alone does not count."""
     return {mount.point: mount.own for mount in parse_mountinfo(text) if mount.filesystem != "autofs"}
-
-
-def devices_by_point(text: str) -> Dict[str, str]:
-    """The device of each mount."""
-    return {mount.point: mount.device for mount in parse_mountinfo(text)}
 
 
 def unescaped(text: str) -> str:

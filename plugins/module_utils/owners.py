@@ -39,7 +39,7 @@ class Note(NamedTuple):
     """The file of this host, current and desired. Without owners, there is no file.
 
     ``member``: whether the host has a copy of the cluster's record, or something that it owned. ``others``: what
-    belongs to other clusters.
+    belongs to other clusters. ``owned``: what belonged to the cluster before.
     """
 
     path: str
@@ -47,6 +47,7 @@ class Note(NamedTuple):
     after: Optional[str]
     member: bool
     others: List[str]
+    owned: Sequence[str] = ()
 
     @property
     def changed(self) -> bool:
@@ -150,7 +151,9 @@ def look(records: str, cluster: Owner, things: Optional[Iterable[str]]) -> Note:
     # A damaged copy shows that there was a valid one.
     copies = [record["id"] for record in held] + [cluster.id for name in damaged if name == cluster.name]
     member = cluster in noted.values() or cluster.id in copies
-    return Note(path, text, render(wanted) if wanted else None, member, of_others(present, cluster))
+    # Also where its record has been lost.
+    owned = [thing for thing, one in {**noted, **present}.items() if one == cluster]
+    return Note(path, text, render(wanted) if wanted else None, member, of_others(present, cluster), owned)
 
 
 def write(note: Note) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Callable
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, refused_writes
 
 
 def exit_status(name: str, work: Callable[[], int]) -> int:
@@ -22,8 +22,9 @@ def exit_status(name: str, work: Callable[[], int]) -> int:
         # Text from elsewhere may contain characters that the user's locale lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = work()
-        sys.stdout.flush()
+        with refused_writes():
+            status = work()
+            sys.stdout.flush()
     except GpumeshError as failure:
         sys.stderr.write(f"{name}: {failure}\n")
         return 2

@@ -12,8 +12,8 @@ version_added: 1.0.0
 author:
   - The gpumesh authors (@gpumesh)
 description:
-  - Finds processes whose working directory, program or open files are on a mounted volume, and SSH logins from an address
-    of the cluster.
+  - Finds processes whose working directory, program, open files or mapped files, such as libraries, are on a mounted
+    volume, and SSH logins from an address of the cluster. Containers may have the volume at another path.
   - Never accesses the volumes themselves, so a volume whose server is down does not hang the module.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes

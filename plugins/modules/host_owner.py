@@ -68,6 +68,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import owners
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import interface
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import configure
 
@@ -86,7 +87,7 @@ def work(module: AnsibleModule) -> Outcome:
 def others_of(note: owners.Note) -> List[str]:
     """What is not this cluster's here. A Slurm that somebody else has set up has no owner in the file, and must not be
     removed with a cluster of ours."""
-    theirs = ["munge", "slurm"] if configure.is_foreign(configure.FOLDER) else []
+    theirs = ["munge", "slurm"] if configure.foreign(configure.FOLDER, Tree()) else []
     return sorted({*note.others, *theirs})
 
 

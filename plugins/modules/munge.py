@@ -35,7 +35,9 @@ attributes:
       - With O(rotate=true), every run generates a new key.
 options:
   state:
-    description: V(absent) stops munged, now and at boot, and removes the key.
+    description:
+      - V(absent) stops munged, now and at boot, and removes the key. Nothing is changed if the cluster has not set up
+        munge on the host.
     type: str
     choices: [present, absent]
     default: present
@@ -230,7 +232,7 @@ def refuse_to_replace(given: Mapping[str, Any], owned: bool) -> None:
     if key is None or key == wanted:
         return
     if not owned:
-        configure.refuse_foreign(configure.FOLDER)
+        configure.refuse_foreign(configure.FOLDER, Tree())
     elif wanted is not None and not given["replace"]:
         raise HostStateError(
             f"{given['path']} has another key than the given one, and not all members are in this play: a new key would "
@@ -290,8 +292,14 @@ def _run_daemon(given: Mapping[str, Any], manager: str, rewritten: bool, look_on
 
 
 def _leave(module: AnsibleModule) -> Outcome:
-    """Stop munged, then remove its key."""
+    """Stop munged, then remove its key.
+
+    On a machine where this cluster has not set them up, they may be those of a Slurm cluster of somebody else.
+    """
     given = module.params
+    note = owners.look(given["folder"], owners.Owner(given["cluster"], given["cluster_id"]), None)
+    if "munge" not in note.owned:
+        return Outcome(False, {"fingerprint": ""})
     manager = daemon.service_manager(Tree())
     commands: List[List[str]] = []
     before = ""
@@ -341,7 +349,10 @@ def main() -> None:
             "supervisor_config": {"type": "path", "default": _PLACES.supervisor_config},
             "supervisor_programs": {"type": "path", "default": _PLACES.supervisor_programs},
         },
-        required_if=[("state", "present", ("cluster", "cluster_id"))],
+        required_if=[
+            ("state", "present", ("cluster", "cluster_id")),
+            ("state", "absent", ("cluster", "cluster_id")),
+        ],
         mutually_exclusive=[("content", "rotate"), ("content", "generate"), ("sign", "verify")],
         supports_check_mode=True,
     )

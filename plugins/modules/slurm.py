@@ -351,6 +351,7 @@ def _configured(module: AnsibleModule, _manager: str, values: Dict[str, Any]) ->
 def _configure(module: AnsibleModule, values: Dict[str, Any], leave: Sequence[str] = ()) -> Outcome:
     given, check_mode = module.params, module.check_mode
     folder = given["directory"]
+    configure.refuse_foreign(folder, Tree())
     present = configure.read_files(folder)
     host = read_host(run, Tree())
     request = config.Request(**{name: given[name] for name in config.Request._fields})

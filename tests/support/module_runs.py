@@ -9,19 +9,22 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def start(
-    module: str, arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    module: str,
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """Start a module of this collection."""
+    """Start a module of this collection. ``prefix``: the words that start the command."""
     with tempfile.TemporaryFile("w+") as given:
         json.dump({"ANSIBLE_MODULE_ARGS": arguments}, given)
         given.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-m", f"ansible_collections.gpumesh.cluster.plugins.modules.{module}"],
+            [*prefix, sys.executable, "-m", f"ansible_collections.gpumesh.cluster.plugins.modules.{module}"],
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -12,8 +12,10 @@ import tempfile
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places, commands_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.config import (
     NODE,
@@ -28,6 +30,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.config impor
 #: Where Debian's Slurm looks for its configuration.
 FOLDER = "/etc/slurm"
 _OURS = conf.text_of([]).strip()
+#: The daemons of a node and of a controller, with the accounts that may run them.
+_DAEMONS = (("slurmd", "root"), ("slurmctld", "root"), ("slurmctld", "slurm"))
+#: What starts slurmd, on Debian and elsewhere, and the drop-ins of its unit. Ours has a file of its own for the options.
+_STARTS = ("etc/default/slurmd", "etc/sysconfig/slurmd", "etc/systemd/system/slurmd.service")
+_DROP_INS = "etc/systemd/system/slurmd.service.d"
+_CONFIGLESS = re.compile(r"(?m)^(?!\s*[#;]).*--conf-server\b")
 
 
 class Plan(NamedTuple):
@@ -46,16 +54,52 @@ def read_files(folder: str) -> Dict[str, Optional[str]]:
     return {name: read_text(os.path.join(folder, name)) for name in (*SERVED, *NODE, OPTIONS)}
 
 
-def is_foreign(folder: str) -> bool:
-    """Whether the host belongs to a Slurm cluster that somebody else has set up."""
-    text = read_text(os.path.join(folder, "slurm.conf"))
-    return text is not None and not text.startswith(_OURS) and read_text(os.path.join(folder, OPTIONS)) is None
+def foreign(folder: str, tree: Tree) -> Optional[HostStateError]:
+    """The refusal of a host that belongs to a Slurm cluster that somebody else has set up; None for any other host.
+
+    A node that gets its configuration from its controller has no file for it, and slurmd may be stopped.
+    """
+    path = os.path.join(folder, "slurm.conf")
+    text = read_text(path)
+    if read_text(os.path.join(folder, OPTIONS)) is not None or (text or "").startswith(_OURS):
+        return None
+    if text is not None:
+        return _foreign(path)
+    drop_ins = [f"{_DROP_INS}/{name}" for name in tree.names(_DROP_INS) if name.endswith(".conf")]
+    for start in (*_STARTS, *drop_ins):
+        if _CONFIGLESS.search(tree.read(start) or ""):
+            return HostStateError(
+                f"/{start} makes this host a node of another Slurm cluster.",
+                "Remove --conf-server there if that cluster is no longer used.",
+            )
+    for name, user in _DAEMONS:
+        words = [] if _starts_ours(tree, name) else _running(tree, name, user)
+        if words:
+            return HostStateError(
+                f"{name} runs on this host, and this collection has not set it up: {' '.join(words)}.",
+                "Stop and disable it if its Slurm cluster is no longer used.",
+            )
+    return None
 
 
-def refuse_foreign(folder: str) -> None:
+def _starts_ours(tree: Tree, name: str) -> bool:
+    """Whether a daemon is started with our settings, even if somebody has deleted those of Slurm."""
+    places = Places()
+    return any(tree.exists(path.lstrip("/")) for path in (places.drop_in(name), places.program(name)))
+
+
+def _running(tree: Tree, name: str, user: str) -> List[str]:
+    try:
+        return next(iter(commands_of(tree, name, pwd.getpwnam(user).pw_uid)), [])
+    except KeyError:
+        return []
+
+
+def refuse_foreign(folder: str, tree: Tree) -> None:
     """Refuse such a host. Raises HostStateError."""
-    if is_foreign(folder):
-        raise _foreign(os.path.join(folder, "slurm.conf"))
+    refusal = foreign(folder, tree)
+    if refusal is not None:
+        raise refusal
 
 
 def _foreign(path: str) -> HostStateError:

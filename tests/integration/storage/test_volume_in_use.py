@@ -9,8 +9,10 @@ on a host without automounts. Scenario kernel does the same with automounts and 
 
 from __future__ import annotations
 
+import _ctypes
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
+from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
 from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
@@ -106,3 +109,47 @@ def test_it_is_refused_before_anything_changes_and_done_when_nobody_uses_it(
     assert after["storage"]["volumes"] == []
     assert "/mnt/data" not in seen(host, "cat", "/etc/fstab")
     assert seen(host, "findmnt", "/mnt/data") == ""
+
+
+#: Keeps a library mapped, and not open, as Python does with those of an environment.
+MAPS = 'import ctypes, sys; ctypes.CDLL(sys.argv[1]); print("there", flush=True); sys.stdin.read()'
+CHANGES_ROOT = 'import os, sys; os.chroot(sys.argv[1]); os.chdir("/"); print("there", flush=True); sys.stdin.read()'
+#: A container with the volume at /media, as with docker run -v. Its root directory has no other mount of this host.
+CONTAIN = """
+mount --make-rprivate / && mkdir /mnt/root && mount --bind / /mnt/root && mount --bind /mnt/data /mnt/root/media
+mount --bind /proc /mnt/root/proc && cd /mnt/root && pivot_root . mnt && umount --lazy /mnt && exec "$@"
+"""
+OPEN = 'exec 3<"$0"; echo there; read -r _'
+CONTAINED = ["unshare", "--mount", "sh", "-c", CONTAIN, "sh"]
+#: As a service of systemd with PrivateTmp has it.
+COPIED = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs own /tmp && exec "$@"', "sh"]
+
+
+@pytest.mark.parametrize(
+    ("command", "uses"),
+    [
+        ([sys.executable, "-c", MAPS, "/mnt/data/file"], True),
+        ([sys.executable, "-c", MAPS, "/mnt/other"], False),
+        ([*CONTAINED, "sh", "-c", OPEN, "/media/file"], True),
+        ([*CONTAINED, sys.executable, "-c", MAPS, "/media/file"], True),
+        ([*CONTAINED, "sh", "-c", OPEN, "/etc/passwd"], False),
+        ([*CONTAINED, sys.executable, "-c", CHANGES_ROOT, "/media"], True),
+        ([*CONTAINED, sys.executable, "-c", CHANGES_ROOT, "/proc"], False),
+        ([*COPIED, "sh", "-c", OPEN, "/mnt/data/file"], True),
+        ([*COPIED, "sh", "-c", f"cd /mnt/data; {OPEN}", "/etc/passwd"], True),
+        ([*COPIED, "sh", "-c", OPEN, "/etc/passwd"], False),
+    ],
+)
+def test_a_user_is_found_however_it_uses_the_volume(host: list[str], command: list[str], uses: bool) -> None:
+    for copy in ("/mnt/data/file", "/mnt/other"):
+        seen(host, "cp", _ctypes.__file__, copy)
+    with subprocess.Popen([*host, *command], stdin=-1, stdout=-1) as user:
+        try:
+            assert user.stdout is not None
+            assert user.stdout.readline() == b"there\n"
+            found = result_of(start("holder_info", {"mount_points": ["/mnt/data"]}, prefix=host))
+        finally:
+            user.kill()
+    assert [(one["pid"], one["mount_point"]) for one in found["volume_users"]] == (
+        [(user.pid, "/mnt/data")] if uses else []
+    )

@@ -108,8 +108,8 @@ def test_munge_is_installed_where_it_is_missing(check_mode: bool, runs: list[str
         assert played.ran[2][1]["asked_at"] >= played.ran[0][1]["asked_at"], "the clock went on meanwhile"
 
 
-def test_who_leaves_needs_to_know_nothing() -> None:
-    assert sent(run({"state": "absent"}, DONE)) == {"state": "absent"}
+def test_who_leaves_needs_to_know_only_its_cluster() -> None:
+    assert sent(run({"state": "absent"}, DONE)) == {**OWNER, "state": "absent"}
 
 
 def test_a_delegated_task_goes_by_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:

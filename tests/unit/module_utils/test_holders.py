@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import _ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import holders
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import parse_mountinfo
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError
 
 MOUNTS = """\
 proc /proc proc rw 0 0
@@ -63,6 +67,21 @@ def test_a_process_is_found_by_its_folder_and_by_an_open_file(tmp_path: Path) ->
             process.communicate("")
 
 
+def test_a_process_that_uses_one_volume_is_found_on_another(tmp_path: Path) -> None:
+    """Where it has only mapped a file."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    shutil.copy(_ctypes.__file__, two / "library.so")
+    program = f"import ctypes, sys; ctypes.CDLL('{two}/library.so'); print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=one, stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = holders.volume_users("/proc", [str(one), str(two)])
+        process.kill()
+    assert [(user.pid, user.mount_point) for user in found] == [(process.pid, str(one)), (process.pid, str(two))]
+
+
 def test_a_process_with_another_mount_at_the_same_path_uses_no_volume(tmp_path: Path) -> None:
     """Such as a container's process, in its own mount namespace; one that sees the volume itself counts."""
     if os.geteuid() != 0:
@@ -87,6 +106,75 @@ def test_a_process_with_another_mount_at_the_same_path_uses_no_volume(tmp_path: 
         for process in started:
             process.communicate("\n")
         subprocess.run(["umount", str(volume)], check=True)
+
+
+HERE = """\
+22 1 8:1 / / rw - ext4 /dev/sda1 rw
+31 22 0:50 / /mnt/data rw - autofs systemd-1 rw
+32 31 0:52 / /mnt/data rw shared:9 - nfs4 n2:/srv/data rw
+33 22 8:1 /srv/own /mnt/own rw - ext4 /dev/sda1 rw
+34 22 8:16 / /srv/disk rw - xfs /dev/sdb rw
+35 22 8:16 / /mnt/disk rw - xfs /dev/sdb rw
+"""
+CONTAINER = "40 1 0:70 / / rw - overlay overlay rw\n"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "places"),
+    [
+        # Of a service with a temporary directory of its own.
+        (
+            HERE + "41 22 0:71 / /tmp rw - tmpfs tmpfs rw\n",
+            {f"/mnt/{name}": f"/mnt/{name}" for name in ("data", "own", "disk")},
+        ),
+        (CONTAINER + "41 40 0:52 / /data rw - nfs4 n2:/srv/data rw\n", {"/data": "/mnt/data"}),
+        (CONTAINER + "41 40 0:52 / /data rw - nfs4 n2:/srv/data/sub rw\n", {"/data": "/mnt/data"}),
+        # Two volumes on one disk of a server have one device.
+        (CONTAINER + "41 40 0:52 / /data rw - nfs4 n2:/srv/data2 rw\n", {}),
+        (CONTAINER + "41 40 8:1 /srv/own/sub /data rw - ext4 /dev/sda1 rw\n", {"/data": "/mnt/own"}),
+        (CONTAINER + "41 40 8:1 /srv/other /data rw - ext4 /dev/sda1 rw\n", {}),
+        (CONTAINER + "41 40 8:1 / /host rw - ext4 /dev/sda1 rw\n", {}),
+        (CONTAINER + "41 40 8:16 / /data rw - xfs /dev/sdb rw\n", {"/data": "/mnt/disk"}),
+        # Another file system, over a copy of the volume.
+        (
+            HERE + "41 32 0:71 / /mnt/data rw - tmpfs tmpfs rw\n",
+            {f"/mnt/{name}": f"/mnt/{name}" for name in ("own", "disk")},
+        ),
+        # Unpacked on a volume.
+        ("40 1 0:52 / / rw - nfs4 n2:/srv/data/image rw\n", {"/": "/mnt/data"}),
+        ("", {}),
+    ],
+)
+def test_where_a_container_has_the_volumes(mounts: str, places: dict[str, str]) -> None:
+    here = parse_mountinfo(HERE)
+    volumes = {mount.point: mount for mount in here if mount.point.startswith("/mnt/")}
+    assert holders._view(parse_mountinfo(mounts), here, volumes).places == places
+
+
+def test_a_mount_over_a_part_of_a_volume_is_none_of_it_in_a_container() -> None:
+    table = parse_mountinfo(
+        CONTAINER + "41 40 0:52 / /data rw - nfs4 n2:/ rw\n42 41 0:71 / /data/tmp rw - tmpfs tmpfs rw\n"
+    )
+    view = holders._View({"/data": "/mnt/data"}, table)
+    assert view.volumes(["/data/x"]) == view.volumes(["/data"]) == {"/mnt/data"}
+    assert view.volumes(["/data/tmp/x", "/data2", "socket:[/data/x]"]) == set()
+    assert view._replace(places={"/": "/mnt/data"}).volumes(["/usr/bin/sh"]) == {"/mnt/data"}
+
+
+def test_a_process_that_waits_for_a_dead_server_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has mapped cannot be read until the server is back."""
+
+    def stuck(_work: object, _seconds: float) -> dict[str, object]:
+        raise VolumeError("no answer within 30 s")
+
+    monkeypatch.setattr(holders, "bounded", stuck)
+    with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
+        try:
+            assert [user.pid for user in holders.volume_users("/proc", [str(tmp_path)])] == [process.pid]
+        finally:
+            process.kill()
 
 
 def test_connections_of_both_families() -> None:

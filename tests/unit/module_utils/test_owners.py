@@ -12,6 +12,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import owners
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.owners import Owner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, configure
 from ansible_collections.gpumesh.cluster.plugins.modules import host_owner
@@ -103,10 +104,46 @@ def test_the_module_notes_refuses_and_gives_up(tmp_path: Path) -> None:
     assert run(folder, one, state="absent")["member"]
 
 
+def test_what_a_cluster_owned_is_known_until_it_is_released(tmp_path: Path) -> None:
+    """Also if its record is lost. A cluster that has never set anything up owned nothing."""
+    folder, note = tmp_path / "gpumesh" / "clusters", tmp_path / "gpumesh" / "owners.json"
+    note.parent.mkdir()
+    note.write_text(owners.render({"munge": ONE, "slurm": TWO}))
+    assert [owners.look(str(folder), one, None).owned for one in (ONE, TWO)] == [["munge"], ["slurm"]]
+    assert owners.look(str(folder), Owner("three", "3" * 32), None).owned == []
+
+
+def process(pid: int, words: str, uid: int = 0, contained: str = "") -> dict[str, str]:
+    """The files of a process."""
+    name = words.split(maxsplit=1)[0].rpartition("/")[2]
+    status = f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{pid}{contained}\n"
+    files = {"comm": f"{name}\n", "status": status, "cmdline": words.replace(" ", "\0") + "\0"}
+    return {f"../../proc/{pid}/{file}": text for file, text in files.items()}
+
+
+OURS = "/usr/sbin/slurmd --systemd -Z -N n1 --conf-server 10.0.0.1 --conf NodeAddr=10.0.0.2"
+CONFIGLESS = 'SLURMD_OPTIONS="--conf-server ctl"\n'
+
+
 @pytest.mark.parametrize(
     ("files", "foreign"),
     [
         ({}, False),
+        # A node without a file of its own, such as one whose slurmd is stopped.
+        ({"../default/slurmd": CONFIGLESS}, True),
+        ({"../sysconfig/slurmd": CONFIGLESS}, True),
+        ({"../default/slurmd": f"#{CONFIGLESS}SLURMD_OPTIONS=\n"}, False),
+        ({"../default/slurmd": CONFIGLESS, "node/slurmd.env": "SLURMD_OPTIONS=\n"}, False),
+        ({"../default/slurmd": CONFIGLESS, "slurm.conf": conf.text_of([]) + "ClusterName=lab\n"}, False),
+        ({"../systemd/system/slurmd.service.d/site.conf": f"[Service]\nEnvironment={CONFIGLESS}"}, True),
+        ({"../systemd/system/slurmd.service.d/site.conf.old": f"[Service]\nEnvironment={CONFIGLESS}"}, False),
+        (process(7, "/opt/slurm/sbin/slurmd -D"), True),
+        (process(7, "/opt/slurm/sbin/slurmctld -D"), True),
+        (process(7, "/opt/slurm/sbin/slurmd -D", contained="\t1"), False),
+        (process(7, "/tmp/slurmd -D", uid=1000), False),
+        # A node of ours, from which somebody has deleted the files.
+        ({"../systemd/system/slurmd.service.d/gpumesh.conf": "[Service]\n", **process(7, OURS)}, False),
+        ({"../supervisor/conf.d/gpumesh-slurmd.conf": "[program:slurmd]\n", **process(7, OURS)}, False),
         ({"slurm.conf": "ClusterName=theirs\n"}, True),
         ({"slurm.conf": conf.text_of([]) + "ClusterName=lab\n"}, False),
         # A node of ours, on which somebody has put a file.
@@ -116,11 +153,13 @@ def test_the_module_notes_refuses_and_gives_up(tmp_path: Path) -> None:
 def test_a_slurm_that_somebody_else_has_set_up_is_not_ours_to_remove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], foreign: bool
 ) -> None:
-    monkeypatch.setattr(configure, "FOLDER", str(tmp_path))
+    folder = tmp_path / "etc" / "slurm"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(configure, "FOLDER", str(folder))
+    monkeypatch.setattr(host_owner, "Tree", lambda: Tree(str(tmp_path)))
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert configure.is_foreign(str(tmp_path)) == foreign
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     assert host_owner.others_of(owners.Note("", None, None, True, ["job_environment"])) == (
         ["job_environment", "munge", "slurm"] if foreign else ["job_environment"]
     )

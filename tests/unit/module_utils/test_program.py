@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -29,6 +30,18 @@ def test_the_reason_of_what_is_refused_begins_with_the_name(capsys: pytest.Captu
     assert program.exit_status("gpumesh-x", refused) == 2
     assert capsys.readouterr() == ("", "gpumesh-x: There is no file. Give one.\n")
     assert program.exit_status("gpumesh-x", lambda: 7) == 7
+
+
+def failing(code: int) -> int:
+    raise OSError(code, os.strerror(code), "/etc/file")
+
+
+def test_a_disk_that_cannot_be_written_is_a_reason_and_a_defect_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        assert program.exit_status("gpumesh-x", lambda code=code: failing(code)) == 2
+        assert f"/etc/file cannot be written: {os.strerror(code)}" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        program.exit_status("gpumesh-x", lambda: failing(errno.ENOENT))
 
 
 def test_what_the_users_locale_cannot_write_ends_nothing() -> None:

@@ -19,6 +19,7 @@ from module_runs import result_of, start
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, configure
 from ansible_collections.gpumesh.cluster.plugins.modules import munge
 
@@ -139,23 +140,48 @@ def test_who_leaves_has_no_key(given: dict[str, Any], programs: Path) -> None:
     assert not Path(given["path"]).exists()
 
 
+def test_the_key_of_somebody_else_stays_where_the_cluster_has_set_up_nothing(
+    given: dict[str, Any], programs: Path
+) -> None:
+    """As after create alone, on a node of another Slurm cluster."""
+    path, program = Path(given["path"]), programs.parent / "gpumesh-munge.conf"
+    path.parent.mkdir()
+    path.write_bytes(base64.b64decode(KEY))
+    program.write_text("[program:munge]\n")
+    assert not run("munge", programs, **given, state="absent")["changed"]
+    run("munge", programs, **{**given, "cluster": "other", "cluster_id": "1" * 32}, content=KEY, start=False)
+    assert not run("munge", programs, **given, state="absent")["changed"]
+    assert path.exists() and program.exists()
+
+
 THEIRS = "ClusterName=theirs\n"
+CONFIGLESS = 'SLURMD_OPTIONS="--conf-server ctl"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "content", "owned", "replace", "refused"),
+    ("text", "content", "owned", "replace", "refused", "options"),
     [
         # Of a Slurm cluster of somebody else: it is neither replaced nor handed to the members of ours.
-        (THEIRS, OTHER_KEY, False, True, "slurm.conf was not written by this collection"),
-        (THEIRS, None, False, True, "slurm.conf was not written by this collection"),
-        (THEIRS, KEY, False, True, ""),
-        (None, OTHER_KEY, False, True, ""),
-        (conf.text_of([]) + "ClusterName=lab\n", OTHER_KEY, False, True, ""),
+        (THEIRS, OTHER_KEY, False, True, "slurm.conf was not written by this collection", ""),
+        (THEIRS, None, False, True, "slurm.conf was not written by this collection", ""),
+        (THEIRS, KEY, False, True, "", ""),
+        (None, OTHER_KEY, False, True, "", ""),
+        (
+            None,
+            OTHER_KEY,
+            False,
+            True,
+            "/etc/default/slurmd makes this host a node of another Slurm cluster",
+            CONFIGLESS,
+        ),
+        (None, None, False, True, "/etc/default/slurmd makes this host a node of another Slurm cluster", CONFIGLESS),
+        (None, OTHER_KEY, True, True, "", CONFIGLESS),
+        (conf.text_of([]) + "ClusterName=lab\n", OTHER_KEY, False, True, "", ""),
         # The cluster's own, and a new one in the user's file.
-        (None, OTHER_KEY, True, True, ""),
-        (None, OTHER_KEY, True, False, "not all members are in this play"),
-        (None, KEY, True, False, ""),
-        (None, None, True, True, ""),
+        (None, OTHER_KEY, True, True, "", ""),
+        (None, OTHER_KEY, True, False, "not all members are in this play", ""),
+        (None, KEY, True, False, "", ""),
+        (None, None, True, True, "", ""),
     ],
 )
 def test_a_key_that_others_rely_on_is_not_replaced(
@@ -166,8 +192,12 @@ def test_a_key_that_others_rely_on_is_not_replaced(
     owned: bool,
     replace: bool,
     refused: str,
+    options: str,
 ) -> None:
     monkeypatch.setattr(configure, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(munge, "Tree", lambda: Tree(str(tmp_path)))
+    (tmp_path / "etc" / "default").mkdir(parents=True)
+    (tmp_path / "etc" / "default" / "slurmd").write_text(options)
     (tmp_path / "key").write_bytes(base64.b64decode(KEY))
     if text is not None:
         (tmp_path / "slurm.conf").write_text(text)

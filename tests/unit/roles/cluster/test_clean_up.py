@@ -22,7 +22,7 @@ ROLE = ROOT / "roles" / "cluster"
     [
         (
             ["storage", "ssh_trust"],
-            ["session", "train", "slurm", "job_environment", "munge", "tracking", "firewall", "names", "mesh"],
+            ["session", "train", "slurm", "munge", "job_environment", "tracking", "firewall", "names", "mesh"],
         ),
         (["munge", "job_environment", "slurm"], ["tracking", "storage", "ssh_trust", "firewall", "names", "mesh"]),
     ],
@@ -39,3 +39,12 @@ def test_what_uses_the_mesh_goes_before_the_mesh(tmp_path: Path, others: list[st
     found = re.search(r"in this order: ([a-z_ ]+)\.", run.output)
     assert found, run.output
     assert found[1].split() == order
+
+
+def test_what_the_cluster_owns_is_released_after_its_layers() -> None:
+    """A run that was interrupted before has to find out again whose munge it is."""
+    tasks = yaml.safe_load((ROLE / "tasks" / "clean_up.yml").read_text(encoding="utf-8"))
+    names = [task["name"] for task in tasks]
+    asked, released = (number for number, task in enumerate(tasks) if "gpumesh.cluster.host_owner" in task)
+    assert tasks[asked]["check_mode"] and "check_mode" not in tasks[released]
+    assert asked < names.index("Remove the layers") < released < names.index("Delete the copy of the record")

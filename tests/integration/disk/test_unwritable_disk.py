@@ -1,0 +1,85 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Modules on a host whose /etc is full or read-only, on real file systems of a mount namespace."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import table_of
+from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
+from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
+
+KEY = base64.b64encode(bytes(range(64))).decode()
+#: The daemons are never started. Directories take no space on a full tmpfs, but a file of any size does.
+MAKE = """
+mount -t tmpfs -o size=64k none /mnt && mkdir /mnt/upper /mnt/work
+mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /etc
+case $1 in
+full) head -c 64k /dev/zero >/mnt/fill 2>/dev/null ;;
+read-only) mount -o remount,ro /etc ;;
+esac
+echo ready
+read -r _
+"""
+MUNGE = {"cluster": "lab", "cluster_id": "0" * 32, "content": KEY, "user": "root", "start": False}
+FIREWALL = {"cluster": "lab", "members": ["10.0.0.1", "10.0.0.2"]}
+DAEMON = {"name": "gone", "command": "/bin/false", "drop_in": "[Service]\n"}
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+
+
+@pytest.fixture(name="host", params=["full", "read-only"])
+def _host(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
+    """What the kernel says there, and the words that start a command there."""
+    said = {"full": "No space left on device", "read-only": "Read-only file system"}[request.param]
+    with namespace("--net", "sh", "-c", MAKE, "sh", request.param) as prefix:
+        yield said, prefix
+
+
+@pytest.fixture(name="programs")
+def _programs(tmp_path: Path) -> Path:
+    """Those of a host that has everything that the modules need."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    scripts = {
+        "munged": "exit 0",
+        "supervisord": "exit 0",
+        "supervisorctl": "exit 0",
+        "systemctl": "echo LoadState=loaded",
+        "nft": '[ "$1" = --check ] || { echo "No such file or directory" >&2; exit 1; }',
+    }
+    for name, script in scripts.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "path"),
+    [
+        ("munge", MUNGE, "/etc/munge/munge.key"),
+        ("firewall", FIREWALL, f"/etc/gpumesh/{table_of('lab')}.nft"),
+        ("daemon", DAEMON, "/etc/"),
+    ],
+)
+def test_the_path_and_the_reason_are_shown(
+    tmp_path: Path, host: tuple[str, list[str]], programs: Path, module: str, given: dict[str, Any], path: str
+) -> None:
+    said, prefix = host
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    arguments = {**given, "folder": str(tmp_path / "gpumesh" / "clusters")} if module == "munge" else given
+    result = result_of(start(module, arguments, environment, prefix))
+    assert result["failed"]
+    assert result["error"]["kind"] == "host_state"
+    assert said in result["msg"]
+    # A full file system takes the directory, and a read-only one nothing.
+    assert (path if "space" in said else os.path.dirname(path)) in result["msg"]
