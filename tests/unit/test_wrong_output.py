@@ -257,7 +257,12 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         nothing,
     ),
     ("quotas", quota.parse_usage, fixtures("storage", "xfs_quota/*.txt"), nothing),
-    ("block", lambda text: host_files.block_in(text, "# {mark} ours"), ("x\n# BEGIN ours\ny\n# END ours\n",), nothing),
+    (
+        "block",
+        lambda text: host_files.block_in("/f", text, "# {mark} ours"),
+        ("x\n# BEGIN ours\ny\n# END ours\n",),
+        nothing,
+    ),
     ("collectives", collective.parse_text, fixtures("collective", "*.txt"), nothing),
     ("file of collectives", collective.parse_json, fixtures("collective", "*.json"), nothing),
     (
