@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host, keys
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host, keys, server
 
 IDENTIFIER = "{user}@n1 gpumesh lab"
 
@@ -21,7 +21,8 @@ def runner(argv: list[str], **options: object) -> Completed:
 
 
 def uncertified(folder: Path) -> list[str]:
-    return list(host.look(runner, str(folder), ["root", "daemon"], IDENTIFIER).uncertified)
+    login = server.Login("n2", "10.0.0.2", "10.0.0.1", 22)
+    return list(host.look(runner, str(folder), ["root", "daemon"], IDENTIFIER, login).uncertified)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
