@@ -17,6 +17,8 @@ description:
   - Maintains the verified host keys of all members, and the client configuration of C(ssh) for them.
   - If a user has no account or home directory, or the SSH server of the host would not accept the users from another
     member, the module fails before it changes anything.
+  - If other accounts own or can read a private key in the cluster's folder, all of the host's keys for its users are
+    certified again with a new signing key.
   - Set O(record). The other options are derived from it on the controller.
   - Keys of this host that are not in the record yet are returned as RV(registration), for M(gpumesh.cluster.cluster_member).
 extends_documentation_fragment:

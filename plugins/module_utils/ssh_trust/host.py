@@ -71,7 +71,7 @@ class Host(NamedTuple):
     host_keys: Sequence[str]
     #: The public half of the key with which this host certifies its users.
     signing_key: Optional[str]
-    #: Users without a key, or without a valid certificate.
+    #: Users without a key, or without a valid certificate: all of them if other accounts may know one of the keys.
     uncertified: Sequence[str]
     #: All users who have a key in the folder.
     trusted: Mapping[str, Optional[Account]]
@@ -90,12 +90,17 @@ def look(run: Runner, folder: str, users: Sequence[str], identifier: str, login:
     accounts = {user: _account(user) for user in users}
     servers = {user: server.look(run, user, login) for user, account in accounts.items() if account is not None}
     signing_key = _public_key(os.path.join(folder, SIGNING))
+    leaked = bool(exposed(folder, users))
     return Host(
         accounts,
         servers,
         host_keys(next((found.host_key_files for found in servers.values()), ())),
         signing_key,
-        [user for user in users if not _is_certified(run, folder, user, signing_key, identifier.format(user=user))],
+        [
+            user
+            for user in users
+            if leaked or not _is_certified(run, folder, user, signing_key, identifier.format(user=user))
+        ],
         {user: _account(user) for user in trusted_users(folder)},
     )
 
@@ -123,6 +128,21 @@ def refusals(users: Sequence[str], host: Host, login: Login) -> List[str]:
     for reason, names in refused.items():
         reasons.append(f"the SSH server would not accept {', '.join(names)} from {login.peer_address}: {reason}")
     return reasons
+
+
+def exposed(folder: str, users: Sequence[str]) -> List[str]:
+    """The private keys, by their names, that belong to another account than they should, or that others can read."""
+    return [name for name in (SIGNING, *users) if _is_exposed(os.path.join(folder, name), name)]
+
+
+def _is_exposed(path: str, name: str) -> bool:
+    account = _account("root" if name == SIGNING else name)
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    # The same condition as that of ssh, which does not use such a key.
+    return account is not None and (found.st_uid != account.uid or bool(found.st_mode & 0o077))
 
 
 def host_keys(files: Sequence[str]) -> List[str]:

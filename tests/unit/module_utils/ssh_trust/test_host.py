@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,25 @@ def test_a_certificate_of_another_key_or_signer_does_not_count(folder: Path) -> 
         for suffix, content in kept.items():
             (folder / f"{name}{suffix}").write_bytes(content)
     assert look(folder, "root").uncertified == []
+
+
+@pytest.mark.parametrize("name", ["SIGNING", "root"])
+@pytest.mark.parametrize("change", [lambda path: os.chown(path, 2001, 0), lambda path: path.chmod(0o640)])
+def test_keys_that_other_accounts_may_know_do_not_count(
+    folder: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    certify(folder)
+    change(folder / name)
+    assert look(folder, "root").uncertified == ["root"]
+    assert host.exposed(str(folder), ["root"]) == [name]
+
+
+def test_a_user_with_another_uid_than_before_is_uncertified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certify(folder)
+    entry = pwd.getpwnam("root")
+    again = pwd.struct_passwd((*entry[:2], 2001, *entry[3:]))
+    monkeypatch.setattr(pwd, "getpwnam", lambda user: again if user == "root" else entry)
+    assert look(folder, "root").uncertified == ["root"]
 
 
 def test_a_fresh_host_has_nothing_and_an_unknown_account_is_null(tmp_path: Path) -> None:

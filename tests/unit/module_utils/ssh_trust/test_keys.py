@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,28 @@ def test_a_lost_private_key_is_replaced(folder: Path) -> None:
     keys.certify(run, str(folder), ["root"], IDENTIFIER)
     assert uncertified(folder) == []
     assert contents(folder)["root.pub"] != before["root.pub"]
+
+
+def test_keys_that_other_accounts_may_know_are_replaced(folder: Path) -> None:
+    before = contents(folder)
+    os.chown(folder / "daemon", 2001, 2001)
+    # Who has copied its certificate must not be accepted either, so the signing key changes with it.
+    assert uncertified(folder) == ["root", "daemon"]
+    keys.certify(run, str(folder), uncertified(folder), IDENTIFIER)
+    assert uncertified(folder) == []
+    after = contents(folder)
+    assert {name for name in before if after[name] == before[name]} == {"root", "root.pub"}
+    assert (folder / "daemon").owner() == "daemon"
+
+
+def test_a_signing_key_that_others_could_read_is_replaced(folder: Path) -> None:
+    before = contents(folder)
+    (folder / "SIGNING").chmod(0o644)
+    keys.certify(run, str(folder), uncertified(folder), IDENTIFIER)
+    assert uncertified(folder) == []
+    after = contents(folder)
+    assert {name for name in before if after[name] == before[name]} == {"root", "root.pub", "daemon", "daemon.pub"}
+    assert (folder / "SIGNING").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_key_that_cannot_be_used_is_named(folder: Path) -> None:
