@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import grp
+import io
 import os
 import pwd
 import re
@@ -118,7 +119,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Differences:
         elif step.before.kind == ABSENT:
             words.append(f"{step.path} is missing")
             missing += wanted.state != DIRECTORY
-        elif wanted.state == BLOCK and block_in(step.before.text, wanted.marker) is None:
+        elif wanted.state == BLOCK and block_in(step.path, step.before.text, wanted.marker) is None:
             words.append(f"{step.path} lacks the managed lines")
             missing += 1
         else:
@@ -210,7 +211,7 @@ def plan(wanted: Wanted, current: Current, ids: Tuple[Optional[int], Optional[in
             return None
         if not is_block:
             return Step(wanted.path, current, ABSENT, None, 0, 0, 0)
-        rest = without_block(current.text, wanted.marker)
+        rest = without_block(wanted.path, current.text, wanted.marker)
         if not rest and current.text:
             # It contained only our lines, so it was ours.
             return Step(wanted.path, current, ABSENT, None, 0, 0, 0)
@@ -237,41 +238,84 @@ def _kind(state: str) -> str:
     return FILE if state in (BLOCK, ABSENT) else state
 
 
-def _block(marker: str) -> str:
-    """Matches the lines from the BEGIN to the END marker; its group is what is between them."""
-    begin, end = (re.escape(marker.replace("{mark}", mark)) for mark in ("BEGIN", "END"))
-    return rf"(?ms)^{begin}\n(.*?)^{end}(?:\n|\Z)"
+class _Parts(NamedTuple):
+    """A text, divided by a marker.
+
+    ``ours``: the lines between BEGIN and END, None if there are none. ``others``: the lines outside; ``place`` is where
+    the first block is in them, or their end.
+    """
+
+    others: str
+    ours: Optional[str]
+    place: int
 
 
-def block_in(text: str, marker: str) -> Optional[str]:
-    """The lines between the BEGIN and the END of a marker, or None where they are missing."""
-    match = re.search(_block(marker), text)
-    return match.group(1) if match else None
+def _parts(path: str, text: str, marker: str) -> _Parts:
+    """Divide ``text``. Raises HostStateError for a BEGIN without its END, or the other way round.
+
+    In that case, it is unknown which of the lines are ours. Those of others must not be lost, and ours must not stay:
+    they could let in a machine that was removed.
+    """
+    begin, end = _marks(marker)
+    others: List[str] = []
+    ours: List[str] = []
+    # How many of the others' lines are before the first block, and the number of the line that begins the current one.
+    before: Optional[int] = None
+    inside = 0
+    # Unlike splitlines(), this divides only at newlines.
+    for number, line in enumerate(io.StringIO(text), 1):
+        mark = line.rstrip()
+        if mark not in (begin, end):
+            (ours if inside else others).append(line)
+        elif inside and mark == begin:
+            raise _unpaired(path, inside, begin, end)
+        elif not inside and mark == end:
+            raise _unpaired(path, number, end, begin)
+        else:
+            inside = 0 if inside else number
+            before = len(others) if before is None else before
+    if inside:
+        raise _unpaired(path, inside, begin, end)
+    return _Parts("".join(others), None if before is None else "".join(ours), len("".join(others[:before])))
 
 
-def without_block(text: str, marker: str) -> str:
-    """``text`` without any lines from a BEGIN to an END marker, however often they occur."""
-    return re.sub(_block(marker), "", text)
+def _marks(marker: str) -> Tuple[str, str]:
+    return marker.replace("{mark}", "BEGIN"), marker.replace("{mark}", "END")
+
+
+def _unpaired(path: str, number: int, line: str, missing: str) -> HostStateError:
+    return HostStateError(
+        f"{path}: line {number}, '{line}', has no '{missing}', so it is unclear which lines are the cluster's.",
+        f"Remove the cluster's lines from {path}, including all that begin or end them, and run again.",
+        path=path,
+    )
+
+
+def block_in(path: str, text: str, marker: str) -> Optional[str]:
+    """The lines between the BEGIN and the END of a marker, or None where they are missing. Raises HostStateError."""
+    return _parts(path, text, marker).ours
+
+
+def without_block(path: str, text: str, marker: str) -> str:
+    """``text`` without any lines from a BEGIN to an END marker, however often they occur. Raises HostStateError."""
+    return _parts(path, text, marker).others
 
 
 def with_block(text: str, wanted: Wanted) -> str:
     """``text`` with the block at its current place, or else the start or end, and with lines that match ``hide``
-    hidden.
+    hidden. Raises HostStateError.
     """
-    begin, end = (wanted.marker.replace("{mark}", mark) for mark in ("BEGIN", "END"))
+    begin, end = _marks(wanted.marker)
     body = wanted.content if wanted.content.endswith("\n") or not wanted.content else wanted.content + "\n"
-    block = f"{begin}\n{body}{end}\n"
-    start = re.search(rf"(?m)^{re.escape(begin)}$", text)
-    rest = without_block(text, wanted.marker)
-    place = 0 if wanted.at_start else len(rest)
-    if start is not None and rest != text:
-        place = start.start()
+    rest, ours, place = _parts(wanted.path, text, wanted.marker)
+    if ours is None and wanted.at_start:
+        place = 0
     head, tail = rest[:place], rest[place:]
     if head and not head.endswith("\n"):
         head += "\n"
     if wanted.hide:
         head, tail = hidden(head, wanted.hide), hidden(tail, wanted.hide)
-    return head + block + tail
+    return f"{head}{begin}\n{body}{end}\n{tail}"
 
 
 def hidden(text: str, pattern: str) -> str:

@@ -35,7 +35,7 @@ def files(params: Mapping[str, Any], node: str, hosts: str) -> List[Dict[str, An
         return [{**block, "state": "absent", "hide": ".*"}]
     label = node.split(".", 1)[0]
     hide = _contradicting(params["address"], label)
-    lost = lost_names(host_files.without_block(hosts, block["marker"]), hide)
+    lost = lost_names(host_files.without_block(_PATH, hosts, block["marker"]), hide)
     content = "\n".join(lines(params["members"], params["address"], label, lost))
     wanted = {"state": "block", "content": content, "at_start": True, "hide": hide}
     return [{**block, **wanted, "mode": "0644", "owner": "root"}]

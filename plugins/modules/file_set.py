@@ -61,7 +61,9 @@ options:
         description: The group. Defaults to the group of O(files[].owner).
         type: str
       marker:
-        description: The line before and after a block. C({mark}) is replaced with BEGIN and END.
+        description:
+          - The line before and after a block. C({mark}) is replaced with BEGIN and END.
+          - A file in which one of the two lines is missing is refused, as it is unclear which lines are the block.
         type: str
       at_start:
         description: Whether to insert a new block at the start of the file instead of at its end.

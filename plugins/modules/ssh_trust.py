@@ -15,7 +15,10 @@ description:
   - Generates a key for each user, certified by a signing key of this host, and accepts users who were certified by the
     other members. The private keys never leave the host.
   - Maintains the verified host keys of all members, and the client configuration of C(ssh) for them.
-  - If the SSH server of the host would not accept the users, the module fails before it changes anything.
+  - If a user has no account or home directory, or the SSH server of the host would not accept the users from another
+    member, the module fails before it changes anything.
+  - If other accounts own or can read a private key in the cluster's folder, all of the host's keys for its users are
+    certified again with a new signing key.
   - Set O(record). The other options are derived from it on the controller.
   - Keys of this host that are not in the record yet are returned as RV(registration), for M(gpumesh.cluster.cluster_member).
 extends_documentation_fragment:
@@ -35,7 +38,7 @@ options:
     elements: str
     default: []
   port:
-    description: The port of the members' SSH servers. It is used in the derived options.
+    description: The port of the members' SSH servers.
     type: int
     default: 22
   cluster:
@@ -43,6 +46,15 @@ options:
     type: str
   machine:
     description: The name of this host in the record, which is part of its certificates.
+    type: str
+  address:
+    description: The address of this host in the cluster.
+    type: str
+  peer:
+    description: The name of another member. Users who come from there must be accepted by the SSH server.
+    type: str
+  peer_address:
+    description: The address of O(peer) in the cluster.
     type: str
   known_hosts:
     description: The host keys of the members, in the format of C(known_hosts).
@@ -116,26 +128,35 @@ def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
     """Look, make the keys that are missing, then write the files."""
     params = {**given, "users": given["users"] if given["state"] == "present" else []}
     cluster, users = params["cluster"], params["users"]
-    folder, identifier = host.folder_of(cluster), files.identifier(params)
-    found = host.look(run, folder, users, identifier)
-    steps: List[host_files.Step] = []
+    folder, identifier, login = host.folder_of(cluster), files.identifier(params), files.login(params)
+    found = host.look(run, folder, users, identifier, login)
     if users:
-        _refuse(params["machine"], host.refusals(users, found))
-        steps += host_files.see_to(files.folders(cluster), check_mode)
+        _refuse(params["machine"], host.refusals(users, found, login))
+    # Everything is checked before anything is changed.
+    folders = host_files.plan_all(files.folders(cluster)) if users else []
+    others = host_files.plan_all(files.entries(params, found))
     certified, stale = list(found.uncertified), files.stale_keys(params, found) if users else []
-    if certified and not check_mode:
-        keys.certify(run, folder, certified, identifier)
-    steps += host_files.see_to(files.entries(params, found), check_mode)
-    # Last, since they say whose lines have to go.
-    for path in stale if not check_mode else []:
-        remove_file(path)
+    if not check_mode:
+        _apply(folders)
+        if certified:
+            keys.certify(run, folder, certified, identifier)
+        _apply(others)
+        # Last, since they say whose lines have to go.
+        for path in stale:
+            remove_file(path)
+    steps = [*folders, *others]
     values: Dict[str, Any] = {"certified": certified, "paths": [*(step.path for step in steps), *stale]}
     if users:
-        now = host.look(run, folder, users, identifier) if certified and not check_mode else found
+        now = host.look(run, folder, users, identifier, login) if certified and not check_mode else found
         values.update(host_keys=now.host_keys, signing_key=now.signing_key)
     before, after = host_files.as_diff(steps)
     made, gone = _as_diff(folder, certified, stale)
     return Outcome(bool(certified or values["paths"]), values, before + gone[0] + made[0], after + gone[1] + made[1])
+
+
+def _apply(steps: List[host_files.Step]) -> None:
+    for step in steps:
+        host_files.apply(step)
 
 
 def _refuse(machine: str, reasons: List[str]) -> None:
@@ -163,6 +184,9 @@ def main() -> None:
             "port": {"type": "int", "default": 22},
             "cluster": text,
             "machine": text,
+            "address": text,
+            "peer": text,
+            "peer_address": text,
             "known_hosts": text,
             "client_config": text,
             "authorized_keys": {"type": "str", "no_log": False},

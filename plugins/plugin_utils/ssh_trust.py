@@ -34,11 +34,18 @@ def desired(
     cluster = record["name"]
     if state == "absent":
         return {"cluster": cluster, "state": state}
+    members = named_members(record)
+    # The only member of a cluster stands in for another one.
+    peer = next((named for named in members if named.machine != machine), members[0])
     return {
         "cluster": cluster,
         "state": state,
         "machine": machine,
         "users": list(users),
+        "port": port,
+        "address": derive.cluster_address(record, derive.member_of(record, machine)),
+        "peer": (peer.names or peer.addresses)[0],
+        "peer_address": peer.addresses[0],
         "known_hosts": known_hosts(record, port),
         "client_config": client_config(record, users, port),
         "authorized_keys": authorized_keys(record),

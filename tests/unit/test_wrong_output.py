@@ -46,6 +46,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import accounts, conf, database, show
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import host as slurm_host
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host as ssh_host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import server as ssh_server
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import flags, fstab, mounts, quota, volumes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
 from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
@@ -257,7 +258,12 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         nothing,
     ),
     ("quotas", quota.parse_usage, fixtures("storage", "xfs_quota/*.txt"), nothing),
-    ("block", lambda text: host_files.block_in(text, "# {mark} ours"), ("x\n# BEGIN ours\ny\n# END ours\n",), nothing),
+    (
+        "block",
+        lambda text: host_files.block_in("/f", text, "# {mark} ours"),
+        ("x\n# BEGIN ours\ny\n# END ours\n",),
+        nothing,
+    ),
     ("collectives", collective.parse_text, fixtures("collective", "*.txt"), nothing),
     ("file of collectives", collective.parse_json, fixtures("collective", "*.json"), nothing),
     (
@@ -266,7 +272,7 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         (CERTIFICATE,),
         nothing,
     ),
-    ("sshd", ssh_host.parse_server, ("pubkeyauthentication yes\npermitrootlogin no\nhostkey /etc/ssh/k\n",), nothing),
+    ("sshd", ssh_server.parse, ("pubkeyauthentication yes\npermitrootlogin no\nhostkey /etc/ssh/k\n",), nothing),
     ("hosts", lambda text: hostname.judge("n1", text, ["127.0.1.1"]), ("127.0.1.1 n1 n1.x # ours\n",), nothing),
     ("state of a port", rdma.parse_state, ("4: ACTIVE",), nothing),
     ("rate of a port", rdma.parse_rate, ("200 Gb/sec (4X HDR)",), nothing),

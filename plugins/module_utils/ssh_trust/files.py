@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host as ssh_host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.server import Login
 
 #: A user's files in the trust's directory.
 KEY_SUFFIXES = ("", ".pub", "-cert.pub")
@@ -69,8 +70,8 @@ def stale_keys(params: Mapping[str, Any], found: ssh_host.Host) -> List[str]:
 def differences(run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
     """How this host differs from the module's parameters."""
     folder, users = ssh_host.folder_of(params["cluster"]), params["users"]
-    found = ssh_host.look(run, folder, users, identifier(params))
-    reasons = ssh_host.refusals(users, found)
+    found = ssh_host.look(run, folder, users, identifier(params), login(params))
+    reasons = ssh_host.refusals(users, found, login(params))
     if reasons:
         return host_files.Differences([" ".join(reasons).rstrip(".")], False)
     words, nothing_there = host_files.differences(entries(params, found))
@@ -83,3 +84,8 @@ def differences(run: Runner, params: Mapping[str, Any]) -> host_files.Difference
 def identifier(params: Mapping[str, Any]) -> str:
     """The identity in the certificates of this host's users; ``{user}`` stands for a user's name."""
     return f"{{user}}@{params['machine']} gpumesh {params['cluster']}"
+
+
+def login(params: Mapping[str, Any]) -> Login:
+    """A login from another member, for which the SSH server is queried."""
+    return Login(params["peer"], params["peer_address"], params["address"], params["port"])

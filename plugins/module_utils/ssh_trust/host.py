@@ -1,11 +1,12 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster's SSH trust on a host: its accounts, the SSH server's settings, and the keys in the trust's folder."""
+"""A cluster's SSH trust on a host: its accounts, what the SSH server accepts, and the keys in the trust's folder."""
 
 from __future__ import annotations
 
 import base64
+import grp
 import hashlib
 import os
 import pwd
@@ -13,8 +14,9 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import server
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.server import Account, Login
 
 #: The signing key is in the same folder as the users' keys; no user can have this name.
 SIGNING = "SIGNING"
@@ -32,38 +34,6 @@ class Certificate(NamedTuple):
     identifier: str
     principals: Sequence[str]
     forever: bool
-
-
-class Account(NamedTuple):
-    """A user of the host."""
-
-    gid: int
-    home: str
-
-
-class Server(NamedTuple):
-    """The settings of the SSH server that the trust depends on, as ``sshd -T`` prints them."""
-
-    public_key_login: bool
-    root_login: str
-    authorized_keys: Sequence[str]
-    host_key_files: Sequence[str]
-
-
-def parse_server(text: str) -> Server:
-    """Parse the output of ``sshd -T``: one setting per line, in lower case."""
-    settings: Dict[str, List[str]] = {}
-    for line in text.splitlines():
-        name, _space, value = line.strip().partition(" ")
-        settings.setdefault(name, []).append(value)
-    if "pubkeyauthentication" not in settings:
-        raise ParseError("sshd -T", "it has no line 'pubkeyauthentication'")
-    return Server(
-        settings["pubkeyauthentication"] == ["yes"],
-        settings.get("permitrootlogin", [""])[0],
-        " ".join(settings.get("authorizedkeysfile", [])).split(),
-        settings.get("hostkey", []),
-    )
 
 
 def parse_certificate(text: str) -> Optional[Certificate]:
@@ -95,12 +65,13 @@ class Host(NamedTuple):
 
     #: The users of the trust; None for a missing account.
     accounts: Mapping[str, Optional[Account]]
-    server: Server
+    #: What applies to the logins of each of these accounts.
+    servers: Mapping[str, server.Server]
     #: The public keys of the SSH server.
     host_keys: Sequence[str]
     #: The public half of the key with which this host certifies its users.
     signing_key: Optional[str]
-    #: Users without a key, or without a valid certificate.
+    #: Users without a key, or without a valid certificate: all of them if other accounts may know one of the keys.
     uncertified: Sequence[str]
     #: All users who have a key in the folder.
     trusted: Mapping[str, Optional[Account]]
@@ -111,24 +82,30 @@ def folder_of(cluster: str) -> str:
     return f"/etc/gpumesh/ssh/{cluster}"
 
 
-def look(run: Runner, folder: str, users: Sequence[str], identifier: str) -> Host:
+def look(run: Runner, folder: str, users: Sequence[str], identifier: str, login: Login) -> Host:
     """Read the state of the host.
 
     ``identifier``: the identity in certificates, with ``{user}`` in place of the user's name.
     """
-    server = parse_server(run(["sshd", "-T", "-C", "user=root,host=localhost,addr=127.0.0.1"]).stdout)
+    accounts = {user: _account(user) for user in users}
+    servers = {user: server.look(run, user, login) for user, account in accounts.items() if account is not None}
     signing_key = _public_key(os.path.join(folder, SIGNING))
+    leaked = bool(exposed(folder, users))
     return Host(
-        {user: _account(user) for user in users},
-        server,
-        host_keys(server.host_key_files),
+        accounts,
+        servers,
+        host_keys(next((found.host_key_files for found in servers.values()), ())),
         signing_key,
-        [user for user in users if not _is_certified(run, folder, user, signing_key, identifier.format(user=user))],
+        [
+            user
+            for user in users
+            if leaked or not _is_certified(run, folder, user, signing_key, identifier.format(user=user))
+        ],
         {user: _account(user) for user in trusted_users(folder)},
     )
 
 
-def refusals(users: Sequence[str], host: Host) -> List[str]:
+def refusals(users: Sequence[str], host: Host, login: Login) -> List[str]:
     """Why the users could not log in to this host; empty if they can."""
     reasons = []
     unknown = [user for user in users if host.accounts[user] is None]
@@ -137,16 +114,35 @@ def refusals(users: Sequence[str], host: Host) -> List[str]:
             f"there is no user {', '.join(unknown)}. Create the account on every member, or remove the name from "
             "ssh_trust_users."
         )
-    if not host.server.public_key_login:
-        reasons.append("the SSH server has PubkeyAuthentication no. Set it to yes.")
-    if "root" in users and host.server.root_login == "no":
-        reasons.append(
-            "the SSH server has PermitRootLogin no, but root is in ssh_trust_users. Set other users there, or set "
-            "PermitRootLogin to prohibit-password."
-        )
-    if not any(path.endswith(".ssh/authorized_keys") for path in host.server.authorized_keys):
-        reasons.append("the SSH server does not read ~/.ssh/authorized_keys. Add it to AuthorizedKeysFile.")
+    refused: Dict[str, List[str]] = {}
+    for user, account in host.accounts.items():
+        if account is None:
+            continue
+        if not account.has_home:
+            reasons.append(
+                f"the home directory of {user}, {account.home}, does not exist. Create it, for example with "
+                f"'mkhomedir_helper {user}', mount the file system with it, or remove the name from ssh_trust_users."
+            )
+        for reason in server.refusals(user, account, host.servers[user], login):
+            refused.setdefault(reason, []).append(user)
+    for reason, names in refused.items():
+        reasons.append(f"the SSH server would not accept {', '.join(names)} from {login.peer_address}: {reason}")
     return reasons
+
+
+def exposed(folder: str, users: Sequence[str]) -> List[str]:
+    """The private keys, by their names, that belong to another account than they should, or that others can read."""
+    return [name for name in (SIGNING, *users) if _is_exposed(os.path.join(folder, name), name)]
+
+
+def _is_exposed(path: str, name: str) -> bool:
+    account = _account("root" if name == SIGNING else name)
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return False
+    # The same condition as that of ssh, which does not use such a key.
+    return account is not None and (found.st_uid != account.uid or bool(found.st_mode & 0o077))
 
 
 def host_keys(files: Sequence[str]) -> List[str]:
@@ -171,7 +167,15 @@ def _account(user: str) -> Optional[Account]:
         found = pwd.getpwnam(user)
     except KeyError:
         return None
-    return Account(found.pw_gid, found.pw_dir)
+    groups = [_group_name(gid) for gid in os.getgrouplist(user, found.pw_gid)]
+    return Account(found.pw_uid, found.pw_dir, os.path.isdir(found.pw_dir), groups)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
 
 
 def _public_key(path: str) -> Optional[str]:

@@ -15,19 +15,26 @@ from typing import Iterator, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, write_atomic
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.host import SIGNING
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.host import SIGNING, exposed
 
 _WORK = ".new-"
 
 
 def certify(run: Runner, folder: str, users: Sequence[str], identifier: str) -> None:
-    """Make sure that all users have a certified key, and that the signing key exists. Existing keys are kept.
+    """Make sure that all users have a certified key, and that the signing key exists.
 
-    ``identifier`` as for look(). Raises GpumeshError.
+    Existing keys are kept, except for those that other accounts may know. With a copy of such a key and its certificate,
+    they could log in for as long as the others accept the signing key, so this one is replaced as well.
+
+    ``users``: Host.uncertified; ``identifier`` as for look(). Raises GpumeshError.
     """
     with _work_in(folder) as work:
         signing_key = os.path.join(folder, SIGNING)
+        leaked = exposed(folder, users)
+        # The signing key first: after an interruption, the next run still sees the others.
+        for name in [SIGNING, *leaked] if leaked else []:
+            remove_file(os.path.join(folder, name))
         _have_pair(run, work, signing_key, "root")
         for user in users:
             path, copy = os.path.join(folder, user), os.path.join(work, user)
@@ -56,10 +63,9 @@ def _have_pair(run: Runner, work: str, path: str, owner: str) -> None:
     if not os.path.exists(path):
         made = os.path.join(work, "key")
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", made])
+        account = pwd.getpwnam(owner)
+        os.chown(made, account.pw_uid, account.pw_gid)
         os.replace(made, path)
-    account = pwd.getpwnam(owner)
-    os.chown(path, account.pw_uid, account.pw_gid)
-    os.chmod(path, 0o600)
     try:
         public_key = run(["ssh-keygen", "-y", "-P", "", "-f", path]).stdout.strip()
     except CommandError as failure:

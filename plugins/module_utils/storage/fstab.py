@@ -74,7 +74,7 @@ def marker(cluster: str) -> str:
 
 def parse(text: str, cluster: str) -> Mapping[str, str]:
     """Our lines by mount point, from the whole file."""
-    lines = (host_files.block_in(text, marker(cluster)) or "").splitlines()
+    lines = (host_files.block_in(PATH, text, marker(cluster)) or "").splitlines()
     return {line.split()[1]: line for line in lines if len(line.split()) > 1}
 
 

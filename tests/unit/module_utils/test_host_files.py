@@ -255,10 +255,61 @@ def test_what_cannot_be_is_refused_with_its_path(tmp_path: Path):
         steps([{"path": "/x", "content": "x"}, {"path": "/x", "state": "absent"}])
 
 
-@given(st.text(alphabet="ab\n#", max_size=40), st.text(alphabet="xy\n", max_size=20))
-def test_a_block_never_costs_a_line_of_others(text: str, content: str):
-    entry = host_files.parse([{"path": "/f", "state": "block", "marker": MARKER, "content": content}])[0]
+BEGIN, END = (MARKER.format(mark=mark) for mark in ("BEGIN", "END"))
+LINES = st.lists(st.sampled_from([BEGIN, END, "ours", "theirs", "", "#", f"{BEGIN} not"]), max_size=12)
+
+
+def block(**more: Any) -> host_files.Wanted:
+    return host_files.parse([{"path": "/f", "state": "block", "marker": MARKER, "content": "", **more}])[0]
+
+
+@given(LINES, st.sampled_from(["", "\n"]), st.text(alphabet="xy\n", max_size=20), st.booleans())
+def test_a_block_never_costs_a_line_of_others(lines: list[str], end: str, content: str, at_start: bool):
+    text = "\n".join(lines) + end
+    entry = block(content=content, at_start=at_start)
+    marks = [line for line in lines if line in (BEGIN, END)]
+    if marks != [BEGIN, END] * (len(marks) // 2):
+        for read in (host_files.without_block, host_files.block_in):
+            with pytest.raises(HostStateError, match="^/f: line"):
+                read("/f", text, MARKER)
+        with pytest.raises(HostStateError, match="^/f: line"):
+            host_files.with_block(text, entry)
+        return
+    inside, ours, theirs = False, [], []
+    for line in text.splitlines(keepends=True):
+        if line.rstrip() in (BEGIN, END):
+            inside = not inside
+        else:
+            (ours if inside else theirs).append(line)
+    assert host_files.without_block("/f", text, MARKER) == "".join(theirs)
+    assert host_files.block_in("/f", text, MARKER) == ("".join(ours) if marks else None)
     once = host_files.with_block(text, entry)
     assert host_files.with_block(once, entry) == once
-    rest = host_files.without_block(once, MARKER)
-    assert rest in (text, text + "\n")
+    rest = host_files.without_block("/f", once, MARKER)
+    assert rest in ("".join(theirs), "".join(theirs) + "\n")
+
+
+@pytest.mark.parametrize("text", [f"{BEGIN}\nours\ntheirs\n", f"ours\n{END}\ntheirs\n", f"{BEGIN}\n{BEGIN}\n{END}\n"])
+def test_half_a_block_is_refused_before_anything_is_changed(tmp_path: Path, text: str):
+    path, other = tmp_path / "authorized_keys", tmp_path / "other"
+    path.write_text(text)
+    for state in ("block", "absent"):
+        entry = {"path": str(path), "state": state, "marker": MARKER, "content": "new"}
+        with pytest.raises(HostStateError) as refused:
+            host_files.see_to([{"path": str(other), "content": "x"}, entry], False)
+        assert refused.value.details["path"] == str(path) and refused.value.remedy
+        assert path.read_text() == text and not other.exists()
+
+
+def test_a_block_with_the_line_ends_of_another_system_is_ours(tmp_path: Path):
+    path = tmp_path / "authorized_keys"
+    path.write_bytes(b"theirs\r\n# BEGIN ours\r\nold\r\n# END ours\r\n")
+    settle([{"path": str(path), "state": "block", "marker": MARKER, "content": "new"}])
+    assert path.read_bytes() == b"theirs\r\n# BEGIN ours\nnew\n# END ours\n"
+
+
+def test_a_large_file_of_markers_is_read_once():
+    # Reading on from each of them to the end would take days.
+    with pytest.raises(HostStateError, match="line 1,"):
+        host_files.block_in("/f", f"{BEGIN}\n" * 1_000_000, MARKER)
+    assert host_files.without_block("/f", f"{BEGIN}\n{END}\n" * 500_000 + "theirs\n", MARKER) == "theirs\n"

@@ -112,3 +112,15 @@ def test_a_machine_that_is_not_a_member_or_has_no_key_yet_is_left_as_it_is() -> 
 
 def test_who_leaves_needs_the_name_of_the_cluster_alone() -> None:
     assert ssh_trust.desired(record(), "n1", ["root"], state="absent") == {"cluster": "lab", "state": "absent"}
+
+
+def test_the_server_is_queried_for_a_login_from_another_member() -> None:
+    def login(machine: str, cluster: Any) -> tuple[Any, ...]:
+        wanted = ssh_trust.desired(cluster, machine, ["root"], 2222)
+        return tuple(wanted[key] for key in ("peer", "peer_address", "address", "port"))
+
+    assert login("n1", record()) == ("n2.example.net", "10.99.0.2", "10.99.0.1", 2222)
+    assert login("n2.example.net", record("none")) == ("n1", "10.77.0.1", "10.77.0.2", 2222)
+    alone = record()
+    del alone["members"][1]
+    assert login("n1", alone) == ("n1", "10.99.0.1", "10.99.0.1", 2222)

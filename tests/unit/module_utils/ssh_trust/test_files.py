@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files, host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files, host, server
 
-ALICE, BOB = host.Account(1000, "/home/alice"), host.Account(1001, "/home/bob")
-SERVER = host.Server(True, "no", [".ssh/authorized_keys"], [])
+ALICE, BOB = host.Account(1000, "/home/alice", True, []), host.Account(1001, "/home/bob", True, [])
+SERVER = server.parse("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
 
 
 def params(*users: str) -> dict[str, Any]:
     texts = {"known_hosts": "n1 key\n", "client_config": "Host n1\n", "authorized_keys": "cert-authority key"}
-    return {"cluster": "lab", "machine": "n1", "users": list(users), **texts}
+    login = {"address": "10.0.0.1", "peer": "n2", "peer_address": "10.0.0.2", "port": 22}
+    return {"cluster": "lab", "machine": "n1", "users": list(users), **login, **texts}
 
 
 def found(*users: str, **trusted: host.Account | None) -> host.Host:
     accounts = {"alice": ALICE, "bob": BOB}
-    return host.Host({user: accounts[user] for user in users}, SERVER, [], "key", [], trusted)
+    return host.Host({user: accounts[user] for user in users}, dict.fromkeys(users, SERVER), [], "key", [], trusted)
 
 
 def test_a_user_who_is_no_longer_named_loses_keys_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,7 @@ def test_without_users_nothing_of_the_trust_stays() -> None:
 
 def test_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "folder_of", lambda cluster: str(tmp_path / cluster))
-    here = found("alice")._replace(uncertified=["alice"], accounts={"alice": host.Account(0, str(tmp_path))})
+    here = found("alice")._replace(uncertified=["alice"], accounts={"alice": ALICE})
     monkeypatch.setattr(host, "look", lambda *_: here)
     certificate = f"{tmp_path}/lab/alice-cert.pub"
     told = params("alice")

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,9 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host, server
 
+LOGIN = server.Login("n2", "10.0.0.2", "10.0.0.1", 22)
 IDENTIFIER = "{user}@n1 gpumesh lab"
 
 
@@ -33,7 +37,7 @@ def look(folder: Path, *users: str) -> host.Host:
     def runner(argv: list[str], **options: Any) -> Completed:
         return Completed(0, sshd(folder), "") if argv[0] == "sshd" else run(argv, **options)
 
-    return host.look(runner, str(folder), users, IDENTIFIER)
+    return host.look(runner, str(folder), users, IDENTIFIER, LOGIN)
 
 
 @pytest.fixture(name="folder")
@@ -57,10 +61,12 @@ def test_a_user_with_a_certified_key_needs_nothing(folder: Path) -> None:
     certify(folder)
     found = look(folder, "root")
     assert found.uncertified == []
-    assert found.accounts["root"] == host.Account(0, "/root")
+    root = found.accounts["root"]
+    assert root is not None and (root.uid, root.home, root.has_home) == (0, "/root", True)
+    assert "root" in root.groups
     assert found.signing_key == (folder / "SIGNING.pub").read_text().strip()
     assert found.host_keys == [Path(f"{folder}.server.pub").read_text().strip()]
-    assert found.server == host.Server(True, "no", [".ssh/a", ".ssh/b"], [f"{folder}.server"])
+    assert found.servers["root"].authorized_keys == [".ssh/a", ".ssh/b"]
     assert list(found.trusted) == ["root"]
 
 
@@ -84,6 +90,25 @@ def test_a_certificate_of_another_key_or_signer_does_not_count(folder: Path) -> 
     assert look(folder, "root").uncertified == []
 
 
+@pytest.mark.parametrize("name", ["SIGNING", "root"])
+@pytest.mark.parametrize("change", [lambda path: os.chown(path, 2001, 0), lambda path: path.chmod(0o640)])
+def test_keys_that_other_accounts_may_know_do_not_count(
+    folder: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    certify(folder)
+    change(folder / name)
+    assert look(folder, "root").uncertified == ["root"]
+    assert host.exposed(str(folder), ["root"]) == [name]
+
+
+def test_a_user_with_another_uid_than_before_is_uncertified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certify(folder)
+    entry = pwd.getpwnam("root")
+    again = pwd.struct_passwd((*entry[:2], 2001, *entry[3:]))
+    monkeypatch.setattr(pwd, "getpwnam", lambda user: again if user == "root" else entry)
+    assert look(folder, "root").uncertified == ["root"]
+
+
 def test_a_fresh_host_has_nothing_and_an_unknown_account_is_null(tmp_path: Path) -> None:
     found = look(tmp_path / "none", "root", "no-such-account")
     assert found.uncertified == ["root", "no-such-account"]
@@ -96,16 +121,36 @@ def test_what_sshd_and_ssh_keygen_print_never_gives_a_traceback(text: str) -> No
     host.parse_certificate(text)
     host.fingerprint(text)
     with suppress(ParseError):
-        host.parse_server(text)
+        server.parse(text)
 
 
-def test_a_host_that_would_let_nobody_in_is_refused_with_every_reason() -> None:
-    right = host.Server(True, "no", [".ssh/authorized_keys"], [])
-    there = host.Host({"alice": host.Account(1000, "/home/alice")}, right, [], None, [], {})
-    assert host.refusals(["alice"], there) == []
-    closed = there._replace(
-        accounts={"root": host.Account(0, "/root"), "bob": None}, server=host.Server(False, "no", ["/etc/keys/%u"], [])
-    )
-    reasons = " ".join(host.refusals(["root", "bob"], closed))
-    for words in ("no user bob", "PubkeyAuthentication no", "PermitRootLogin no", "does not read ~/.ssh"):
-        assert words in reasons
+def test_a_host_that_would_not_let_a_user_in_is_refused_with_every_reason() -> None:
+    right = server.parse("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
+    alice = host.Account(1000, "/home/alice", True, ["alice"])
+    there = host.Host({"alice": alice}, {"alice": right}, [], None, [], {})
+    assert host.refusals(["alice"], there, LOGIN) == []
+    closed = right._replace(allow_users=["admin"])
+    accounts = {
+        "alice": alice,
+        "bob": None,
+        "carol": alice,
+        "dave": alice._replace(home="/nonexistent", has_home=False),
+    }
+    servers = {"alice": closed, "carol": closed, "dave": right}
+    reasons = host.refusals(list(accounts), there._replace(accounts=accounts, servers=servers), LOGIN)
+    for reason, words in zip(reasons, ("no user bob", "/nonexistent", "alice, carol from 10.0.0.2"), strict=True):
+        assert words in reason
+
+
+def test_a_home_that_does_not_exist_is_seen_and_not_created(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = pwd.getpwnam("daemon")
+    home = tmp_path / "alice"
+    monkeypatch.setattr(pwd, "getpwnam", lambda _user: pwd.struct_passwd((*entry[:5], str(home), *entry[6:])))
+    found = look(folder, "alice")
+    assert [reason for reason in host.refusals(["alice"], found, LOGIN) if str(home) in reason]
+    assert not home.exists()
+    home.mkdir()
+    found = look(folder, "alice")
+    assert not [reason for reason in host.refusals(["alice"], found, LOGIN) if str(home) in reason]

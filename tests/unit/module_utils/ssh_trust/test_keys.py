@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host, keys
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host, keys, server
 
 IDENTIFIER = "{user}@n1 gpumesh lab"
 
@@ -21,7 +22,8 @@ def runner(argv: list[str], **options: object) -> Completed:
 
 
 def uncertified(folder: Path) -> list[str]:
-    return list(host.look(runner, str(folder), ["root", "daemon"], IDENTIFIER).uncertified)
+    login = server.Login("n2", "10.0.0.2", "10.0.0.1", 22)
+    return list(host.look(runner, str(folder), ["root", "daemon"], IDENTIFIER, login).uncertified)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -68,6 +70,28 @@ def test_a_lost_private_key_is_replaced(folder: Path) -> None:
     keys.certify(run, str(folder), ["root"], IDENTIFIER)
     assert uncertified(folder) == []
     assert contents(folder)["root.pub"] != before["root.pub"]
+
+
+def test_keys_that_other_accounts_may_know_are_replaced(folder: Path) -> None:
+    before = contents(folder)
+    os.chown(folder / "daemon", 2001, 2001)
+    # Who has copied its certificate must not be accepted either, so the signing key changes with it.
+    assert uncertified(folder) == ["root", "daemon"]
+    keys.certify(run, str(folder), uncertified(folder), IDENTIFIER)
+    assert uncertified(folder) == []
+    after = contents(folder)
+    assert {name for name in before if after[name] == before[name]} == {"root", "root.pub"}
+    assert (folder / "daemon").owner() == "daemon"
+
+
+def test_a_signing_key_that_others_could_read_is_replaced(folder: Path) -> None:
+    before = contents(folder)
+    (folder / "SIGNING").chmod(0o644)
+    keys.certify(run, str(folder), uncertified(folder), IDENTIFIER)
+    assert uncertified(folder) == []
+    after = contents(folder)
+    assert {name for name in before if after[name] == before[name]} == {"root", "root.pub", "daemon", "daemon.pub"}
+    assert (folder / "SIGNING").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_key_that_cannot_be_used_is_named(folder: Path) -> None:

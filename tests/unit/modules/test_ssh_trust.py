@@ -1,0 +1,38 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module refuses a host on which it could not finish before it changes anything there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host, server
+from ansible_collections.gpumesh.cluster.plugins.modules import ssh_trust
+
+ACCEPTS = server.parse("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_half_of_our_lines_are_refused_before_keys_are_made_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    keys = tmp_path / "home" / ".ssh" / "authorized_keys"
+    keys.parent.mkdir(parents=True)
+    keys.write_text("# BEGIN gpumesh cluster lab\ncert-authority old\nssh-ed25519 admin\n")
+    folder = tmp_path / "lab"
+    account = host.Account(0, str(tmp_path / "home"), True, ["root"])
+    found = host.Host({"root": account}, {"root": ACCEPTS}, [], None, ["root"], {"root": account})
+    monkeypatch.setattr(host, "folder_of", lambda _cluster: str(folder))
+    monkeypatch.setattr(host, "look", lambda *_: found)
+    texts = dict.fromkeys(("known_hosts", "client_config", "authorized_keys"), "x\n")
+    login: dict[str, Any] = {"address": "10.0.0.1", "peer": "n2", "peer_address": "10.0.0.2", "port": 22}
+    before = keys.read_text()
+    with pytest.raises(HostStateError) as refused:
+        ssh_trust.work({"state": state, "cluster": "lab", "machine": "n1", "users": ["root"], **login, **texts}, False)
+    assert refused.value.details["path"] == str(keys)
+    assert keys.read_text() == before and not folder.exists()
