@@ -12,22 +12,15 @@ import ipaddress
 import os
 import pwd
 import re
-import socket
-import struct
-from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Collection, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import devices_by_point, unescaped
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
-#: Links of a process that hold a mount: see proc(5).
-_LINKS = ("cwd", "root", "exe")
-_ESTABLISHED = "01"
-#: An address in such a table: one or four words of 32 bits.
-_DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
 #: The name that sshd gives a login's process: ``sshd: alice@pts/0`` up to OpenSSH 9.7, then ``sshd-session: …``.
-_LOGIN = re.compile(r"^sshd(?:-session)?: (?P<user>\S+)@(?P<terminal>\S+)$")
-_NATIVE_WORD = "=I"
+LOGIN = re.compile(r"^sshd(?:-session)?: (?P<user>\S+)@(?P<terminal>\S+)$")
 
 
 class VolumeUser(NamedTuple):
@@ -65,8 +58,8 @@ def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
     """
     here, devices = _mounts(proc, "self")
     found = []
-    for pid in _processes(proc):
-        held = list(_held(proc, pid))
+    for pid in processes.pids(proc):
+        held = list(processes.held(proc, pid))
         points = [
             point
             for point in mount_points
@@ -76,7 +69,7 @@ def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
             continue
         there, others = _mounts(proc, str(pid))
         found += [
-            VolumeUser(point, pid, _owner(proc, pid), printable(_text(proc, str(pid), "comm").strip()))
+            VolumeUser(point, pid, _owner(proc, pid), printable(processes.text(proc, str(pid), "comm").strip()))
             for point in points
             if here == there or devices.get(point) == others.get(point)
         ]
@@ -98,45 +91,17 @@ def refuse_in_use(users: Sequence[VolumeUser], force: bool) -> None:
 def logins(proc: str, addresses: Iterable[str]) -> List[Login]:
     """Logins whose connection comes from one of the addresses, except the one that runs this."""
     wanted = {str(ipaddress.ip_address(address)) for address in addresses}
-    remote = {
-        **connections(_text(proc, "", "net/tcp")),
-        **connections(_text(proc, "", "net/tcp6")),
-    }
-    own = _ancestors(proc, os.getpid())
+    sockets = processes.tcp_sockets(proc)
+    remote = {inode: one.remote for inode, one in sockets.items() if one.state == processes.ESTABLISHED}
+    own = processes.ancestors(proc, os.getpid())
     found = []
-    for pid in _processes(proc):
-        match = _LOGIN.match(_text(proc, str(pid), "cmdline").replace("\0", " ").strip())
+    for pid in processes.pids(proc):
+        match = LOGIN.match(processes.title(proc, pid))
         if match is None or pid in own:
             continue
-        peers = {remote[inode] for inode in _sockets(proc, pid) if inode in remote} & wanted
+        peers = {remote[inode] for inode in processes.sockets(proc, pid) if inode in remote} & wanted
         found += [Login(pid, match.group("user"), match.group("terminal"), peer) for peer in sorted(peers)]
     return found
-
-
-def connections(table: str) -> Dict[str, str]:
-    """The remote address of each established connection by its socket's inode, from the text of /proc/net/tcp or tcp6."""
-    found = {}
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        digits = fields[2].partition(":")[0] if len(fields) > 9 and fields[3] == _ESTABLISHED else ""
-        if _DIGITS.fullmatch(digits):
-            found[fields[9]] = _address(digits)
-    return found
-
-
-def _address(digits: str) -> str:
-    """Decode words of 32 bits in the host's byte order, each as eight digits."""
-    packed = b"".join(
-        struct.pack(_NATIVE_WORD, int(digits[start : start + 8], 16)) for start in range(0, len(digits), 8)
-    )
-    if len(packed) == 4:
-        return socket.inet_ntop(socket.AF_INET, packed)
-    address = ipaddress.IPv6Address(packed)
-    return str(address.ipv4_mapped or address)
-
-
-def _processes(proc: str) -> Iterator[int]:
-    return (int(name) for name in os.listdir(proc) if name.isdigit())
 
 
 def _mounts(proc: str, process: str) -> Tuple[str, Dict[str, str]]:
@@ -145,43 +110,7 @@ def _mounts(proc: str, process: str) -> Tuple[str, Dict[str, str]]:
         namespace = os.readlink(os.path.join(proc, process, "ns", "mnt"))
     except OSError:
         namespace = ""
-    return namespace, devices_by_point(_text(proc, process, "mountinfo"))
-
-
-def _text(proc: str, process: str, name: str) -> str:
-    """A file of a process, which may have ended meanwhile."""
-    try:
-        with open(os.path.join(proc, process, name), encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
-def _held(proc: str, pid: int) -> Iterator[str]:
-    folder = os.path.join(proc, str(pid))
-    try:
-        opened = [os.path.join("fd", name) for name in os.listdir(os.path.join(folder, "fd"))]
-    except OSError:
-        opened = []
-    for name in [*_LINKS, *opened]:
-        try:
-            yield os.readlink(os.path.join(folder, name))
-        except OSError:
-            continue
-
-
-def _sockets(proc: str, pid: int) -> Set[str]:
-    return {path[len("socket:[") : -1] for path in _held(proc, pid) if path.startswith("socket:[")}
-
-
-def _ancestors(proc: str, pid: int) -> Set[int]:
-    found = set()
-    while pid and pid not in found:
-        found.add(pid)
-        # The name, in brackets, may contain any character; the parent is the second field after it.
-        fields = _text(proc, str(pid), "stat").rpartition(")")[2].split()
-        pid = int(fields[1]) if len(fields) > 1 else 0
-    return found
+    return namespace, devices_by_point(processes.text(proc, process, "mountinfo"))
 
 
 def _owner(proc: str, pid: int) -> str:

@@ -75,13 +75,16 @@ options:
     elements: str
     default: []
   ssh_port:
-    description: The port of SSH.
+    description:
+      - The port of SSH. Ports on which C(sshd) listens, and the one over which the module itself runs, are treated alike.
     type: int
     default: 22
   ssh_from:
     description:
-      - Networks that can use SSH besides the members; SSH is closed to all others. If empty, SSH is not restricted.
-      - The machine that runs Ansible must be in one of them.
+      - Networks that can use SSH besides the members; SSH is closed to all others. If empty, SSH is not restricted, even
+        on a port that O(tcp_ports) or O(ephemeral) closes.
+      - The machine that runs Ansible must be in one of them. A host that it reaches over SSH refuses a table that would
+        close this connection.
     type: list
     elements: str
     default: []
@@ -120,6 +123,8 @@ table:
   sample: gpumesh_lab
 """
 
+import os
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
@@ -129,6 +134,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
     make_desired,
     table_of,
 )
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import reached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, present
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
@@ -148,7 +154,8 @@ def work(module: AnsibleModule) -> Outcome:
     else:
         ephemeral = [ephemeral_range(read_text(_RANGE) or "")] if given["ephemeral"] else []
         ports = {name: [*given[name], *ephemeral] for name in ("tcp_ports", "udp_ports")}
-        result = present(host, cluster, make_desired(cluster, {**given, **ports}))
+        desired = make_desired(cluster, {**given, **ports}, reached("/proc", os.getpid()))
+        result = present(host, cluster, desired)
     table = table_of(cluster)
     return Outcome(result.changed, {"tools": result.tools, "table": table}, result.before, result.after, table)
 

@@ -14,6 +14,7 @@ import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import NOT_REACHED, Reached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
@@ -38,7 +39,8 @@ class Desired(NamedTuple):
     udp_ports: Tuple[str, ...]
     #: UDP ports that stay open to everyone: the endpoints of tunnels.
     open_udp_ports: Tuple[str, ...]
-    ssh_port: int
+    #: TCP ports of SSH.
+    ssh_ports: Tuple[str, ...]
     #: Networks from which SSH is allowed, besides the members; if empty, SSH is not restricted.
     ssh_from: Tuple[str, ...]
 
@@ -51,8 +53,11 @@ def table_of(cluster: str) -> str:
     return f"gpumesh_{cluster}"
 
 
-def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:
-    """Check and normalise the parameters of a module. Raises InputError."""
+def make_desired(cluster: str, given: Mapping[str, Any], reached: Reached = NOT_REACHED) -> Desired:
+    """Check and normalise the parameters of a module. ``reached``: how the host is reached by SSH.
+
+    Raises InputError, also for a table that would close the connection over which the module runs.
+    """
     interface = str(given.get("mesh_interface") or "")
     mesh_members = _addresses(given.get("mesh_members") or ())
     if mesh_members:
@@ -65,18 +70,42 @@ def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:
         raise InputError(
             "A firewall without members would lock out the cluster itself.", "Set the addresses of the members."
         )
-    return Desired(
+    ssh_from = _networks(given.get("ssh_from") or ())
+    ssh_ports = [int(given.get("ssh_port") or 22), *reached.ports]
+    desired = Desired(
         table_of(cluster),
         members,
         mesh_members,
         interface,
         _networks(given.get("trusted") or ()),
-        _ports(given.get("tcp_ports") or ()),
+        # Whatever the ranges contain: only ssh_from restricts SSH.
+        _ports(given.get("tcp_ports") or (), ssh_ports),
         _ports(given.get("udp_ports") or ()),
         _ports(given.get("open_udp_ports") or ()),
-        int(given.get("ssh_port") or 22),
-        _networks(given.get("ssh_from") or ()),
+        _ports(ssh_ports),
+        ssh_from,
     )
+    _refuse_lockout(desired, reached.peers)
+    return desired
+
+
+def _refuse_lockout(desired: Desired, peers: Iterable[str]) -> None:
+    """Refuse a table that drops new connections from where the module's own connection comes. Raises InputError."""
+    if not desired.ssh_from:
+        return
+    accepted = [
+        ipaddress.ip_network(one)
+        for one in (*desired.members, *desired.mesh_members, *desired.trusted, *desired.ssh_from)
+    ]
+    for peer in peers:
+        address = ipaddress.ip_address(peer)
+        if not address.is_loopback and not any(address in network for network in accepted):
+            raise InputError(
+                f"SSH would be closed to {peer}, from which this host is being reached: it is neither a member nor in "
+                f"firewall_trusted or firewall_ssh_from ({', '.join(desired.ssh_from)}). Nothing was changed.",
+                f"Add {address}/{address.max_prefixlen}, or its network, to firewall_ssh_from.",
+                address=peer,
+            )
 
 
 def ephemeral_range(text: str) -> str:
@@ -111,8 +140,9 @@ def render(desired: Desired) -> str:
     lines += [f'\t\tiifname "{desired.mesh_interface}" {rule} accept' for rule in _from("mesh", desired.mesh_members)]
     lines += [f"\t\t{rule} accept" for rule in _from("trusted", desired.trusted)]
     if desired.ssh_from:
-        lines += [f"\t\ttcp dport {desired.ssh_port} {rule} accept" for rule in _from("ssh", desired.ssh_from)]
-        lines.append(f"\t\ttcp dport {desired.ssh_port} counter drop")
+        ssh = f"tcp dport {{ {', '.join(desired.ssh_ports)} }}"
+        lines += [f"\t\t{ssh} {rule} accept" for rule in _from("ssh", desired.ssh_from)]
+        lines.append(f"\t\t{ssh} counter drop")
     for protocol, ports in (("tcp", desired.tcp_ports), ("udp", desired.udp_ports)):
         if ports:
             lines.append(f"\t\t{protocol} dport {{ {', '.join(ports)} }} counter drop")
@@ -191,7 +221,7 @@ def _networks(texts: Iterable[str]) -> Tuple[str, ...]:
     return tuple(str(one) for one in sorted(found, key=lambda one: (one.version, int(one[0]), one.prefixlen)))
 
 
-def _ports(texts: Iterable[Any]) -> Tuple[str, ...]:
+def _ports(texts: Iterable[Any], without: Iterable[int] = ()) -> Tuple[str, ...]:
     """Sort and merge ports, since nft rejects overlapping ranges. Raises InputError."""
     spans: List[Tuple[int, int]] = []
     for value in texts:
@@ -210,4 +240,7 @@ def _ports(texts: Iterable[Any]) -> Tuple[str, ...]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
             merged.append((low, high))
+    for port in without:
+        parts = [part for low, high in merged for part in ((low, min(high, port - 1)), (max(low, port + 1), high))]
+        merged = [(low, high) for low, high in parts if low <= high]
     return tuple(f"{low}-{high}" if high > low else str(low) for low, high in merged)

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,17 +28,18 @@ ROOT = Path(__file__).resolve().parents[3]
 MEMBER, STRANGER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.1"
 #: Runs the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
 PROGRAM = """
-import json, sys
+import json, os, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules, table
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules, ssh, table
 asked = json.load(sys.stdin)
 host = table.Host(run, asked["check"], asked["folder"], "", asked["folder"])
 try:
     if asked["given"] is None:
         result = table.absent(host, "lab")
     else:
-        result = table.present(host, "lab", rules.make_desired("lab", asked["given"]))
+        reached = ssh.reached("/proc", os.getpid())
+        result = table.present(host, "lab", rules.make_desired("lab", asked["given"], reached))
 except GpumeshError as error:
     sys.exit(str(error))
 json.dump(result._asdict(), sys.stdout)
@@ -73,12 +77,23 @@ class Pair:
         return call("ip", "netns", "exec", where, *argv, stdin=stdin)
 
     def apply(self, given: dict[str, Any] | None, check: bool = False) -> dict[str, Any]:
-        asked = json.dumps({"given": given, "check": check, "folder": str(self.folder)})
-        return dict(json.loads(self.run(self.host, sys.executable, "-c", PROGRAM, stdin=asked)))
+        return dict(json.loads(self.run(self.host, sys.executable, "-c", PROGRAM, stdin=self.asked(given, check))))
+
+    def asked(self, given: dict[str, Any] | None, check: bool = False) -> str:
+        return json.dumps({"given": given, "check": check, "folder": str(self.folder)})
 
     def through(self, source: str, port: int) -> bool:
         """Whether a connection comes about, however busy the machine."""
         return self.dials(source, port, 60)
+
+    def answers(self, source: str, port: int) -> bool:
+        """Whether a listener that has just been started answers within a minute."""
+        deadline = time.monotonic() + 60
+        while not self.dials(source, port, 5):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
 
     def dropped(self, source: str, port: int) -> bool:
         """Whether the table has dropped what came, which it counts, and no connection came about."""
@@ -126,6 +141,7 @@ def _pair(tmp_path: Path) -> Iterator[Pair]:
                     "25000",
                     "28999",
                     "17000",
+                    "22222",
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -243,9 +259,8 @@ def test_leaving_takes_it_all_away(pair: Pair) -> None:
 
 
 def test_a_host_that_may_not_have_a_table_has_none_to_take_away(pair: Pair) -> None:
-    asked = json.dumps({"given": None, "check": False, "folder": str(pair.folder)})
     command = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", sys.executable, "-c", PROGRAM]
-    assert json.loads(pair.run(pair.host, *command, stdin=asked))["changed"] is False
+    assert json.loads(pair.run(pair.host, *command, stdin=pair.asked(None)))["changed"] is False
 
 
 def test_ssh_is_closed_by_choice_only(pair: Pair) -> None:
@@ -254,6 +269,68 @@ def test_ssh_is_closed_by_choice_only(pair: Pair) -> None:
     assert pair.dropped(STRANGER, 22)
     pair.apply({**GIVEN, "ssh_from": [f"{STRANGER}/32"]})
     assert pair.through(STRANGER, 22)
+
+
+#: With the port of the listener, and that of sshd.
+RANGES: dict[str, Any] = {**GIVEN, "tcp_ports": ["2049", "15000-28999", "32768-60999"]}
+
+
+def test_the_port_of_ssh_stays_open_within_a_closed_range(pair: Pair) -> None:
+    pair.apply({**RANGES, "ssh_port": 22222})
+    assert all(pair.dropped(STRANGER, port) for port in (17000, 40000))
+    assert pair.through(STRANGER, 22222)
+    pair.apply({**RANGES, "ssh_port": 22222, "ssh_from": ["192.0.2.0/24"]})
+    assert pair.dropped(STRANGER, 22222)
+    assert pair.through(MEMBER, 22222)
+
+
+@pytest.fixture(name="login")
+def _login(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The command that logs in to the host from the stranger's address, at a port within a closed range."""
+    folder = tmp_path_factory.mktemp("ssh")
+    for key in ("key", "host_key"):
+        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    options = {"HostKey": folder / "host_key", "AuthorizedKeysFile": folder / "key.pub", "PidFile": "none"}
+    options.update(Port=20022, ListenAddress="0.0.0.0", StrictModes="no", UsePAM="no", PermitRootLogin="yes")
+    words = [f"-o{name}={value}" for name, value in options.items()]
+    inside = ["ip", "netns", "exec"]
+    daemon = subprocess.Popen([*inside, pair.host, "/usr/sbin/sshd", "-D", "-f", "/dev/null", *words])
+    known = ["-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null", "-oLogLevel=ERROR", "-oBatchMode=yes"]
+    try:
+        assert pair.answers(STRANGER, 20022)
+        yield ["ssh", "-F", "none", "-i", str(folder / "key"), "-b", STRANGER, "-p", "20022", *known, f"root@{OWN}"]
+    finally:
+        daemon.terminate()
+        daemon.wait()
+
+
+def over_ssh(pair: Pair, login: list[str], given: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Apply the table as Ansible does: the module is a process of the login."""
+    command = shlex.join(
+        ["env", f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}", sys.executable, "-c", PROGRAM]
+    )
+    argv = ["ip", "netns", "exec", pair.dialler, *login, command]
+    return subprocess.run(argv, input=pair.asked(given), capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_port_on_which_sshd_listens_is_never_closed_by_a_range(pair: Pair, login: list[str]) -> None:
+    assert pair.apply(RANGES)["changed"]
+    assert pair.dropped(STRANGER, 17000)
+    assert pair.through(STRANGER, 20022)
+    # However the module arrives, it finds the same.
+    done = over_ssh(pair, login, RANGES)
+    assert (done.stderr, json.loads(done.stdout)["changed"]) == ("", False)
+
+
+def test_a_table_that_would_close_the_own_connection_is_refused(pair: Pair, login: list[str]) -> None:
+    done = over_ssh(pair, login, {**RANGES, "ssh_from": ["192.0.2.0/24"]})
+    assert done.returncode == 1
+    assert f"{STRANGER}/32" in done.stderr
+    assert list(pair.folder.iterdir()) == []
+    for accepting in ({"ssh_from": [f"{STRANGER}/32"]}, {"ssh_from": ["192.0.2.0/24"], "trusted": ["10.9.0.0/24"]}):
+        assert over_ssh(pair, login, {**RANGES, **accepting}).returncode == 0
+        assert pair.through(STRANGER, 20022)
 
 
 def test_addresses_of_both_families_and_of_the_mesh_are_taken(pair: Pair) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import Reached
 
 
 def text(**given: Any) -> str:
@@ -48,9 +49,26 @@ def test_the_tunnel_stays_open_within_the_ephemeral_range() -> None:
 
 
 def test_ssh_is_closed_only_when_somebody_is_let_in() -> None:
-    assert "dport 22" not in text()
+    assert "dport { 22 }" not in text()
     rendered = text(ssh_from=["192.0.2.0/24"])
-    assert rendered.index("tcp dport 22 ip saddr @ssh4 accept") < rendered.index("tcp dport 22 counter drop")
+    assert rendered.index("tcp dport { 22 } ip saddr @ssh4 accept") < rendered.index("tcp dport { 22 } counter drop")
+
+
+def test_a_range_does_not_close_ssh() -> None:
+    given = {"members": ["10.0.0.1"], "tcp_ports": ["111", "15000-28999"], "ssh_port": 22222}
+    desired = rules.make_desired("lab", given, Reached((111, 15000, 22223), ("192.0.2.7",)))
+    assert desired.tcp_ports == ("15001-22221", "22224-28999")
+    assert rules.make_desired("lab", {**given, "ssh_port": 28999}).tcp_ports == ("111", "15000-28998")
+
+
+@pytest.mark.parametrize("peer", ["192.0.2.7", "2001:db8::7"])
+def test_the_connection_of_the_module_is_not_closed(peer: str) -> None:
+    given = {"members": ["10.0.0.1"], "ssh_from": ["198.51.100.0/24"]}
+    with pytest.raises(InputError) as refused:
+        rules.make_desired("lab", given, Reached((22,), (peer,)))
+    assert refused.value.as_result()["address"] == peer
+    for accepted in ({"ssh_from": []}, {"trusted": [peer]}, {"members": [peer]}, {"ssh_from": [peer]}):
+        assert rules.make_desired("lab", {**given, **accepted}, Reached((22,), (peer, "127.0.0.1", "::1")))
 
 
 def test_both_families_have_their_sets() -> None:
