@@ -19,6 +19,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import valu
 
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 
+#: A packet that opens a TCP connection. Only these are dropped: the kernel may not have tracked connections before the
+#: table was loaded, and would then take the next packet of an open one for the first.
+_OPENING = "tcp flags & (fin | syn | rst | ack) == syn"
+
 _PORT = re.compile(r"[0-9]{1,5}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z", re.IGNORECASE)
 
@@ -142,10 +146,10 @@ def render(desired: Desired) -> str:
     if desired.ssh_from:
         ssh = f"tcp dport {{ {', '.join(desired.ssh_ports)} }}"
         lines += [f"\t\t{ssh} {rule} accept" for rule in _from("ssh", desired.ssh_from)]
-        lines.append(f"\t\t{ssh} counter drop")
-    for protocol, ports in (("tcp", desired.tcp_ports), ("udp", desired.udp_ports)):
+        lines.append(f"\t\t{ssh} {_OPENING} counter drop")
+    for protocol, ports, opening in (("tcp", desired.tcp_ports, f" {_OPENING}"), ("udp", desired.udp_ports, "")):
         if ports:
-            lines.append(f"\t\t{protocol} dport {{ {', '.join(ports)} }} counter drop")
+            lines.append(f"\t\t{protocol} dport {{ {', '.join(ports)} }}{opening} counter drop")
     return "\n".join([*lines, "\t}", "}", ""])
 
 

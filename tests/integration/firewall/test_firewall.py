@@ -248,6 +248,56 @@ print(peer.recv(1) == b"", flush=True)
     echo.communicate()
 
 
+DIALLED = """
+import socket
+with socket.create_server(("0.0.0.0", 9000)) as listener:
+    print("ready", flush=True)
+    peer, _address = listener.accept()
+    print("accepted", flush=True)
+    input()
+    peer.sendall(b"late")
+    input()
+"""
+DIALS_OUT = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], 9000), 60)
+print(peer.getsockname()[1], flush=True)
+print(peer.recv(4).decode(), flush=True)
+"""
+
+
+def test_what_the_host_has_opened_before_the_first_table_goes_on(pair: Pair) -> None:
+    """No connection is tracked before, so that the next packet of an open one counts as new, to an ephemeral port."""
+
+    def start(where: str, *words: str) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", where, sys.executable, "-c", *words]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def line(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    def say(process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    dialled = start(pair.dialler, DIALLED)
+    assert line(dialled) == "ready"
+    dials_out = start(pair.host, DIALS_OUT, STRANGER)
+    try:
+        assert 32768 <= int(line(dials_out)) <= 60999
+        assert line(dialled) == "accepted"
+        pair.apply(GIVEN)
+        say(dialled)
+        dials_out.wait(30)
+        assert line(dials_out) == "late"
+    finally:
+        for process in (dials_out, dialled):
+            process.kill()
+            process.communicate()
+
+
 def test_leaving_takes_it_all_away(pair: Pair) -> None:
     pair.apply(GIVEN)
     assert pair.apply(None, check=True)["changed"]

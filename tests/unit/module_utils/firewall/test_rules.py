@@ -33,7 +33,7 @@ def test_only_the_table_of_the_cluster_is_replaced() -> None:
 def test_members_are_let_in_before_anything_is_dropped() -> None:
     rendered = text(tcp_ports=["2049"])
     assert "elements = { 10.0.0.1, 10.0.0.2 }" in rendered
-    assert rendered.index("ip saddr @member4 accept") < rendered.index("tcp dport { 2049 } counter drop")
+    assert rendered.index("ip saddr @member4 accept") < rendered.index("tcp dport { 2049 } tcp flags")
     assert "policy accept" in rendered
 
 
@@ -51,7 +51,7 @@ def test_the_tunnel_stays_open_within_the_ephemeral_range() -> None:
 def test_ssh_is_closed_only_when_somebody_is_let_in() -> None:
     assert "dport { 22 }" not in text()
     rendered = text(ssh_from=["192.0.2.0/24"])
-    assert rendered.index("tcp dport { 22 } ip saddr @ssh4 accept") < rendered.index("tcp dport { 22 } counter drop")
+    assert rendered.index("tcp dport { 22 } ip saddr @ssh4 accept") < rendered.index("tcp dport { 22 } tcp flags")
 
 
 def test_a_range_does_not_close_ssh() -> None:
