@@ -14,6 +14,8 @@ author:
 description:
   - Maintains an nftables table with the addresses of the members. The table is replaced in a single transaction, so there
     is no moment without it, and established connections stay open.
+  - A host that is in several clusters has one table, to which each of them contributes. Whatever one cluster accepts is
+    accepted, also on the ports that another one closes.
   - Rules outside this table are neither read nor changed. A port that the host's own rules close stays closed.
   - A systemd service loads the table at boot, and again when C(nftables.service) reloads the host's own rules. Without
     systemd, the table is loaded now, and again on the next run.
@@ -30,10 +32,10 @@ options:
       - A host that is not among the cluster's members is left unchanged.
     type: raw
   cluster:
-    description: The name of the cluster, which is part of the table's name. Required without O(record).
+    description: The name of the cluster. Required without O(record).
     type: str
   state:
-    description: V(absent) removes the table, now and at boot.
+    description: V(absent) removes the cluster's part of the table, or with the last one the table, now and at boot.
     type: str
     choices: [present, absent]
     default: present
@@ -105,7 +107,7 @@ EXAMPLES = r"""
     tcp_ports: ["2049", 6817-6819]
     open_udp_ports: ["51820"]
 
-- name: Remove the table
+- name: Remove the rules of the cluster
   gpumesh.cluster.firewall:
     cluster: lab
     state: absent
@@ -120,7 +122,7 @@ table:
   description: The name of the table, in the family C(inet).
   type: str
   returned: success
-  sample: gpumesh_lab
+  sample: gpumesh-firewall
 """
 
 import os
@@ -130,9 +132,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
+    TABLE,
     ephemeral_range,
     make_desired,
-    table_of,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import reached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, present
@@ -156,8 +158,8 @@ def work(module: AnsibleModule) -> Outcome:
         ports = {name: [*given[name], *ephemeral] for name in ("tcp_ports", "udp_ports")}
         desired = make_desired(cluster, {**given, **ports}, reached("/proc", os.getpid()))
         result = present(host, cluster, desired)
-    table = table_of(cluster)
-    return Outcome(result.changed, {"tools": result.tools, "table": table}, result.before, result.after, table)
+    values = {"tools": result.tools, "table": TABLE}
+    return Outcome(result.changed, values, result.before, result.after, f"{TABLE}: {cluster}")
 
 
 def main() -> None:

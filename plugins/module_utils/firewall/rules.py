@@ -4,7 +4,10 @@
 """The firewall of a member as text for nft(8): a table of its own, beside the host's other rules.
 
 A packet has to pass every table, so this one cannot open what the host's own rules close. It closes the ports of the
-cluster's services to everyone except the members, and leaves all other ports alone.
+clusters' services to everyone except the members, and leaves all other ports alone.
+
+There is one table for all clusters of a host, to which each contributes a part: whatever one cluster accepts, such as its
+members and tunnels, is accepted before another one closes its ports.
 """
 
 from __future__ import annotations
@@ -19,6 +22,28 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import valu
 
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 
+#: The table, and the name of its files and its unit. No cluster's name makes the same one out of the former ``gpumesh_``.
+TABLE = "gpumesh-firewall"
+
+#: The table without the parts of the clusters. Declared first, so that deleting it cannot fail.
+FRAME = f"""{MARK}
+table inet {TABLE}
+delete table inet {TABLE}
+table inet {TABLE} {{
+\tchain accepted {{
+\t}}
+\tchain closed {{
+\t}}
+\tchain input {{
+\t\ttype filter hook input priority filter - 5; policy accept;
+\t\tiifname "lo" accept
+\t\tct state established,related accept
+\t\tjump accepted
+\t\tjump closed
+\t}}
+}}
+"""
+
 #: A packet that opens a TCP connection. Only these are dropped: the kernel may not have tracked connections before the
 #: table was loaded, and would then take the next packet of an open one for the first.
 _OPENING = "tcp flags & (fin | syn | rst | ack) == syn"
@@ -28,9 +53,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z", re.IGNORECASE)
 
 
 class Desired(NamedTuple):
-    """The desired table. All texts are checked."""
+    """What a cluster wants in the table. All texts are checked."""
 
-    table: str
+    cluster: str
     #: Addresses of members, accepted on every interface.
     members: Tuple[str, ...]
     #: Addresses that are accepted only on the mesh's interface.
@@ -49,12 +74,11 @@ class Desired(NamedTuple):
     ssh_from: Tuple[str, ...]
 
 
-def table_of(cluster: str) -> str:
-    """The name of a cluster's table. Raises InputError."""
+def checked_name(cluster: str) -> str:
+    """The name of a cluster, which becomes part of the names of files and sets. Raises InputError."""
     if not _NAME.match(cluster):
         raise InputError(f"'{cluster}' is an invalid cluster name.", "Use letters, digits, '-', '_' and '.'.")
-    # nft allows the same characters in a name, so no two clusters share a table.
-    return f"gpumesh_{cluster}"
+    return cluster
 
 
 def make_desired(cluster: str, given: Mapping[str, Any], reached: Reached = NOT_REACHED) -> Desired:
@@ -77,7 +101,7 @@ def make_desired(cluster: str, given: Mapping[str, Any], reached: Reached = NOT_
     ssh_from = _networks(given.get("ssh_from") or ())
     ssh_ports = [int(given.get("ssh_port") or 22), *reached.ports]
     desired = Desired(
-        table_of(cluster),
+        checked_name(cluster),
         members,
         mesh_members,
         interface,
@@ -120,44 +144,51 @@ def ephemeral_range(text: str) -> str:
     return "-".join(ends)
 
 
-def render(desired: Desired) -> str:
-    """The text for ``nft --file``. It replaces this table, and nothing else, in one transaction."""
-    table = f"table inet {desired.table}"
-    lines = [
-        MARK,
-        # Declared first, so that deleting it cannot fail.
-        table,
-        f"delete {table}",
-        f"{table} {{",
-        *_sets("member", desired.members),
-        *_sets("mesh", desired.mesh_members),
-        *_sets("trusted", desired.trusted),
-        *_sets("ssh", desired.ssh_from),
-        "\tchain input {",
-        "\t\ttype filter hook input priority filter - 5; policy accept;",
-        '\t\tiifname "lo" accept',
-        "\t\tct state established,related accept",
-    ]
-    if desired.open_udp_ports:
-        lines.append(f"\t\tudp dport {{ {', '.join(desired.open_udp_ports)} }} accept")
-    lines += [f"\t\t{rule} accept" for rule in _from("member", desired.members)]
-    lines += [f'\t\tiifname "{desired.mesh_interface}" {rule} accept' for rule in _from("mesh", desired.mesh_members)]
-    lines += [f"\t\t{rule} accept" for rule in _from("trusted", desired.trusted)]
+def render_part(desired: Desired) -> str:
+    """The part of a cluster, as text for nft after ``FRAME``."""
+    cluster = desired.cluster
+    accepted = [f"udp dport {{ {', '.join(desired.open_udp_ports)} }}"] if desired.open_udp_ports else []
+    accepted += _from(f"member_{cluster}", desired.members)
+    mesh = _from(f"mesh_{cluster}", desired.mesh_members)
+    accepted += [f'iifname "{desired.mesh_interface}" {rule}' for rule in mesh]
+    accepted += _from(f"trusted_{cluster}", desired.trusted)
+    closed = []
     if desired.ssh_from:
         ssh = f"tcp dport {{ {', '.join(desired.ssh_ports)} }}"
-        lines += [f"\t\t{ssh} {rule} accept" for rule in _from("ssh", desired.ssh_from)]
-        lines.append(f"\t\t{ssh} {_OPENING} counter drop")
-    for protocol, ports, opening in (("tcp", desired.tcp_ports, f" {_OPENING}"), ("udp", desired.udp_ports, "")):
-        if ports:
-            lines.append(f"\t\t{protocol} dport {{ {', '.join(ports)} }}{opening} counter drop")
-    return "\n".join([*lines, "\t}", "}", ""])
+        accepted += [f"{ssh} {rule}" for rule in _from(f"ssh_{cluster}", desired.ssh_from)]
+        closed.append(f"{ssh} {_OPENING}")
+    if desired.tcp_ports:
+        closed.append(f"tcp dport {{ {', '.join(desired.tcp_ports)} }} {_OPENING}")
+    if desired.udp_ports:
+        closed.append(f"udp dport {{ {', '.join(desired.udp_ports)} }}")
+    lines = [
+        MARK,
+        f"table inet {TABLE} {{",
+        *_sets(f"member_{cluster}", desired.members),
+        *_sets(f"mesh_{cluster}", desired.mesh_members),
+        *_sets(f"trusted_{cluster}", desired.trusted),
+        *_sets(f"ssh_{cluster}", desired.ssh_from),
+        "\tchain accepted {",
+        *(f"\t\t{rule} accept" for rule in accepted),
+        "\t}",
+        "\tchain closed {",
+        *(f"\t\t{rule} counter drop" for rule in closed),
+        "\t}",
+        "}",
+    ]
+    return "\n".join([*lines, ""])
 
 
-def render_unit(cluster: str, path: str, nft: str) -> str:
+def render_main(parts: str) -> str:
+    """The file that loads the table with all parts in this folder. It replaces nothing else, in one transaction."""
+    return f'{FRAME}include "{parts}/*.nft"\n'
+
+
+def render_unit(path: str, nft: str) -> str:
     """The systemd unit that loads the table at boot, and again whenever the host's own rules are reloaded."""
     return f"""{MARK}
 [Unit]
-Description=Firewall of the gpumesh cluster {cluster}
+Description=Firewall of the gpumesh clusters of this host
 DefaultDependencies=no
 Wants=network-pre.target
 Before=network-pre.target shutdown.target
@@ -171,7 +202,7 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStart={nft} --file {path}
 ExecReload={nft} --file {path}
-ExecStop=-{nft} delete table inet {table_of(cluster)}
+ExecStop=-{nft} delete table inet {TABLE}
 
 [Install]
 WantedBy=sysinit.target
@@ -184,7 +215,7 @@ def _sets(name: str, texts: Sequence[str]) -> List[str]:
     for version, elements in _by_version(texts).items():
         if elements:
             lines += [
-                f"\tset {name}{version} {{",
+                f"\tset {name}_{version} {{",
                 f"\t\ttype ipv{version}_addr",
                 "\t\tflags interval",
                 "\t\tauto-merge",
@@ -197,7 +228,7 @@ def _sets(name: str, texts: Sequence[str]) -> List[str]:
 def _from(name: str, texts: Sequence[str]) -> List[str]:
     """The match of a packet whose source is in the set."""
     families = {4: "ip", 6: "ip6"}
-    return [f"{families[version]} saddr @{name}{version}" for version, found in _by_version(texts).items() if found]
+    return [f"{families[version]} saddr @{name}_{version}" for version, found in _by_version(texts).items() if found]
 
 
 def _by_version(texts: Sequence[str]) -> Dict[int, List[str]]:

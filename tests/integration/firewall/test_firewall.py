@@ -24,8 +24,10 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from namespaces import call, joined
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import TABLE
+
 ROOT = Path(__file__).resolve().parents[3]
-MEMBER, STRANGER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.1"
+MEMBER, STRANGER, OTHER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.1"
 #: Runs the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
 PROGRAM = """
 import json, os, sys
@@ -36,10 +38,10 @@ asked = json.load(sys.stdin)
 host = table.Host(run, asked["check"], asked["folder"], "", asked["folder"])
 try:
     if asked["given"] is None:
-        result = table.absent(host, "lab")
+        result = table.absent(host, asked["cluster"])
     else:
         reached = ssh.reached("/proc", os.getpid())
-        result = table.present(host, "lab", rules.make_desired("lab", asked["given"], reached))
+        result = table.present(host, asked["cluster"], rules.make_desired(asked["cluster"], asked["given"], reached))
 except GpumeshError as error:
     sys.exit(str(error))
 json.dump(result._asdict(), sys.stdout)
@@ -58,6 +60,20 @@ try:
 except OSError as failure:
     print("closed")
 """
+SEND = """
+import socket, sys
+sender = socket.socket(type=socket.SOCK_DGRAM)
+sender.bind((sys.argv[1], 0))
+sender.connect((sys.argv[2], int(sys.argv[3])))
+sender.settimeout(float(sys.argv[4]))
+sender.send(b"x")
+try:
+    sender.recv(1)
+except ConnectionRefusedError:
+    print("through: nobody listens")
+except TimeoutError:
+    print("dropped")
+"""
 HOSTS_OWN_RULES = """
 table inet filter {
     chain input { type filter hook input priority filter; policy accept; tcp dport 7777 drop; }
@@ -66,7 +82,7 @@ table inet filter {
 
 
 class Pair:
-    """A host with the firewall, and one that dials it from two addresses."""
+    """A host with the firewall, and one that dials it from three addresses."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,11 +92,12 @@ class Pair:
     def run(self, where: str, *argv: str, stdin: str | None = None) -> str:
         return call("ip", "netns", "exec", where, *argv, stdin=stdin)
 
-    def apply(self, given: dict[str, Any] | None, check: bool = False) -> dict[str, Any]:
-        return dict(json.loads(self.run(self.host, sys.executable, "-c", PROGRAM, stdin=self.asked(given, check))))
+    def apply(self, given: dict[str, Any] | None, check: bool = False, cluster: str = "lab") -> dict[str, Any]:
+        asked = self.asked(given, check, cluster)
+        return dict(json.loads(self.run(self.host, sys.executable, "-c", PROGRAM, stdin=asked)))
 
-    def asked(self, given: dict[str, Any] | None, check: bool = False) -> str:
-        return json.dumps({"given": given, "check": check, "folder": str(self.folder)})
+    def asked(self, given: dict[str, Any] | None, check: bool = False, cluster: str = "lab") -> str:
+        return json.dumps({"given": given, "check": check, "folder": str(self.folder), "cluster": cluster})
 
     def through(self, source: str, port: int) -> bool:
         """Whether a connection comes about, however busy the machine."""
@@ -100,12 +117,22 @@ class Pair:
         before = self._drops()
         return not self.dials(source, port, 1.5) and self._drops() > before
 
+    def datagram_through(self, source: str, port: int) -> bool:
+        return self._sends(source, port, 60).startswith("through")
+
+    def datagram_dropped(self, source: str, port: int) -> bool:
+        before = self._drops()
+        return self._sends(source, port, 1.5) == "dropped" and self._drops() > before
+
+    def _sends(self, source: str, port: int, patience: float) -> str:
+        return self.run(self.dialler, sys.executable, "-c", SEND, source, OWN, str(port), str(patience)).strip()
+
     def dials(self, source: str, port: int, patience: float) -> bool:
         said = self.run(self.dialler, sys.executable, "-c", DIAL, source, OWN, str(port), str(patience))
         return said.strip() == "through"
 
     def _drops(self) -> int:
-        shown = self.run(self.host, "nft", "list", "table", "inet", "gpumesh_lab")
+        shown = self.run(self.host, "nft", "list", "table", "inet", TABLE)
         return sum(int(count) for count in re.findall(r"counter packets (\d+) bytes \d+ drop", shown))
 
 
@@ -116,7 +143,7 @@ def _pair(tmp_path: Path) -> Iterator[Pair]:
     with joined(made.host, made.dialler):
         try:
             call("ip", "-n", made.host, "address", "add", f"{OWN}/24", "dev", "eth0")
-            for address in (MEMBER, STRANGER):
+            for address in (MEMBER, STRANGER, OTHER):
                 call("ip", "-n", made.dialler, "address", "add", f"{address}/24", "dev", "eth0")
             for namespace in (made.host, made.dialler):
                 call("ip", "-n", namespace, "link", "set", "eth0", "up")
@@ -202,11 +229,11 @@ def test_what_was_changed_by_hand_comes_back(pair: Pair) -> None:
     # Packets change the counters, and only them.
     assert pair.dropped(STRANGER, 2049)
     assert not pair.apply(GIVEN)["changed"]
-    pair.run(pair.host, "nft", "add", "element", "inet", "gpumesh_lab", "member4", f"{{ {STRANGER} }}")
+    pair.run(pair.host, "nft", "add", "element", "inet", TABLE, "member_lab_4", f"{{ {STRANGER} }}")
     assert pair.through(STRANGER, 2049)
     assert pair.apply(GIVEN)["changed"]
     assert pair.dropped(STRANGER, 2049)
-    pair.run(pair.host, "nft", "delete", "table", "inet", "gpumesh_lab")
+    pair.run(pair.host, "nft", "delete", "table", "inet", TABLE)
     assert pair.apply(GIVEN)["changed"]
     assert pair.dropped(STRANGER, 2049)
 
@@ -296,6 +323,72 @@ def test_what_the_host_has_opened_before_the_first_table_goes_on(pair: Pair) -> 
         for process in (dials_out, dialled):
             process.kill()
             process.communicate()
+
+
+TWO: dict[str, Any] = {
+    "members": [STRANGER, OWN],
+    "tcp_ports": ["2049", "32768-60999"],
+    "udp_ports": ["111"],
+    "open_udp_ports": ["51821"],
+}
+
+
+def test_a_host_in_two_clusters_lets_in_the_members_and_tunnels_of_both(pair: Pair) -> None:
+    lab = {**GIVEN, "udp_ports": ["111", "32768-60999"]}
+    pair.apply(lab)
+    assert pair.datagram_dropped(STRANGER, 51821)
+    pair.apply(TWO, cluster="two")
+    assert all(pair.through(member, port) for member in (MEMBER, STRANGER) for port in (2049, 40000))
+    assert pair.datagram_through(OTHER, 51821)
+    assert pair.datagram_dropped(OTHER, 51822)
+    assert all(pair.dropped(OTHER, port) for port in (2049, 6818, 40000))
+    assert not pair.apply(lab)["changed"]
+    assert not pair.apply(TWO, cluster="two")["changed"]
+
+
+def test_a_cluster_leaves_and_changes_without_the_other_one(pair: Pair) -> None:
+    pair.apply(GIVEN)
+    pair.apply({**TWO, "tcp_ports": ["8080"]}, cluster="two")
+    assert pair.dropped(OTHER, 8080)
+    pair.apply({**TWO, "members": [OWN, OTHER]}, cluster="two")
+    assert pair.dropped(STRANGER, 2049)
+    assert all(pair.through(OTHER, port) for port in (2049, 8080))
+    assert pair.apply(None, check=True, cluster="two")["changed"]
+    assert pair.through(OTHER, 2049)
+    assert pair.apply(None, cluster="two")["changed"]
+    assert pair.dropped(OTHER, 2049)
+    assert pair.through(MEMBER, 2049)
+    assert not pair.apply(None, cluster="two")["changed"]
+    assert not pair.apply(GIVEN)["changed"]
+
+
+def test_what_one_cluster_closes_is_not_opened_by_another_one_that_leaves_it_alone(pair: Pair) -> None:
+    pair.apply({**GIVEN, "ssh_from": ["192.0.2.0/24"]})
+    pair.apply(TWO, cluster="a.two-b")
+    assert pair.dropped(OTHER, 22)
+    assert all(pair.through(member, 22) for member in (MEMBER, STRANGER))
+
+
+@pytest.mark.parametrize("given", [GIVEN, None])
+def test_the_table_of_an_earlier_version_is_replaced(pair: Pair, given: dict[str, Any] | None) -> None:
+    former = "table inet gpumesh_lab { chain input { type filter hook input priority -5; tcp dport 2049 drop; }; }"
+    (pair.folder / "gpumesh_lab.nft").write_text(former)
+    pair.run(pair.host, "nft", "--file", str(pair.folder / "gpumesh_lab.nft"))
+    assert pair.apply(given)["changed"]
+    assert "gpumesh_lab" not in pair.run(pair.host, "nft", "list", "tables")
+    assert not (pair.folder / "gpumesh_lab.nft").exists()
+    assert pair.through(MEMBER, 2049)
+    assert not pair.apply(given)["changed"]
+
+
+def test_the_file_for_the_next_boot_has_every_part(pair: Pair) -> None:
+    pair.apply(GIVEN)
+    pair.apply(TWO, cluster="two")
+    listed = pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE)
+    pair.run(pair.host, "nft", "flush", "ruleset")
+    pair.run(pair.host, "nft", "--file", str(pair.folder / f"{TABLE}.nft"))
+    assert pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE) == listed
+    assert not pair.apply(GIVEN)["changed"]
 
 
 def test_leaving_takes_it_all_away(pair: Pair) -> None:
