@@ -35,9 +35,13 @@ options:
     description: The name of the cluster. Required without O(record).
     type: str
   state:
-    description: V(absent) removes the cluster's part of the table, or with the last one the table, now and at boot.
+    description:
+      - V(absent) removes the cluster's part of the table, or with the last one the table, now and at boot.
+      - V(admitted) only accepts O(members), for 15 minutes or until the table is next changed, whichever clusters it is
+        for. This is for probes before machines join, since they become members only if these succeed. It does nothing on
+        a host without the table.
     type: str
-    choices: [present, absent]
+    choices: [present, absent, admitted]
     default: present
   members:
     description: Addresses of the members, accepted on all interfaces.
@@ -137,7 +141,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
     make_desired,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import reached
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, present
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, admitted, present
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 
@@ -153,6 +157,8 @@ def work(module: AnsibleModule) -> Outcome:
         host = host._replace(units="")
     if given["state"] == "absent":
         result = absent(host, cluster)
+    elif given["state"] == "admitted":
+        result = admitted(host, given["members"])
     else:
         ephemeral = [ephemeral_range(read_text(_RANGE) or "")] if given["ephemeral"] else []
         ports = {name: [*given[name], *ephemeral] for name in ("tcp_ports", "udp_ports")}
@@ -169,7 +175,7 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             "cluster": {"type": "str"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "absent", "admitted"], "default": "present"},
             "members": texts,
             "mesh_members": texts,
             "mesh_interface": {"type": "str"},

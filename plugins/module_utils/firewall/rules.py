@@ -30,6 +30,14 @@ FRAME = f"""{MARK}
 table inet {TABLE}
 delete table inet {TABLE}
 table inet {TABLE} {{
+\tset joining_4 {{
+\t\ttype ipv4_addr
+\t\tflags timeout
+\t}}
+\tset joining_6 {{
+\t\ttype ipv6_addr
+\t\tflags timeout
+\t}}
 \tchain accepted {{
 \t}}
 \tchain closed {{
@@ -38,11 +46,16 @@ table inet {TABLE} {{
 \t\ttype filter hook input priority filter - 5; policy accept;
 \t\tiifname "lo" accept
 \t\tct state established,related accept
+\t\tip saddr @joining_4 accept
+\t\tip6 saddr @joining_6 accept
 \t\tjump accepted
 \t\tjump closed
 \t}}
 }}
 """
+
+#: How long the addresses of machines that join are accepted: more than the probes before the record is changed can take.
+_ADMISSION = "15m"
 
 #: A packet that opens a TCP connection. Only these are dropped: the kernel may not have tracked connections before the
 #: table was loaded, and would then take the next packet of an open one for the first.
@@ -176,6 +189,18 @@ def render_part(desired: Desired) -> str:
         "\t}",
         "}",
     ]
+    return "\n".join([*lines, ""])
+
+
+def render_admission(addresses: Iterable[str]) -> str:
+    """The text for nft that accepts these addresses for a limited time, or until the table is loaded again."""
+    lines = []
+    for version, elements in _by_version(_addresses(addresses)).items():
+        if elements:
+            # Adding what is in a set already does not extend its time, and deleting what is not in it fails.
+            name, listed = f"element inet {TABLE} joining_{version}", ", ".join(elements)
+            lines += [f"add {name} {{ {listed} }}", f"delete {name} {{ {listed} }}"]
+            lines.append(f"add {name} {{ {', '.join(f'{one} timeout {_ADMISSION}' for one in elements)} }}")
     return "\n".join([*lines, ""])
 
 

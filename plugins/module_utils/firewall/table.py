@@ -12,7 +12,7 @@ import glob
 import hashlib
 import os
 import re
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -27,6 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
     TABLE,
     Desired,
     checked_name,
+    render_admission,
     render_main,
     render_part,
     render_unit,
@@ -84,6 +85,18 @@ def present(host: Host, cluster: str, desired: Desired) -> Result:
             _remove(host, _former(cluster))
     note = "# not loaded\n" if stale and before == text else ""
     return Result(changed, True, before + note, text)
+
+
+def admitted(host: Host, addresses: Sequence[str]) -> Result:
+    """Accept these addresses for a limited time, if this host has the table. Nothing is written to disk.
+
+    Raises GpumeshError.
+    """
+    live = _is_live(host, TABLE)
+    text = render_admission(addresses)
+    if live and not host.check_mode:
+        host.run(["nft", "--file", "-"], stdin=text)
+    return Result(live, find("nft") is not None, "", text if live else "")
 
 
 def absent(host: Host, cluster: str) -> Result:

@@ -39,6 +39,8 @@ host = table.Host(run, asked["check"], asked["folder"], "", asked["folder"])
 try:
     if asked["given"] is None:
         result = table.absent(host, asked["cluster"])
+    elif "admitted" in asked["given"]:
+        result = table.admitted(host, asked["given"]["admitted"])
     else:
         reached = ssh.reached("/proc", os.getpid())
         result = table.present(host, asked["cluster"], rules.make_desired(asked["cluster"], asked["given"], reached))
@@ -323,6 +325,25 @@ def test_what_the_host_has_opened_before_the_first_table_goes_on(pair: Pair) -> 
         for process in (dials_out, dialled):
             process.kill()
             process.communicate()
+
+
+def test_machines_that_join_are_let_in_until_the_table_is_loaded_again(pair: Pair) -> None:
+    joining = {"admitted": [STRANGER, "2001:db8::7"]}
+    assert not pair.apply(joining)["changed"]
+    assert "gpumesh" not in pair.run(pair.host, "nft", "list", "tables")
+    pair.apply(GIVEN)
+    assert pair.apply(joining, check=True)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+    assert pair.apply(joining)["changed"]
+    assert pair.through(STRANGER, 2049)
+    assert pair.dropped(OTHER, 2049)
+    # Nothing that a killed run leaves lasts, even if another run has extended it.
+    pair.apply(joining)
+    listed = pair.run(pair.host, "nft", "list", "set", "inet", TABLE, "joining_4")
+    assert re.search(rf"{STRANGER} timeout 15m expires 14m5", listed), listed
+    assert pair.apply(GIVEN)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+    assert not pair.apply(GIVEN)["changed"]
 
 
 TWO: dict[str, Any] = {

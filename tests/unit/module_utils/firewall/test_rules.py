@@ -89,6 +89,15 @@ def test_the_connection_of_the_module_is_not_closed(peer: str) -> None:
         assert rules.make_desired("lab", {**given, **accepted}, Reached((22,), (peer, "127.0.0.1", "::1")))
 
 
+def test_an_admission_extends_an_earlier_one() -> None:
+    lines = rules.render_admission(["10.0.0.2", "2001:db8::1"]).splitlines()
+    assert [line.split()[0] for line in lines] == ["add", "delete", "add"] * 2
+    assert "timeout" in lines[2] and "timeout" in lines[5]
+    assert rules.render_admission([]) == ""
+    with pytest.raises(InputError):
+        rules.render_admission(["10.0.0.0/8"])
+
+
 def test_overlapping_ports_are_merged() -> None:
     desired = rules.make_desired("lab", {"members": ["10.0.0.1"], "tcp_ports": ["6818", "2049", "6817-6819", "6820"]})
     assert desired.tcp_ports == ("2049", "6817-6820")
