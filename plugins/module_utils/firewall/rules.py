@@ -25,6 +25,9 @@ MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 #: The table, and the name of its files and its unit. No cluster's name makes the same one out of the former ``gpumesh_``.
 TABLE = "gpumesh-firewall"
 
+#: Units that start the table's unit: at boot, and with the host's own rules, which delete the table when they are loaded.
+WANTED_BY = ("sysinit.target", "nftables.service")
+
 #: The table without the parts of the clusters. Declared first, so that deleting it cannot fail.
 FRAME = f"""{MARK}
 table inet {TABLE}
@@ -230,7 +233,7 @@ ExecReload={nft} --file {path}
 ExecStop=-{nft} delete table inet {TABLE}
 
 [Install]
-WantedBy=sysinit.target
+WantedBy={" ".join(WANTED_BY)}
 """
 
 

@@ -25,6 +25,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
     FRAME,
     TABLE,
+    WANTED_BY,
     Desired,
     checked_name,
     render_admission,
@@ -66,7 +67,7 @@ def present(host: Host, cluster: str, desired: Desired) -> Result:
     whole = _whole({**_parts(host), cluster: text})
     stale = not _is_loaded(host, whole)
     unit_path, unit = _unit_path(host, TABLE), render_unit(_rules_path(host, TABLE), nft)
-    unit_stale = bool(host.units) and (read_text(unit_path) != unit or not os.path.lexists(_boot_path(host, TABLE)))
+    unit_stale = bool(host.units) and not _unit_works(host, unit)
     former = _has_files(host, _former(cluster))
     changed = bool(outdated) or stale or unit_stale or former
     if not host.check_mode:
@@ -175,8 +176,18 @@ def _unit_path(host: Host, table: str) -> str:
     return os.path.join(host.units, f"{table}.service")
 
 
-def _boot_path(host: Host, table: str) -> str:
-    return os.path.join(host.units, "sysinit.target.wants", f"{table}.service")
+def _unit_works(host: Host, text: str) -> bool:
+    """Whether the unit of the table is as given, enabled and active.
+
+    An inactive one would not load the table again when the host's own rules are reloaded.
+    """
+    unit = os.path.basename(_unit_path(host, TABLE))
+    links = [os.path.join(host.units, f"{wanting}.wants", unit) for wanting in WANTED_BY]
+    return (
+        read_text(_unit_path(host, TABLE)) == text
+        and all(os.path.lexists(link) for link in links)
+        and host.run(["systemctl", "is-active", "--quiet", unit], check=False).rc == 0
+    )
 
 
 def _loaded_path(host: Host, table: str) -> str:
