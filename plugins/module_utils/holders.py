@@ -13,10 +13,9 @@ import ipaddress
 import os
 import pwd
 import re
-import socket
-import struct
 from typing import Any, Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils import processes
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import (
     Mounted,
@@ -27,16 +26,10 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.bounded import VolumeError, bounded
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 
-#: Links of a process that hold a mount: see proc(5).
-_LINKS = ("cwd", "root", "exe")
 #: Seconds in which the mapped files of all processes are read.
 _MAPS_SECONDS = 30.0
-_ESTABLISHED = "01"
-#: An address in such a table: one or four words of 32 bits.
-_DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
 #: The name that sshd gives a login's process: ``sshd: alice@pts/0`` up to OpenSSH 9.7, then ``sshd-session: …``.
-_LOGIN = re.compile(r"^sshd(?:-session)?: (?P<user>\S+)@(?P<terminal>\S+)$")
-_NATIVE_WORD = "=I"
+LOGIN = re.compile(r"^sshd(?:-session)?: (?P<user>\S+)@(?P<terminal>\S+)$")
 
 
 class VolumeUser(NamedTuple):
@@ -97,14 +90,14 @@ def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
     """
     if not mount_points:
         return []
-    here = parse_mountinfo(_text(proc, "self", "mountinfo"))
+    here = parse_mountinfo(processes.text(proc, "self", "mountinfo"))
     points = {point.rstrip("/"): point for point in mount_points}
     volumes = {points[mount.point]: mount for mount in here if mount.point in points}
     own = _namespace(proc, "self")
     views: Dict[Tuple[str, str], _View] = {}
     found: Dict[int, Set[str]] = {}
     rest: Dict[int, _View] = {}
-    for pid in _processes(proc):
+    for pid in processes.pids(proc):
         namespace, root = _namespace(proc, str(pid)), _link(proc, str(pid), "root")
         view = _View(points) if namespace == own else views.get((namespace, root))
         if view is None:
@@ -113,13 +106,13 @@ def volume_users(proc: str, mount_points: Collection[str]) -> List[VolumeUser]:
             if view.mounts:
                 views[namespace, root] = view
         if view.places:
-            found[pid] = view.volumes(_held(proc, pid))
+            found[pid] = view.volumes(processes.held(proc, pid))
             if found[pid] != set(view.places.values()):
                 rest[pid] = view
     for pid, used in _mapped(proc, rest).items():
         found[pid] |= used
     return [
-        VolumeUser(point, pid, _owner(proc, pid), printable(_text(proc, str(pid), "comm").strip()))
+        VolumeUser(point, pid, _owner(proc, pid), printable(processes.text(proc, str(pid), "comm").strip()))
         for pid, used in sorted(found.items())
         for point in mount_points
         if point in used
@@ -168,7 +161,7 @@ def _mapped(proc: str, views: Mapping[int, _View]) -> Dict[int, Set[str]]:
 
 def _mapped_files(proc: str, pid: int, view: _View) -> Iterator[str]:
     """The files that a process has mapped, if there may be one of a volume among them."""
-    text = _text(proc, str(pid), "maps")
+    text = processes.text(proc, str(pid), "maps")
     # Most processes have none, and need no closer look.
     if any(place in text for place in view.places):
         for line in text.splitlines():
@@ -192,45 +185,17 @@ def refuse_in_use(users: Sequence[VolumeUser], force: bool) -> None:
 def logins(proc: str, addresses: Iterable[str]) -> List[Login]:
     """Logins whose connection comes from one of the addresses, except the one that runs this."""
     wanted = {str(ipaddress.ip_address(address)) for address in addresses}
-    remote = {
-        **connections(_text(proc, "", "net/tcp")),
-        **connections(_text(proc, "", "net/tcp6")),
-    }
-    own = _ancestors(proc, os.getpid())
+    sockets = processes.tcp_sockets(proc)
+    remote = {inode: one.remote for inode, one in sockets.items() if one.state == processes.ESTABLISHED}
+    own = processes.ancestors(proc, os.getpid())
     found = []
-    for pid in _processes(proc):
-        match = _LOGIN.match(_text(proc, str(pid), "cmdline").replace("\0", " ").strip())
+    for pid in processes.pids(proc):
+        match = LOGIN.match(processes.title(proc, pid))
         if match is None or pid in own:
             continue
-        peers = {remote[inode] for inode in _sockets(proc, pid) if inode in remote} & wanted
+        peers = {remote[inode] for inode in processes.sockets(proc, pid) if inode in remote} & wanted
         found += [Login(pid, match.group("user"), match.group("terminal"), peer) for peer in sorted(peers)]
     return found
-
-
-def connections(table: str) -> Dict[str, str]:
-    """The remote address of each established connection by its socket's inode, from the text of /proc/net/tcp or tcp6."""
-    found = {}
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        digits = fields[2].partition(":")[0] if len(fields) > 9 and fields[3] == _ESTABLISHED else ""
-        if _DIGITS.fullmatch(digits):
-            found[fields[9]] = _address(digits)
-    return found
-
-
-def _address(digits: str) -> str:
-    """Decode words of 32 bits in the host's byte order, each as eight digits."""
-    packed = b"".join(
-        struct.pack(_NATIVE_WORD, int(digits[start : start + 8], 16)) for start in range(0, len(digits), 8)
-    )
-    if len(packed) == 4:
-        return socket.inet_ntop(socket.AF_INET, packed)
-    address = ipaddress.IPv6Address(packed)
-    return str(address.ipv4_mapped or address)
-
-
-def _processes(proc: str) -> Iterator[int]:
-    return (int(name) for name in os.listdir(proc) if name.isdigit())
 
 
 def _namespace(proc: str, process: str) -> str:
@@ -241,7 +206,7 @@ def _namespace(proc: str, process: str) -> str:
 def _mounts(proc: str, process: str, root: str) -> List[Mounted]:
     """The mounts that a process sees, whose paths in /proc are those below its root directory."""
     above = root.rstrip("/")
-    mounts = parse_mountinfo(_text(proc, process, "mountinfo"))
+    mounts = parse_mountinfo(processes.text(proc, process, "mountinfo"))
     return [mount._replace(point=(above + mount.point).rstrip("/") or "/") for mount in mounts]
 
 
@@ -251,41 +216,6 @@ def _link(proc: str, process: str, name: str) -> str:
         return os.readlink(os.path.join(proc, process, name))
     except OSError:
         return ""
-
-
-def _text(proc: str, process: str, name: str) -> str:
-    """A file of a process, which may have ended meanwhile."""
-    try:
-        with open(os.path.join(proc, process, name), encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except OSError:
-        return ""
-
-
-def _held(proc: str, pid: int) -> Iterator[str]:
-    folder = os.path.join(proc, str(pid))
-    try:
-        opened = [os.path.join("fd", name) for name in os.listdir(os.path.join(folder, "fd"))]
-    except OSError:
-        opened = []
-    for name in [*_LINKS, *opened]:
-        target = _link(proc, str(pid), name)
-        if target:
-            yield target
-
-
-def _sockets(proc: str, pid: int) -> Set[str]:
-    return {path[len("socket:[") : -1] for path in _held(proc, pid) if path.startswith("socket:[")}
-
-
-def _ancestors(proc: str, pid: int) -> Set[int]:
-    found = set()
-    while pid and pid not in found:
-        found.add(pid)
-        # The name, in brackets, may contain any character; the parent is the second field after it.
-        fields = _text(proc, str(pid), "stat").rpartition(")")[2].split()
-        pid = int(fields[1]) if len(fields) > 1 else 0
-    return found
 
 
 def _owner(proc: str, pid: int) -> str:

@@ -14,6 +14,8 @@ author:
 description:
   - Maintains an nftables table with the addresses of the members. The table is replaced in a single transaction, so there
     is no moment without it, and established connections stay open.
+  - A host that is in several clusters has one table, to which each of them contributes. Whatever one cluster accepts is
+    accepted, also on the ports that another one closes.
   - Rules outside this table are neither read nor changed. A port that the host's own rules close stays closed.
   - A systemd service loads the table at boot, and again when C(nftables.service) reloads the host's own rules. Without
     systemd, the table is loaded now, and again on the next run.
@@ -30,12 +32,16 @@ options:
       - A host that is not among the cluster's members is left unchanged.
     type: raw
   cluster:
-    description: The name of the cluster, which is part of the table's name. Required without O(record).
+    description: The name of the cluster. Required without O(record).
     type: str
   state:
-    description: V(absent) removes the table, now and at boot.
+    description:
+      - V(absent) removes the cluster's part of the table, or with the last one the table, now and at boot.
+      - V(admitted) only accepts O(members), for 15 minutes or until the table is next changed, whichever clusters it is
+        for. This is for probes before machines join, since they become members only if these succeed. It does nothing on
+        a host without the table.
     type: str
-    choices: [present, absent]
+    choices: [present, absent, admitted]
     default: present
   members:
     description: Addresses of the members, accepted on all interfaces.
@@ -75,13 +81,16 @@ options:
     elements: str
     default: []
   ssh_port:
-    description: The port of SSH.
+    description:
+      - The port of SSH. Ports on which C(sshd) listens, and the one over which the module itself runs, are treated alike.
     type: int
     default: 22
   ssh_from:
     description:
-      - Networks that can use SSH besides the members; SSH is closed to all others. If empty, SSH is not restricted.
-      - The machine that runs Ansible must be in one of them.
+      - Networks that can use SSH besides the members; SSH is closed to all others. If empty, SSH is not restricted, even
+        on a port that O(tcp_ports) or O(ephemeral) closes.
+      - The machine that runs Ansible must be in one of them. A host that it reaches over SSH refuses a table that would
+        close this connection.
     type: list
     elements: str
     default: []
@@ -102,7 +111,7 @@ EXAMPLES = r"""
     tcp_ports: ["2049", 6817-6819]
     open_udp_ports: ["51820"]
 
-- name: Remove the table
+- name: Remove the rules of the cluster
   gpumesh.cluster.firewall:
     cluster: lab
     state: absent
@@ -117,19 +126,22 @@ table:
   description: The name of the table, in the family C(inet).
   type: str
   returned: success
-  sample: gpumesh_lab
+  sample: gpumesh-firewall
 """
+
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
+    TABLE,
     ephemeral_range,
     make_desired,
-    table_of,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, present
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import reached
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.table import Host, absent, admitted, present
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.interface import runs_systemd
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 
@@ -145,12 +157,15 @@ def work(module: AnsibleModule) -> Outcome:
         host = host._replace(units="")
     if given["state"] == "absent":
         result = absent(host, cluster)
+    elif given["state"] == "admitted":
+        result = admitted(host, given["members"])
     else:
         ephemeral = [ephemeral_range(read_text(_RANGE) or "")] if given["ephemeral"] else []
         ports = {name: [*given[name], *ephemeral] for name in ("tcp_ports", "udp_ports")}
-        result = present(host, cluster, make_desired(cluster, {**given, **ports}))
-    table = table_of(cluster)
-    return Outcome(result.changed, {"tools": result.tools, "table": table}, result.before, result.after, table)
+        desired = make_desired(cluster, {**given, **ports}, reached("/proc", os.getpid()))
+        result = present(host, cluster, desired)
+    values = {"tools": result.tools, "table": TABLE}
+    return Outcome(result.changed, values, result.before, result.after, f"{TABLE}: {cluster}")
 
 
 def main() -> None:
@@ -160,7 +175,7 @@ def main() -> None:
         argument_spec={
             "record": {"type": "raw"},
             "cluster": {"type": "str"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "absent", "admitted"], "default": "present"},
             "members": texts,
             "mesh_members": texts,
             "mesh_interface": {"type": "str"},

@@ -26,6 +26,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import (
     layers,
     mount_table,
     owners,
+    processes,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import parse as collective
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
@@ -225,7 +226,7 @@ TEXTS: list[tuple[str, Callable[[str], Any], tuple[str, ...], Callable[[Any], An
         nothing,
     ),
     ("mounts", lambda text: holders.mounted(text, ["/mnt/a b"]), ("n1:/srv/two /mnt/a\\040b nfs4 rw 0 0\n",), nothing),
-    ("connections", holders.connections, (TCP,), nothing),
+    ("sockets", processes.parse_tcp_sockets, (TCP,), nothing),
     (
         "units",
         of_services,

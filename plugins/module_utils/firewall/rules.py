@@ -4,7 +4,10 @@
 """The firewall of a member as text for nft(8): a table of its own, beside the host's other rules.
 
 A packet has to pass every table, so this one cannot open what the host's own rules close. It closes the ports of the
-cluster's services to everyone except the members, and leaves all other ports alone.
+clusters' services to everyone except the members, and leaves all other ports alone.
+
+There is one table for all clusters of a host, to which each contributes a part: whatever one cluster accepts, such as its
+members and tunnels, is accepted before another one closes its ports.
 """
 
 from __future__ import annotations
@@ -14,18 +17,61 @@ import re
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import NOT_REACHED, Reached
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import values
 
 MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
+
+#: The table, and the name of its files and its unit. No cluster's name makes the same one out of the former ``gpumesh_``.
+TABLE = "gpumesh-firewall"
+
+#: Units that start the table's unit: at boot, and with the host's own rules, which delete the table when they are loaded.
+WANTED_BY = ("sysinit.target", "nftables.service")
+
+#: The table without the parts of the clusters. Declared first, so that deleting it cannot fail.
+FRAME = f"""{MARK}
+table inet {TABLE}
+delete table inet {TABLE}
+table inet {TABLE} {{
+\tset joining_4 {{
+\t\ttype ipv4_addr
+\t\tflags timeout
+\t}}
+\tset joining_6 {{
+\t\ttype ipv6_addr
+\t\tflags timeout
+\t}}
+\tchain accepted {{
+\t}}
+\tchain closed {{
+\t}}
+\tchain input {{
+\t\ttype filter hook input priority filter - 5; policy accept;
+\t\tiifname "lo" accept
+\t\tct state established,related accept
+\t\tip saddr @joining_4 accept
+\t\tip6 saddr @joining_6 accept
+\t\tjump accepted
+\t\tjump closed
+\t}}
+}}
+"""
+
+#: How long the addresses of machines that join are accepted: more than the probes before the record is changed can take.
+_ADMISSION = "15m"
+
+#: A packet that opens a TCP connection. Only these are dropped: the kernel may not have tracked connections before the
+#: table was loaded, and would then take the next packet of an open one for the first.
+_OPENING = "tcp flags & (fin | syn | rst | ack) == syn"
 
 _PORT = re.compile(r"[0-9]{1,5}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z", re.IGNORECASE)
 
 
 class Desired(NamedTuple):
-    """The desired table. All texts are checked."""
+    """What a cluster wants in the table. All texts are checked."""
 
-    table: str
+    cluster: str
     #: Addresses of members, accepted on every interface.
     members: Tuple[str, ...]
     #: Addresses that are accepted only on the mesh's interface.
@@ -38,21 +84,24 @@ class Desired(NamedTuple):
     udp_ports: Tuple[str, ...]
     #: UDP ports that stay open to everyone: the endpoints of tunnels.
     open_udp_ports: Tuple[str, ...]
-    ssh_port: int
+    #: TCP ports of SSH.
+    ssh_ports: Tuple[str, ...]
     #: Networks from which SSH is allowed, besides the members; if empty, SSH is not restricted.
     ssh_from: Tuple[str, ...]
 
 
-def table_of(cluster: str) -> str:
-    """The name of a cluster's table. Raises InputError."""
+def checked_name(cluster: str) -> str:
+    """The name of a cluster, which becomes part of the names of files and sets. Raises InputError."""
     if not _NAME.match(cluster):
         raise InputError(f"'{cluster}' is an invalid cluster name.", "Use letters, digits, '-', '_' and '.'.")
-    # nft allows the same characters in a name, so no two clusters share a table.
-    return f"gpumesh_{cluster}"
+    return cluster
 
 
-def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:
-    """Check and normalise the parameters of a module. Raises InputError."""
+def make_desired(cluster: str, given: Mapping[str, Any], reached: Reached = NOT_REACHED) -> Desired:
+    """Check and normalise the parameters of a module. ``reached``: how the host is reached by SSH.
+
+    Raises InputError, also for a table that would close the connection over which the module runs.
+    """
     interface = str(given.get("mesh_interface") or "")
     mesh_members = _addresses(given.get("mesh_members") or ())
     if mesh_members:
@@ -65,18 +114,42 @@ def make_desired(cluster: str, given: Mapping[str, Any]) -> Desired:
         raise InputError(
             "A firewall without members would lock out the cluster itself.", "Set the addresses of the members."
         )
-    return Desired(
-        table_of(cluster),
+    ssh_from = _networks(given.get("ssh_from") or ())
+    ssh_ports = [int(given.get("ssh_port") or 22), *reached.ports]
+    desired = Desired(
+        checked_name(cluster),
         members,
         mesh_members,
         interface,
         _networks(given.get("trusted") or ()),
-        _ports(given.get("tcp_ports") or ()),
+        # Whatever the ranges contain: only ssh_from restricts SSH.
+        _ports(given.get("tcp_ports") or (), ssh_ports),
         _ports(given.get("udp_ports") or ()),
         _ports(given.get("open_udp_ports") or ()),
-        int(given.get("ssh_port") or 22),
-        _networks(given.get("ssh_from") or ()),
+        _ports(ssh_ports),
+        ssh_from,
     )
+    _refuse_lockout(desired, reached.peers)
+    return desired
+
+
+def _refuse_lockout(desired: Desired, peers: Iterable[str]) -> None:
+    """Refuse a table that drops new connections from where the module's own connection comes. Raises InputError."""
+    if not desired.ssh_from:
+        return
+    accepted = [
+        ipaddress.ip_network(one)
+        for one in (*desired.members, *desired.mesh_members, *desired.trusted, *desired.ssh_from)
+    ]
+    for peer in peers:
+        address = ipaddress.ip_address(peer)
+        if not address.is_loopback and not any(address in network for network in accepted):
+            raise InputError(
+                f"SSH would be closed to {peer}, from which this host is being reached: it is neither a member nor in "
+                f"firewall_trusted or firewall_ssh_from ({', '.join(desired.ssh_from)}). Nothing was changed.",
+                f"Add {address}/{address.max_prefixlen}, or its network, to firewall_ssh_from.",
+                address=peer,
+            )
 
 
 def ephemeral_range(text: str) -> str:
@@ -87,43 +160,63 @@ def ephemeral_range(text: str) -> str:
     return "-".join(ends)
 
 
-def render(desired: Desired) -> str:
-    """The text for ``nft --file``. It replaces this table, and nothing else, in one transaction."""
-    table = f"table inet {desired.table}"
+def render_part(desired: Desired) -> str:
+    """The part of a cluster, as text for nft after ``FRAME``."""
+    cluster = desired.cluster
+    accepted = [f"udp dport {{ {', '.join(desired.open_udp_ports)} }}"] if desired.open_udp_ports else []
+    accepted += _from(f"member_{cluster}", desired.members)
+    mesh = _from(f"mesh_{cluster}", desired.mesh_members)
+    accepted += [f'iifname "{desired.mesh_interface}" {rule}' for rule in mesh]
+    accepted += _from(f"trusted_{cluster}", desired.trusted)
+    closed = []
+    if desired.ssh_from:
+        ssh = f"tcp dport {{ {', '.join(desired.ssh_ports)} }}"
+        accepted += [f"{ssh} {rule}" for rule in _from(f"ssh_{cluster}", desired.ssh_from)]
+        closed.append(f"{ssh} {_OPENING}")
+    if desired.tcp_ports:
+        closed.append(f"tcp dport {{ {', '.join(desired.tcp_ports)} }} {_OPENING}")
+    if desired.udp_ports:
+        closed.append(f"udp dport {{ {', '.join(desired.udp_ports)} }}")
     lines = [
         MARK,
-        # Declared first, so that deleting it cannot fail.
-        table,
-        f"delete {table}",
-        f"{table} {{",
-        *_sets("member", desired.members),
-        *_sets("mesh", desired.mesh_members),
-        *_sets("trusted", desired.trusted),
-        *_sets("ssh", desired.ssh_from),
-        "\tchain input {",
-        "\t\ttype filter hook input priority filter - 5; policy accept;",
-        '\t\tiifname "lo" accept',
-        "\t\tct state established,related accept",
+        f"table inet {TABLE} {{",
+        *_sets(f"member_{cluster}", desired.members),
+        *_sets(f"mesh_{cluster}", desired.mesh_members),
+        *_sets(f"trusted_{cluster}", desired.trusted),
+        *_sets(f"ssh_{cluster}", desired.ssh_from),
+        "\tchain accepted {",
+        *(f"\t\t{rule} accept" for rule in accepted),
+        "\t}",
+        "\tchain closed {",
+        *(f"\t\t{rule} counter drop" for rule in closed),
+        "\t}",
+        "}",
     ]
-    if desired.open_udp_ports:
-        lines.append(f"\t\tudp dport {{ {', '.join(desired.open_udp_ports)} }} accept")
-    lines += [f"\t\t{rule} accept" for rule in _from("member", desired.members)]
-    lines += [f'\t\tiifname "{desired.mesh_interface}" {rule} accept' for rule in _from("mesh", desired.mesh_members)]
-    lines += [f"\t\t{rule} accept" for rule in _from("trusted", desired.trusted)]
-    if desired.ssh_from:
-        lines += [f"\t\ttcp dport {desired.ssh_port} {rule} accept" for rule in _from("ssh", desired.ssh_from)]
-        lines.append(f"\t\ttcp dport {desired.ssh_port} counter drop")
-    for protocol, ports in (("tcp", desired.tcp_ports), ("udp", desired.udp_ports)):
-        if ports:
-            lines.append(f"\t\t{protocol} dport {{ {', '.join(ports)} }} counter drop")
-    return "\n".join([*lines, "\t}", "}", ""])
+    return "\n".join([*lines, ""])
 
 
-def render_unit(cluster: str, path: str, nft: str) -> str:
+def render_admission(addresses: Iterable[str]) -> str:
+    """The text for nft that accepts these addresses for a limited time, or until the table is loaded again."""
+    lines = []
+    for version, elements in _by_version(_addresses(addresses)).items():
+        if elements:
+            # Adding what is in a set already does not extend its time, and deleting what is not in it fails.
+            name, listed = f"element inet {TABLE} joining_{version}", ", ".join(elements)
+            lines += [f"add {name} {{ {listed} }}", f"delete {name} {{ {listed} }}"]
+            lines.append(f"add {name} {{ {', '.join(f'{one} timeout {_ADMISSION}' for one in elements)} }}")
+    return "\n".join([*lines, ""])
+
+
+def render_main(parts: str) -> str:
+    """The file that loads the table with all parts in this folder. It replaces nothing else, in one transaction."""
+    return f'{FRAME}include "{parts}/*.nft"\n'
+
+
+def render_unit(path: str, nft: str) -> str:
     """The systemd unit that loads the table at boot, and again whenever the host's own rules are reloaded."""
     return f"""{MARK}
 [Unit]
-Description=Firewall of the gpumesh cluster {cluster}
+Description=Firewall of the gpumesh clusters of this host
 DefaultDependencies=no
 Wants=network-pre.target
 Before=network-pre.target shutdown.target
@@ -137,10 +230,10 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStart={nft} --file {path}
 ExecReload={nft} --file {path}
-ExecStop=-{nft} delete table inet {table_of(cluster)}
+ExecStop=-{nft} delete table inet {TABLE}
 
 [Install]
-WantedBy=sysinit.target
+WantedBy={" ".join(WANTED_BY)}
 """
 
 
@@ -150,7 +243,7 @@ def _sets(name: str, texts: Sequence[str]) -> List[str]:
     for version, elements in _by_version(texts).items():
         if elements:
             lines += [
-                f"\tset {name}{version} {{",
+                f"\tset {name}_{version} {{",
                 f"\t\ttype ipv{version}_addr",
                 "\t\tflags interval",
                 "\t\tauto-merge",
@@ -163,7 +256,7 @@ def _sets(name: str, texts: Sequence[str]) -> List[str]:
 def _from(name: str, texts: Sequence[str]) -> List[str]:
     """The match of a packet whose source is in the set."""
     families = {4: "ip", 6: "ip6"}
-    return [f"{families[version]} saddr @{name}{version}" for version, found in _by_version(texts).items() if found]
+    return [f"{families[version]} saddr @{name}_{version}" for version, found in _by_version(texts).items() if found]
 
 
 def _by_version(texts: Sequence[str]) -> Dict[int, List[str]]:
@@ -191,7 +284,7 @@ def _networks(texts: Iterable[str]) -> Tuple[str, ...]:
     return tuple(str(one) for one in sorted(found, key=lambda one: (one.version, int(one[0]), one.prefixlen)))
 
 
-def _ports(texts: Iterable[Any]) -> Tuple[str, ...]:
+def _ports(texts: Iterable[Any], without: Iterable[int] = ()) -> Tuple[str, ...]:
     """Sort and merge ports, since nft rejects overlapping ranges. Raises InputError."""
     spans: List[Tuple[int, int]] = []
     for value in texts:
@@ -210,4 +303,7 @@ def _ports(texts: Iterable[Any]) -> Tuple[str, ...]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
             merged.append((low, high))
+    for port in without:
+        parts = [part for low, high in merged for part in ((low, min(high, port - 1)), (max(low, port + 1), high))]
+        merged = [(low, high) for low, high in parts if low <= high]
     return tuple(f"{low}-{high}" if high > low else str(low) for low, high in merged)

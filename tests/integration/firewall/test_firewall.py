@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,21 +24,26 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from namespaces import call, joined
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import TABLE
+
 ROOT = Path(__file__).resolve().parents[3]
-MEMBER, STRANGER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.1"
+MEMBER, STRANGER, OTHER, OWN = "10.9.0.2", "10.9.0.3", "10.9.0.4", "10.9.0.1"
 #: Runs the work of the module in a namespace: the kernel's tables are its own there, /etc is not.
 PROGRAM = """
-import json, sys
+import json, os, sys
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules, table
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules, ssh, table
 asked = json.load(sys.stdin)
 host = table.Host(run, asked["check"], asked["folder"], "", asked["folder"])
 try:
     if asked["given"] is None:
-        result = table.absent(host, "lab")
+        result = table.absent(host, asked["cluster"])
+    elif "admitted" in asked["given"]:
+        result = table.admitted(host, asked["given"]["admitted"])
     else:
-        result = table.present(host, "lab", rules.make_desired("lab", asked["given"]))
+        reached = ssh.reached("/proc", os.getpid())
+        result = table.present(host, asked["cluster"], rules.make_desired(asked["cluster"], asked["given"], reached))
 except GpumeshError as error:
     sys.exit(str(error))
 json.dump(result._asdict(), sys.stdout)
@@ -54,6 +62,20 @@ try:
 except OSError as failure:
     print("closed")
 """
+SEND = """
+import socket, sys
+sender = socket.socket(type=socket.SOCK_DGRAM)
+sender.bind((sys.argv[1], 0))
+sender.connect((sys.argv[2], int(sys.argv[3])))
+sender.settimeout(float(sys.argv[4]))
+sender.send(b"x")
+try:
+    sender.recv(1)
+except ConnectionRefusedError:
+    print("through: nobody listens")
+except TimeoutError:
+    print("dropped")
+"""
 HOSTS_OWN_RULES = """
 table inet filter {
     chain input { type filter hook input priority filter; policy accept; tcp dport 7777 drop; }
@@ -62,7 +84,7 @@ table inet filter {
 
 
 class Pair:
-    """A host with the firewall, and one that dials it from two addresses."""
+    """A host with the firewall, and one that dials it from three addresses."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,25 +94,47 @@ class Pair:
     def run(self, where: str, *argv: str, stdin: str | None = None) -> str:
         return call("ip", "netns", "exec", where, *argv, stdin=stdin)
 
-    def apply(self, given: dict[str, Any] | None, check: bool = False) -> dict[str, Any]:
-        asked = json.dumps({"given": given, "check": check, "folder": str(self.folder)})
+    def apply(self, given: dict[str, Any] | None, check: bool = False, cluster: str = "lab") -> dict[str, Any]:
+        asked = self.asked(given, check, cluster)
         return dict(json.loads(self.run(self.host, sys.executable, "-c", PROGRAM, stdin=asked)))
+
+    def asked(self, given: dict[str, Any] | None, check: bool = False, cluster: str = "lab") -> str:
+        return json.dumps({"given": given, "check": check, "folder": str(self.folder), "cluster": cluster})
 
     def through(self, source: str, port: int) -> bool:
         """Whether a connection comes about, however busy the machine."""
         return self.dials(source, port, 60)
+
+    def answers(self, source: str, port: int) -> bool:
+        """Whether a listener that has just been started answers within a minute."""
+        deadline = time.monotonic() + 60
+        while not self.dials(source, port, 5):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
 
     def dropped(self, source: str, port: int) -> bool:
         """Whether the table has dropped what came, which it counts, and no connection came about."""
         before = self._drops()
         return not self.dials(source, port, 1.5) and self._drops() > before
 
+    def datagram_through(self, source: str, port: int) -> bool:
+        return self._sends(source, port, 60).startswith("through")
+
+    def datagram_dropped(self, source: str, port: int) -> bool:
+        before = self._drops()
+        return self._sends(source, port, 1.5) == "dropped" and self._drops() > before
+
+    def _sends(self, source: str, port: int, patience: float) -> str:
+        return self.run(self.dialler, sys.executable, "-c", SEND, source, OWN, str(port), str(patience)).strip()
+
     def dials(self, source: str, port: int, patience: float) -> bool:
         said = self.run(self.dialler, sys.executable, "-c", DIAL, source, OWN, str(port), str(patience))
         return said.strip() == "through"
 
     def _drops(self) -> int:
-        shown = self.run(self.host, "nft", "list", "table", "inet", "gpumesh_lab")
+        shown = self.run(self.host, "nft", "list", "table", "inet", TABLE)
         return sum(int(count) for count in re.findall(r"counter packets (\d+) bytes \d+ drop", shown))
 
 
@@ -101,7 +145,7 @@ def _pair(tmp_path: Path) -> Iterator[Pair]:
     with joined(made.host, made.dialler):
         try:
             call("ip", "-n", made.host, "address", "add", f"{OWN}/24", "dev", "eth0")
-            for address in (MEMBER, STRANGER):
+            for address in (MEMBER, STRANGER, OTHER):
                 call("ip", "-n", made.dialler, "address", "add", f"{address}/24", "dev", "eth0")
             for namespace in (made.host, made.dialler):
                 call("ip", "-n", namespace, "link", "set", "eth0", "up")
@@ -126,6 +170,7 @@ def _pair(tmp_path: Path) -> Iterator[Pair]:
                     "25000",
                     "28999",
                     "17000",
+                    "22222",
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -186,11 +231,11 @@ def test_what_was_changed_by_hand_comes_back(pair: Pair) -> None:
     # Packets change the counters, and only them.
     assert pair.dropped(STRANGER, 2049)
     assert not pair.apply(GIVEN)["changed"]
-    pair.run(pair.host, "nft", "add", "element", "inet", "gpumesh_lab", "member4", f"{{ {STRANGER} }}")
+    pair.run(pair.host, "nft", "add", "element", "inet", TABLE, "member_lab_4", f"{{ {STRANGER} }}")
     assert pair.through(STRANGER, 2049)
     assert pair.apply(GIVEN)["changed"]
     assert pair.dropped(STRANGER, 2049)
-    pair.run(pair.host, "nft", "delete", "table", "inet", "gpumesh_lab")
+    pair.run(pair.host, "nft", "delete", "table", "inet", TABLE)
     assert pair.apply(GIVEN)["changed"]
     assert pair.dropped(STRANGER, 2049)
 
@@ -232,6 +277,141 @@ print(peer.recv(1) == b"", flush=True)
     echo.communicate()
 
 
+DIALLED = """
+import socket
+with socket.create_server(("0.0.0.0", 9000)) as listener:
+    print("ready", flush=True)
+    peer, _address = listener.accept()
+    print("accepted", flush=True)
+    input()
+    peer.sendall(b"late")
+    input()
+"""
+DIALS_OUT = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], 9000), 60)
+print(peer.getsockname()[1], flush=True)
+print(peer.recv(4).decode(), flush=True)
+"""
+
+
+def test_what_the_host_has_opened_before_the_first_table_goes_on(pair: Pair) -> None:
+    """No connection is tracked before, so that the next packet of an open one counts as new, to an ephemeral port."""
+
+    def start(where: str, *words: str) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", where, sys.executable, "-c", *words]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def line(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    def say(process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    dialled = start(pair.dialler, DIALLED)
+    assert line(dialled) == "ready"
+    dials_out = start(pair.host, DIALS_OUT, STRANGER)
+    try:
+        assert 32768 <= int(line(dials_out)) <= 60999
+        assert line(dialled) == "accepted"
+        pair.apply(GIVEN)
+        say(dialled)
+        dials_out.wait(30)
+        assert line(dials_out) == "late"
+    finally:
+        for process in (dials_out, dialled):
+            process.kill()
+            process.communicate()
+
+
+def test_machines_that_join_are_let_in_until_the_table_is_loaded_again(pair: Pair) -> None:
+    joining = {"admitted": [STRANGER, "2001:db8::7"]}
+    assert not pair.apply(joining)["changed"]
+    assert "gpumesh" not in pair.run(pair.host, "nft", "list", "tables")
+    pair.apply(GIVEN)
+    assert pair.apply(joining, check=True)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+    assert pair.apply(joining)["changed"]
+    assert pair.through(STRANGER, 2049)
+    assert pair.dropped(OTHER, 2049)
+    # Nothing that a killed run leaves lasts, even if another run has extended it.
+    pair.apply(joining)
+    listed = pair.run(pair.host, "nft", "list", "set", "inet", TABLE, "joining_4")
+    assert re.search(rf"{STRANGER} timeout 15m expires 14m5", listed), listed
+    assert pair.apply(GIVEN)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+    assert not pair.apply(GIVEN)["changed"]
+
+
+TWO: dict[str, Any] = {
+    "members": [STRANGER, OWN],
+    "tcp_ports": ["2049", "32768-60999"],
+    "udp_ports": ["111"],
+    "open_udp_ports": ["51821"],
+}
+
+
+def test_a_host_in_two_clusters_lets_in_the_members_and_tunnels_of_both(pair: Pair) -> None:
+    lab = {**GIVEN, "udp_ports": ["111", "32768-60999"]}
+    pair.apply(lab)
+    assert pair.datagram_dropped(STRANGER, 51821)
+    pair.apply(TWO, cluster="two")
+    assert all(pair.through(member, port) for member in (MEMBER, STRANGER) for port in (2049, 40000))
+    assert pair.datagram_through(OTHER, 51821)
+    assert pair.datagram_dropped(OTHER, 51822)
+    assert all(pair.dropped(OTHER, port) for port in (2049, 6818, 40000))
+    assert not pair.apply(lab)["changed"]
+    assert not pair.apply(TWO, cluster="two")["changed"]
+
+
+def test_a_cluster_leaves_and_changes_without_the_other_one(pair: Pair) -> None:
+    pair.apply(GIVEN)
+    pair.apply({**TWO, "tcp_ports": ["8080"]}, cluster="two")
+    assert pair.dropped(OTHER, 8080)
+    pair.apply({**TWO, "members": [OWN, OTHER]}, cluster="two")
+    assert pair.dropped(STRANGER, 2049)
+    assert all(pair.through(OTHER, port) for port in (2049, 8080))
+    assert pair.apply(None, check=True, cluster="two")["changed"]
+    assert pair.through(OTHER, 2049)
+    assert pair.apply(None, cluster="two")["changed"]
+    assert pair.dropped(OTHER, 2049)
+    assert pair.through(MEMBER, 2049)
+    assert not pair.apply(None, cluster="two")["changed"]
+    assert not pair.apply(GIVEN)["changed"]
+
+
+def test_what_one_cluster_closes_is_not_opened_by_another_one_that_leaves_it_alone(pair: Pair) -> None:
+    pair.apply({**GIVEN, "ssh_from": ["192.0.2.0/24"]})
+    pair.apply(TWO, cluster="a.two-b")
+    assert pair.dropped(OTHER, 22)
+    assert all(pair.through(member, 22) for member in (MEMBER, STRANGER))
+
+
+@pytest.mark.parametrize("given", [GIVEN, None])
+def test_the_table_of_an_earlier_version_is_replaced(pair: Pair, given: dict[str, Any] | None) -> None:
+    former = "table inet gpumesh_lab { chain input { type filter hook input priority -5; tcp dport 2049 drop; }; }"
+    (pair.folder / "gpumesh_lab.nft").write_text(former)
+    pair.run(pair.host, "nft", "--file", str(pair.folder / "gpumesh_lab.nft"))
+    assert pair.apply(given)["changed"]
+    assert "gpumesh_lab" not in pair.run(pair.host, "nft", "list", "tables")
+    assert not (pair.folder / "gpumesh_lab.nft").exists()
+    assert pair.through(MEMBER, 2049)
+    assert not pair.apply(given)["changed"]
+
+
+def test_the_file_for_the_next_boot_has_every_part(pair: Pair) -> None:
+    pair.apply(GIVEN)
+    pair.apply(TWO, cluster="two")
+    listed = pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE)
+    pair.run(pair.host, "nft", "flush", "ruleset")
+    pair.run(pair.host, "nft", "--file", str(pair.folder / f"{TABLE}.nft"))
+    assert pair.run(pair.host, "nft", "--stateless", "list", "table", "inet", TABLE) == listed
+    assert not pair.apply(GIVEN)["changed"]
+
+
 def test_leaving_takes_it_all_away(pair: Pair) -> None:
     pair.apply(GIVEN)
     assert pair.apply(None, check=True)["changed"]
@@ -243,9 +423,8 @@ def test_leaving_takes_it_all_away(pair: Pair) -> None:
 
 
 def test_a_host_that_may_not_have_a_table_has_none_to_take_away(pair: Pair) -> None:
-    asked = json.dumps({"given": None, "check": False, "folder": str(pair.folder)})
     command = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", sys.executable, "-c", PROGRAM]
-    assert json.loads(pair.run(pair.host, *command, stdin=asked))["changed"] is False
+    assert json.loads(pair.run(pair.host, *command, stdin=pair.asked(None)))["changed"] is False
 
 
 def test_ssh_is_closed_by_choice_only(pair: Pair) -> None:
@@ -254,6 +433,68 @@ def test_ssh_is_closed_by_choice_only(pair: Pair) -> None:
     assert pair.dropped(STRANGER, 22)
     pair.apply({**GIVEN, "ssh_from": [f"{STRANGER}/32"]})
     assert pair.through(STRANGER, 22)
+
+
+#: With the port of the listener, and that of sshd.
+RANGES: dict[str, Any] = {**GIVEN, "tcp_ports": ["2049", "15000-28999", "32768-60999"]}
+
+
+def test_the_port_of_ssh_stays_open_within_a_closed_range(pair: Pair) -> None:
+    pair.apply({**RANGES, "ssh_port": 22222})
+    assert all(pair.dropped(STRANGER, port) for port in (17000, 40000))
+    assert pair.through(STRANGER, 22222)
+    pair.apply({**RANGES, "ssh_port": 22222, "ssh_from": ["192.0.2.0/24"]})
+    assert pair.dropped(STRANGER, 22222)
+    assert pair.through(MEMBER, 22222)
+
+
+@pytest.fixture(name="login")
+def _login(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The command that logs in to the host from the stranger's address, at a port within a closed range."""
+    folder = tmp_path_factory.mktemp("ssh")
+    for key in ("key", "host_key"):
+        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
+    Path("/run/sshd").mkdir(exist_ok=True)
+    options = {"HostKey": folder / "host_key", "AuthorizedKeysFile": folder / "key.pub", "PidFile": "none"}
+    options.update(Port=20022, ListenAddress="0.0.0.0", StrictModes="no", UsePAM="no", PermitRootLogin="yes")
+    words = [f"-o{name}={value}" for name, value in options.items()]
+    inside = ["ip", "netns", "exec"]
+    daemon = subprocess.Popen([*inside, pair.host, "/usr/sbin/sshd", "-D", "-f", "/dev/null", *words])
+    known = ["-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null", "-oLogLevel=ERROR", "-oBatchMode=yes"]
+    try:
+        assert pair.answers(STRANGER, 20022)
+        yield ["ssh", "-F", "none", "-i", str(folder / "key"), "-b", STRANGER, "-p", "20022", *known, f"root@{OWN}"]
+    finally:
+        daemon.terminate()
+        daemon.wait()
+
+
+def over_ssh(pair: Pair, login: list[str], given: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Apply the table as Ansible does: the module is a process of the login."""
+    command = shlex.join(
+        ["env", f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}", sys.executable, "-c", PROGRAM]
+    )
+    argv = ["ip", "netns", "exec", pair.dialler, *login, command]
+    return subprocess.run(argv, input=pair.asked(given), capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_port_on_which_sshd_listens_is_never_closed_by_a_range(pair: Pair, login: list[str]) -> None:
+    assert pair.apply(RANGES)["changed"]
+    assert pair.dropped(STRANGER, 17000)
+    assert pair.through(STRANGER, 20022)
+    # However the module arrives, it finds the same.
+    done = over_ssh(pair, login, RANGES)
+    assert (done.stderr, json.loads(done.stdout)["changed"]) == ("", False)
+
+
+def test_a_table_that_would_close_the_own_connection_is_refused(pair: Pair, login: list[str]) -> None:
+    done = over_ssh(pair, login, {**RANGES, "ssh_from": ["192.0.2.0/24"]})
+    assert done.returncode == 1
+    assert f"{STRANGER}/32" in done.stderr
+    assert list(pair.folder.iterdir()) == []
+    for accepting in ({"ssh_from": [f"{STRANGER}/32"]}, {"ssh_from": ["192.0.2.0/24"], "trusted": ["10.9.0.0/24"]}):
+        assert over_ssh(pair, login, {**RANGES, **accepting}).returncode == 0
+        assert pair.through(STRANGER, 20022)
 
 
 def test_addresses_of_both_families_and_of_the_mesh_are_taken(pair: Pair) -> None:

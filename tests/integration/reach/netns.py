@@ -146,7 +146,9 @@ class Network:
 class Farm:
     """Hosts with sshd, each in a namespace, and a controller beside them from which Ansible runs."""
 
-    def __init__(self, net: Network, number: int, folder: Path, startups: str = "200") -> None:
+    def __init__(
+        self, net: Network, number: int, folder: Path, startups: str = "200", wrapper: Sequence[str] = ()
+    ) -> None:
         self.net = net
         self.folder = folder
         self._startups = startups
@@ -161,6 +163,7 @@ class Farm:
         net.plug(self.controller, address="10.50.0.250/24")
         self.members = [net.member(index) for index in range(1, number + 1)]
         for member in self.members:
+            member.wrapper = list(wrapper)
             self._start(member)
         self._await()
 

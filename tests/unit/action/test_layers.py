@@ -150,6 +150,13 @@ def test_the_firewall_lets_the_members_in() -> None:
     assert sent(firewall, {"cluster": "lab", "members": ["10.0.0.1"]}) == {"cluster": "lab", "members": ["10.0.0.1"]}
 
 
+def test_who_is_about_to_join_is_in_no_record() -> None:
+    given = {"cluster": "lab", "state": "admitted", "members": ["10.0.0.3"]}
+    assert sent(firewall, given, inventory_hostname="n9") == given
+    lacking = play(firewall.ActionModule, given, {"gpumesh.cluster.firewall": [{"changed": False, "tools": False}]})
+    assert len(lacking.ran) == 1, "nothing is installed for it"
+
+
 def test_a_stranger_gets_no_firewall_and_is_rid_of_one() -> None:
     stranger = {"inventory_hostname": "n9"}
     played = play(firewall.ActionModule, {"record": RECORD}, {}, stranger)

@@ -367,7 +367,7 @@ def test_the_firewall_lets_members_in_and_nobody_else(lab: Lab) -> None:
         assert sorted(output.split()) == ["t1", "t2"]
         lab.stop("t2")
         lab.start("t2")
-        lab.wait("the table is loaded at boot", lambda: "gpumesh_" in lab.run("t2", "nft", "list", "tables"))
+        lab.wait("the table is loaded at boot", lambda: "gpumesh-firewall" in lab.run("t2", "nft", "list", "tables"))
     finally:
         run = lab.play(playbook)
     assert all(count > 0 for count in run.changed.values()), run.output[-4000:]

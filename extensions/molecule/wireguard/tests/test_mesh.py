@@ -387,16 +387,18 @@ def test_a_firewall_that_is_switched_off_leaves_nothing_behind(hosts: dict[str, 
     others = {}
     for name in MACHINES:
         tables = hosts[name].check_output("nft list tables").splitlines()
-        assert "table inet gpumesh_wireguard" in tables
-        loaded = hosts[name].check_output("nft list table inet gpumesh_wireguard")
+        assert "table inet gpumesh-firewall" in tables
+        loaded = hosts[name].check_output("nft list table inet gpumesh-firewall")
         # Slurm's REST interface, and the rendezvous of jobs.
         assert "6817-6820, 15000-28999" in loaded
-        assert hosts[name].service("gpumesh_wireguard").is_enabled
-        others[name] = [table for table in tables if table != "table inet gpumesh_wireguard"]
+        assert hosts[name].service("gpumesh-firewall").is_enabled
+        others[name] = [table for table in tables if table != "table inet gpumesh-firewall"]
     assert all(count > 0 for count in changed(play(playbook=playbook)).values())
     for name in MACHINES:
         assert hosts[name].check_output("nft list tables").splitlines() == others[name]
-        assert hosts[name].run("find /etc /run -name 'gpumesh_wireguard*'").stdout == ""
+        assert (
+            hosts[name].run("find /etc /run -name 'gpumesh-firewall*' -o -path '/etc/gpumesh/firewall*'").stdout == ""
+        )
     assert set(changed(play(playbook=playbook)).values()) == {0}
     hosts["w3"].check_output("nft delete table inet own")
 

@@ -11,61 +11,96 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import Reached
 
 
 def text(**given: Any) -> str:
     given.setdefault("members", ["10.0.0.2", "10.0.0.1"])
-    return rules.render(rules.make_desired("lab", given))
+    return rules.render_part(rules.make_desired("lab", given))
 
 
-def test_only_the_table_of_the_cluster_is_replaced() -> None:
-    lines = text().splitlines()
-    assert lines[:4] == [
-        rules.MARK,
-        "table inet gpumesh_lab",
-        "delete table inet gpumesh_lab",
-        "table inet gpumesh_lab {",
-    ]
-    assert "flush ruleset" not in text()
+def accepted(rendered: str) -> list[str]:
+    """The rules of the chain that comes first."""
+    lines = rendered.partition("\tchain accepted {\n")[2].partition("\t}\n")[0].splitlines()
+    assert all(line.endswith(" accept") for line in lines)
+    return [line.strip() for line in lines]
+
+
+def closed(rendered: str) -> list[str]:
+    lines = rendered.partition("\tchain closed {\n")[2].partition("\t}\n")[0].splitlines()
+    assert all(line.endswith(" counter drop") for line in lines)
+    return [line.strip() for line in lines]
+
+
+def test_only_the_own_table_is_replaced() -> None:
+    table = f"table inet {rules.TABLE}"
+    assert rules.FRAME.splitlines()[:4] == [rules.MARK, table, f"delete {table}", f"{table} {{"]
+    assert "flush ruleset" not in rules.FRAME
 
 
 def test_members_are_let_in_before_anything_is_dropped() -> None:
+    assert rules.FRAME.index("jump accepted") < rules.FRAME.index("jump closed")
+    assert "policy accept" in rules.FRAME
     rendered = text(tcp_ports=["2049"])
     assert "elements = { 10.0.0.1, 10.0.0.2 }" in rendered
-    assert rendered.index("ip saddr @member4 accept") < rendered.index("tcp dport { 2049 } counter drop")
-    assert "policy accept" in rendered
+    assert accepted(rendered) == ["ip saddr @member_lab_4 accept"]
+    (rule,) = closed(rendered)
+    assert rule.startswith("tcp dport { 2049 } tcp flags")
 
 
 def test_addresses_of_the_mesh_count_only_on_its_interface() -> None:
     rendered = text(members=[], mesh_members=["10.99.0.1"], mesh_interface="gpumesh0")
-    assert 'iifname "gpumesh0" ip saddr @mesh4 accept' in rendered
-    assert "\t\tip saddr @mesh4" not in rendered
+    assert accepted(rendered) == ['iifname "gpumesh0" ip saddr @mesh_lab_4 accept']
 
 
 def test_the_tunnel_stays_open_within_the_ephemeral_range() -> None:
     rendered = text(udp_ports=["32768-60999"], open_udp_ports=["51820"])
-    assert rendered.index("udp dport { 51820 } accept") < rendered.index("udp dport { 32768-60999 } counter drop")
+    assert "udp dport { 51820 } accept" in accepted(rendered)
+    assert closed(rendered) == ["udp dport { 32768-60999 } counter drop"]
 
 
 def test_ssh_is_closed_only_when_somebody_is_let_in() -> None:
-    assert "dport 22" not in text()
+    assert "dport { 22 }" not in text()
     rendered = text(ssh_from=["192.0.2.0/24"])
-    assert rendered.index("tcp dport 22 ip saddr @ssh4 accept") < rendered.index("tcp dport 22 counter drop")
+    assert "tcp dport { 22 } ip saddr @ssh_lab_4 accept" in accepted(rendered)
+    assert closed(rendered)[0].startswith("tcp dport { 22 } tcp flags")
 
 
 def test_both_families_have_their_sets() -> None:
     rendered = text(members=["10.0.0.1", "2001:db8::1"])
     assert "type ipv6_addr" in rendered
-    assert "ip6 saddr @member6 accept" in rendered
+    assert "ip6 saddr @member_lab_6 accept" in accepted(rendered)
+
+
+def test_a_range_does_not_close_ssh() -> None:
+    given = {"members": ["10.0.0.1"], "tcp_ports": ["111", "15000-28999"], "ssh_port": 22222}
+    desired = rules.make_desired("lab", given, Reached((111, 15000, 22223), ("192.0.2.7",)))
+    assert desired.tcp_ports == ("15001-22221", "22224-28999")
+    assert rules.make_desired("lab", {**given, "ssh_port": 28999}).tcp_ports == ("111", "15000-28998")
+
+
+@pytest.mark.parametrize("peer", ["192.0.2.7", "2001:db8::7"])
+def test_the_connection_of_the_module_is_not_closed(peer: str) -> None:
+    given = {"members": ["10.0.0.1"], "ssh_from": ["198.51.100.0/24"]}
+    with pytest.raises(InputError) as refused:
+        rules.make_desired("lab", given, Reached((22,), (peer,)))
+    assert refused.value.as_result()["address"] == peer
+    for accepted in ({"ssh_from": []}, {"trusted": [peer]}, {"members": [peer]}, {"ssh_from": [peer]}):
+        assert rules.make_desired("lab", {**given, **accepted}, Reached((22,), (peer, "127.0.0.1", "::1")))
+
+
+def test_an_admission_extends_an_earlier_one() -> None:
+    lines = rules.render_admission(["10.0.0.2", "2001:db8::1"]).splitlines()
+    assert [line.split()[0] for line in lines] == ["add", "delete", "add"] * 2
+    assert "timeout" in lines[2] and "timeout" in lines[5]
+    assert rules.render_admission([]) == ""
+    with pytest.raises(InputError):
+        rules.render_admission(["10.0.0.0/8"])
 
 
 def test_overlapping_ports_are_merged() -> None:
     desired = rules.make_desired("lab", {"members": ["10.0.0.1"], "tcp_ports": ["6818", "2049", "6817-6819", "6820"]})
     assert desired.tcp_ports == ("2049", "6817-6820")
-
-
-def test_each_cluster_has_a_table_of_its_own() -> None:
-    assert [rules.table_of(name) for name in ("my-lab", "my_lab")] == ["gpumesh_my-lab", "gpumesh_my_lab"]
 
 
 def test_the_ephemeral_range_of_the_kernel() -> None:

@@ -1,0 +1,112 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The processes of this host and their TCP sockets, from /proc.
+
+Processes may end at any time: those that have ended have no text, no files and no sockets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import struct
+from typing import Dict, Iterator, NamedTuple, Set
+
+#: Links of a process that hold a mount: see proc(5).
+_LINKS = ("cwd", "root", "exe")
+#: An address in a table of sockets: one or four words of 32 bits; and a port.
+_DIGITS = re.compile(r"[0-9A-Fa-f]{8}(?:[0-9A-Fa-f]{24})?")
+_PORT_DIGITS = re.compile(r"[0-9A-Fa-f]{4}")
+_NATIVE_WORD = "=I"
+
+ESTABLISHED, LISTENING = "01", "0A"
+
+
+class TcpSocket(NamedTuple):
+    """A TCP socket. ``state``: as in /proc/net/tcp."""
+
+    state: str
+    port: int
+    remote: str
+
+
+def tcp_sockets(proc: str) -> Dict[str, TcpSocket]:
+    """The TCP sockets in this network namespace, by inode."""
+    tables = [parse_tcp_sockets(text(proc, "", name)) for name in ("net/tcp", "net/tcp6")]
+    return {**tables[0], **tables[1]}
+
+
+def parse_tcp_sockets(table: str) -> Dict[str, TcpSocket]:
+    """The sockets by inode, from the text of /proc/net/tcp or tcp6."""
+    found = {}
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) <= 9:
+            continue
+        remote, port = fields[2].partition(":")[0], fields[1].partition(":")[2]
+        if _DIGITS.fullmatch(remote) and _PORT_DIGITS.fullmatch(port):
+            found[fields[9]] = TcpSocket(fields[3], int(port, 16), _address(remote))
+    return found
+
+
+def _address(digits: str) -> str:
+    """Decode words of 32 bits in the host's byte order, each as eight digits."""
+    packed = b"".join(
+        struct.pack(_NATIVE_WORD, int(digits[start : start + 8], 16)) for start in range(0, len(digits), 8)
+    )
+    if len(packed) == 4:
+        return socket.inet_ntop(socket.AF_INET, packed)
+    address = ipaddress.IPv6Address(packed)
+    return str(address.ipv4_mapped or address)
+
+
+def pids(proc: str) -> Iterator[int]:
+    """The IDs of all processes."""
+    return (int(name) for name in os.listdir(proc) if name.isdigit())
+
+
+def ancestors(proc: str, pid: int) -> Set[int]:
+    """A process, its parent, and so on."""
+    found = set()
+    while pid and pid not in found:
+        found.add(pid)
+        # The name, in brackets, may contain any character; the parent is the second field after it.
+        fields = text(proc, str(pid), "stat").rpartition(")")[2].split()
+        pid = int(fields[1]) if len(fields) > 1 else 0
+    return found
+
+
+def text(proc: str, process: str, name: str) -> str:
+    """A file of a process."""
+    try:
+        with open(os.path.join(proc, process, name), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def title(proc: str, pid: int) -> str:
+    """The command line of a process, which it may have replaced by a title."""
+    return text(proc, str(pid), "cmdline").replace("\0", " ").strip()
+
+
+def held(proc: str, pid: int) -> Iterator[str]:
+    """The targets of a process's links: its folder, its program and its open files."""
+    folder = os.path.join(proc, str(pid))
+    try:
+        opened = [os.path.join("fd", name) for name in os.listdir(os.path.join(folder, "fd"))]
+    except OSError:
+        opened = []
+    for name in [*_LINKS, *opened]:
+        try:
+            yield os.readlink(os.path.join(folder, name))
+        except OSError:
+            continue
+
+
+def sockets(proc: str, pid: int) -> Set[str]:
+    """The inodes of a process's sockets."""
+    return {path[len("socket:[") : -1] for path in held(proc, pid) if path.startswith("socket:[")}

@@ -1,0 +1,68 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a host is reached, with an artificial /proc. tests/integration has a real sshd."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import Reached, reached
+
+#: Local port, remote address, state and inode.
+SOCKETS = [
+    ("0016", "00000000", "0A", 100),
+    ("5708", "00000000", "0A", 101),
+    ("4E20", "00000000", "0A", 102),
+    ("0016", "070200C0", "01", 200),
+    ("9C40", "080200C0", "01", 201),
+    ("4E21", "00000000", "0A", 103),
+    ("4E22", "00000000", "0A", 104),
+]
+
+
+@pytest.fixture(name="proc")
+def _proc(tmp_path: Path) -> Path:
+    if sys.byteorder != "little":
+        pytest.skip("the table is recorded on a little-endian machine")
+    (tmp_path / "net").mkdir()
+    lines = [
+        f"  0: 00000000:{port} {remote}:D1F2 {state} 0:0 0:0 0 0 0 {inode} 4" for port, remote, state, inode in SOCKETS
+    ]
+    (tmp_path / "net" / "tcp").write_text("\n".join(["header", *lines]) + "\n")
+    process(tmp_path, 1, 0, "systemd", [102])
+    process(tmp_path, 5, 1, "sshd", [100, 101], "sshd: /usr/sbin/sshd -D [listener] 0 of 10-100 startups")
+    # A forwarding of a login, and an sshd that a user has started.
+    process(tmp_path, 6, 5, "sshd", [103], "sshd: root@notty")
+    process(tmp_path, 7, 1, "sshd", [104], "sshd: /usr/sbin/sshd -f mine [listener]", user=1000)
+    process(tmp_path, 8, 5, "sshd-session", [200, 201], "sshd-session: root@notty")
+    process(tmp_path, 9, 8, "python3", [])
+    return tmp_path
+
+
+def process(proc: Path, pid: int, parent: int, name: str, sockets: list[int], title: str = "", user: int = 0) -> None:
+    folder = proc / str(pid)
+    (folder / "fd").mkdir(parents=True)
+    (folder / "comm").write_text(f"{name}\n")
+    (folder / "cmdline").write_text(title or name)
+    (folder / "stat").write_text(f"{pid} ({name}) S {parent} 1 1")
+    (folder / "status").write_text(f"Name:\t{name}\nUid:\t{user}\t{user}\t{user}\t{user}\n")
+    for number, inode in enumerate(sockets):
+        (folder / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
+
+
+def test_the_ports_of_sshd_and_the_own_connection(proc: Path) -> None:
+    assert reached(str(proc), 9) == Reached((22, 0x5708), ("192.0.2.7",))
+
+
+def test_another_server_is_known_by_the_own_connection(proc: Path) -> None:
+    (proc / "5" / "comm").write_text("dropbear\n")
+    assert reached(str(proc), 9) == Reached((22,), ("192.0.2.7",))
+
+
+def test_without_a_login_there_is_no_own_connection(proc: Path) -> None:
+    process(proc, 10, 1, "python3", [])
+    assert reached(str(proc), 10) == Reached((22, 0x5708), ())
