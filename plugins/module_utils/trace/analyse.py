@@ -104,6 +104,7 @@ def analyse(name: str, traces: Mapping[int, RankTrace]) -> Analysis:
         missing=[rank for rank in range(expected) if rank not in traces],
         unmatched=matched.unmatched,
         late=clocks.late(matched.collectives, aligned),
+        skipped=sum(trace.skipped for trace in traces.values()),
         shortest=max(trace.slices.shortest for trace in traces.values()),
     )
 

@@ -305,7 +305,7 @@ def digest(path: str, described: Optional[Described], rank: int, most: int) -> R
     ``rank``: used if neither contains the number; ``most``: the number of events to keep for the timeline.
     """
     made = Digest()
-    about = read(path, made.event)
+    about, skipped = read(path, made.event)
     made.finish_steps(described.first if described else None)
     base = whole(about.get("baseTimeNanoseconds"), 0, _LATEST) or 0
     origin = made.anchor[0] - int(made.anchor[1] * 1000) if made.anchor else base
@@ -323,4 +323,5 @@ def digest(path: str, described: Optional[Described], rank: int, most: int) -> R
         made.slices(most),
         described.probes(origin) if described else [],
         list(described.links) if described else [],
+        skipped,
     )

@@ -273,6 +273,15 @@ def _doubts(run: Analysis, of: str) -> List[str]:
                 "Ranks have different numbers of them in a step. Their time counts as communication, none of it as waiting.",
             )
         )
+    if run.skipped:
+        made.append(
+            _finding(
+                "error",
+                f"{of}{plural(run.skipped, 'event')} could not be read",
+                "PyTorch does not escape the names of events. The time of these is missing.",
+                "Use no quotation marks and no backslashes in the names for record_function.",
+            )
+        )
     return made
 
 

@@ -85,7 +85,7 @@ class Slices(NamedTuple):
 class RankTrace(NamedTuple):
     """What is kept of a trace. ``origin``: nanoseconds since 1970. ``busy``: when the rank computed.
 
-    ``gpu``: whether it computed on a GPU; then only that counts.
+    ``gpu``: whether it computed on a GPU; then only that counts. ``skipped``: the number of damaged events.
     """
 
     rank: int
@@ -100,6 +100,7 @@ class RankTrace(NamedTuple):
     slices: Slices
     probes: List[Probe]
     links: List[Link]
+    skipped: int
 
 
 class Clock(NamedTuple):
@@ -183,7 +184,7 @@ class Analysis(NamedTuple):
 
     ``activity``: the states in all steps. ``missing``: ranks without a trace. ``unmatched``: exchanges that could not
     be found in all traces. ``late``: by how much a collective ends on a rank before another one has started it; in
-    microseconds, by which the clocks must be wrong.
+    microseconds, by which the clocks must be wrong. ``skipped``: the number of damaged events.
     """
 
     name: str
@@ -201,6 +202,7 @@ class Analysis(NamedTuple):
     missing: List[int]
     unmatched: int
     late: float
+    skipped: int
     shortest: float
 
     def mean(self, what: str) -> float:

@@ -177,4 +177,5 @@ def values(run: Analysis) -> Dict[str, Any]:
         "missing": run.missing,
         "unmatched": run.unmatched,
         "late_ms": round(run.late / 1e3, 6),
+        "skipped": run.skipped,
     }
