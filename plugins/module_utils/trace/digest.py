@@ -15,6 +15,7 @@ from array import array
 from bisect import bisect_right
 from typing import Any, Dict, List, Mapping, Match, NamedTuple, Optional, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import spans
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described import MOST_RANKS, Described, whole
@@ -300,13 +301,18 @@ def _rank(about: Mapping[str, Any], described: Optional[Described], otherwise: i
 
 
 def digest(path: str, described: Optional[Described], rank: int, most: int) -> RankTrace:
-    """Read a trace. ``described``: the description by its rank, if there is one. Raises HostStateError.
+    """Read a trace. ``described``: the description by its rank, if there is one. Raises GpumeshError.
 
     ``rank``: used if neither contains the number; ``most``: the number of events to keep for the timeline.
     """
     made = Digest()
     about, skipped = read(path, made.event)
     made.finish_steps(described.first if described else None)
+    if made.steps[0].begin == made.steps[-1].end:
+        raise InputError(
+            f"{path} has no event with a duration.",
+            "Give a directory with the traces of a run, and no other JSON files.",
+        )
     base = whole(about.get("baseTimeNanoseconds"), 0, _LATEST) or 0
     origin = made.anchor[0] - int(made.anchor[1] * 1000) if made.anchor else base
     number, ranks = _rank(about, described, rank)

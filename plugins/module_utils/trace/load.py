@@ -9,12 +9,13 @@ import multiprocessing
 import os
 import re
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import described, timeline
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described import Described
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.digest import digest
@@ -46,13 +47,13 @@ def folder_of(path: str, attempt: int) -> Path:
     profiles = given / "profile"
     if not profiles.is_dir():
         return given
-    if attempt:
-        return profiles / f"{attempt:03}"
-    attempts = sorted(one for one in profiles.iterdir() if one.is_dir() and one.name.isdigit())
-    kept = [one for one in attempts if any(one.glob("rank-*"))]
+    found = {int(one.name): one for one in profiles.iterdir() if one.is_dir() and whole_number(one.name)}
+    kept = {number: one for number, one in sorted(found.items()) if any(one.glob("rank-*"))}
     if not kept:
         raise InputError(f"There is no profile in {profiles}.", _REMEDY)
-    return kept[-1]
+    if attempt and attempt not in kept:
+        raise InputError(f"Attempt {attempt} of {path} has no profile.", f"It has: {', '.join(map(str, kept))}.")
+    return kept[attempt or max(kept)]
 
 
 def sources(folder: Path) -> List[Source]:
@@ -102,26 +103,33 @@ def _try(source: Source) -> Any:
         return {"message": failure.message, "remedy": failure.remedy}
 
 
-def load(folder: Path, processes: Optional[int] = None) -> Dict[int, RankTrace]:
+def load(wanted: Sequence[Source], processes: Optional[int] = None) -> Dict[int, RankTrace]:
     """The traces by rank. Raises GpumeshError."""
-    wanted = sources(folder)
     number = min(processes or len(os.sched_getaffinity(0)), _AT_ONCE, len(wanted))
     if number == 1:
-        return _by_rank(map(_digest, wanted), folder)
+        return _by_rank(map(_digest, wanted), wanted)
     with ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("fork")) as pool:
-        results = list(pool.map(_try, wanted))
+        try:
+            results = list(pool.map(_try, wanted))
+        except BrokenProcessPool as failure:
+            raise HostStateError(
+                f"One of the {number} processes that read the traces was killed.",
+                "If that was for lack of memory (see the log of the kernel), read one trace at a time: "
+                "taskset -c 0 gpumesh-trace ...",
+            ) from failure
     for result in results:
         if not isinstance(result, RankTrace):
             raise HostStateError(result["message"], result["remedy"])
-    return _by_rank(results, folder)
+    return _by_rank(results, wanted)
 
 
-def _by_rank(traces: Iterable[RankTrace], folder: Path) -> Dict[int, RankTrace]:
+def _by_rank(traces: Iterable[RankTrace], wanted: Sequence[Source]) -> Dict[int, RankTrace]:
     found: Dict[int, RankTrace] = {}
     for trace in traces:
         if trace.rank in found:
             raise InputError(
-                f"{folder} has two traces of rank {trace.rank}.", "Give a directory with the traces of one run only."
+                f"{os.path.dirname(wanted[0].path)} has two traces of rank {trace.rank}.",
+                "Give a directory with the traces of one run only.",
             )
         found[trace.rank] = trace
     return dict(sorted(found.items()))

@@ -21,8 +21,8 @@ class Matched(NamedTuple):
 
 
 def common_steps(traces: Mapping[int, RankTrace]) -> List[int]:
-    """The steps that all ranks have recorded."""
-    numbers = [{step.number for step in trace.steps} for trace in traces.values()]
+    """The steps that all ranks have recorded, except those without duration."""
+    numbers = [{step.number for step in trace.steps if step.end > step.begin} for trace in traces.values()]
     return sorted(set.intersection(*numbers)) if numbers else []
 
 

@@ -20,7 +20,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exi
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import page, timeline, words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import folder_of, load
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import Source, folder_of, load, sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.program import Settings
@@ -74,12 +74,13 @@ def report(settings: Settings, given: argparse.Namespace) -> int:
     if len(given.runs) > 2:
         raise InputError(f"{len(given.runs)} runs cannot be compared.", "Give one or two.")
     folders = [_folder(settings, name, given.run_dir, given.attempt) for name in given.runs]
+    wanted = [sources(folder) for folder in folders]
     target = given.output or str(folders[0])
     _prepare(target)
     runs: List[Analysis] = []
     files: List[str] = []
     for number, folder in enumerate(folders):
-        run, path = _one(folder, target, "" if number == 0 else "-2")
+        run, path = _one(_title(folder), wanted[number], target, "" if number == 0 else "-2")
         runs.append(run)
         files.append(path)
         sys.stdout.write(words.summary(run))
@@ -91,9 +92,9 @@ def report(settings: Settings, given: argparse.Namespace) -> int:
     return 0
 
 
-def _one(folder: Path, target: str, suffix: str) -> Tuple[Analysis, str]:
-    traces = load(folder)
-    run = analyse(_title(folder), traces)
+def _one(title: str, wanted: Sequence[Source], target: str, suffix: str) -> Tuple[Analysis, str]:
+    traces = load(wanted)
+    run = analyse(title, traces)
     path = f"{target}/timeline{suffix}.json.gz"
     timeline.write(path, traces, run)
     return run, path

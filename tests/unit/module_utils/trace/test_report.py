@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
+import signal
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 from traces import FIRST, Scene
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program, timeline
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import load, program, timeline
 
 TOY = Path(__file__).parent / "fixtures" / "debian-13"
 SETTINGS = {"volumes": [], "run_dir": "", "stage_dir": "", "library": ""}
@@ -220,6 +222,52 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (folder / "rank-1.json").unlink()
     (folder / "rank-0.trace.json.gz").write_bytes(b"\x1f\x8bno")
     assert "rank-0.trace.json.gz is damaged" in refused(capsys, folder)
+
+
+def run_of(folder: Path, *attempts: int) -> Path:
+    """The directory of a run with these attempts."""
+    for attempt in attempts:
+        Scene(ranks=2).write(folder / "profile" / f"{attempt:03}")
+    return folder
+
+
+def test_an_attempt_without_a_profile_is_refused_before_anything_is_read_or_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = run_of(tmp_path / "a", 1, 2), run_of(tmp_path / "b", 1, 12)
+    before = sorted(tmp_path.rglob("*"))
+    for arguments, names in (
+        ((one, other, "--attempt", 2), ("Attempt 2 of", str(other), "It has: 1, 12.")),
+        ((one, "--attempt", 8), ("Attempt 8 of", str(one), "It has: 1, 2.")),
+        ((one, "--attempt", 8, "--output", tmp_path / "x"), ("Attempt 8 of",)),
+        ((one, tmp_path, "--output", tmp_path / "x"), ("There is no trace in",)),
+    ):
+        assert trace(*arguments) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1
+        assert all(name in said.err for name in names), said.err
+        assert sorted(tmp_path.rglob("*")) == before
+    assert trace(one, other, "--output", tmp_path / "x") == 0
+
+
+@pytest.mark.parametrize(
+    "text", ['{"learning_rate": 3e-4}', '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "dur": 0, "name": "a"}]']
+)
+def test_what_has_no_events_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    said = refused(capsys, tmp_path)
+    assert f"{tmp_path}/config.json has no event" in said and said.count("\n") == 1
+
+
+def test_a_reader_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the kernel does when there is no more memory."""
+    Scene(ranks=2).write(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+    monkeypatch.setattr(load, "_digest", lambda _source: os.kill(os.getpid(), signal.SIGKILL))
+    said = refused(capsys, tmp_path)
+    assert "was killed" in said and "taskset" in said and said.count("\n") == 1
 
 
 def test_steps_that_ranks_do_not_share_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,14 +12,14 @@ import pytest
 from traces import FIRST, Scene
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load, sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankShare
 
 OFFSETS = {1: 3.0, 2: -700.0, 3: 45_000.0}
 
 
 def of(scene: Scene, folder: Path) -> Analysis:
-    return analyse("nano", load(scene.write(folder), processes=1))
+    return analyse("nano", load(sources(scene.write(folder)), processes=1))
 
 
 def share_of(run: Analysis, rank: int) -> RankShare:
@@ -134,7 +134,7 @@ def test_clocks_that_contradict_the_collectives_are_told(tmp_path: Path) -> None
     told = json.loads(path.read_text())
     told["clocks"] = [{**one, "ahead": one["ahead"] - 20_000_000} for one in told["clocks"]]
     path.write_text(json.dumps(told))
-    run = analyse("nano", load(tmp_path, processes=1))
+    run = analyse("nano", load(sources(tmp_path), processes=1))
     # The shorter exchange takes 5 ms.
     assert run.late == near(20 - 5)
 
@@ -166,7 +166,7 @@ def test_the_longest_operations(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
-    run = analyse("nano", load(Scene(ranks=4).write(tmp_path, only=range(1, 4)), processes=1))
+    run = analyse("nano", load(sources(Scene(ranks=4).write(tmp_path, only=range(1, 4))), processes=1))
     assert run.missing == [0]
     # No rank has the clock of rank 0 now, but it is still the reference for the others.
     assert run.clocks[1].method in ("probes", "reference")
