@@ -190,10 +190,67 @@ def test_traces_that_another_program_has_recorded(tmp_path: Path) -> None:
     assert trace(tmp_path) == 0
 
 
-def test_a_rank_without_a_trace_is_told(tmp_path: Path) -> None:
+def mark(folder: Path) -> str:
+    """The kind of the mark at the top of the page."""
+    found = re.search(r'<h1><span class="mark (\w+)"', (folder / "report.html").read_text(encoding="utf-8"))
+    assert found
+    return found[1]
+
+
+def test_without_doubts_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scene().write(tmp_path)
+    assert trace(tmp_path) == 0 and mark(tmp_path) == "pass"
+    assert "  clocks agree within 0.05 ms\n" in capsys.readouterr().out
+
+
+def doubtful(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> str:
+    """Report on a run in which nothing is slow. The terminal, the headline and the findings must contain ``what``.
+
+    Returns what is printed.
+    """
+    assert trace(folder) == 0
+    said, text = capsys.readouterr().out, page(folder / "report.html").text
+    assert f"  {what}" in said and f", but {what}" in text and f"{what[0].upper()}{what[1:]}" in text
+    assert mark(folder) == "error" and "no rank holds the others up" not in said + text
+    return said
+
+
+def test_ranks_without_a_trace_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Scene().write(tmp_path, only=range(3))
-    assert trace(tmp_path) == 0
+    assert "clocks agree within" in doubtful(tmp_path, capsys, "1 rank has no trace")
     assert "There is none of rank 3." in page(tmp_path / "report.html").text
+    # The slow one is among them.
+    Scene(ranks=8, more_own={1: 30.0}).write(tmp_path / "b", only=range(2, 8))
+    doubtful(tmp_path / "b", capsys, "2 ranks have no trace")
+
+
+def test_clocks_that_nothing_tells_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scene(probes=False).write(tmp_path, compress=False)
+    for path in tmp_path.glob("*.trace.json"):
+        path.write_text(path.read_text(encoding="utf-8").replace("gloo:all_reduce", "gloo:send"), encoding="utf-8")
+    assert "clocks agree" not in doubtful(tmp_path, capsys, "the clocks of 3 ranks are unknown")
+
+
+def test_a_trace_of_an_earlier_recording_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scene().write(tmp_path, compress=False)
+    path = tmp_path / "rank-2.trace.json"
+    earlier = re.sub(
+        r"gpumesh clock (\d+)",
+        lambda found: f"gpumesh clock {int(found[1]) - 3_600_000_000_000}",
+        path.read_text(encoding="utf-8"),
+    )
+    path.write_text(earlier, encoding="utf-8")
+    assert "clocks agree" not in doubtful(tmp_path, capsys, "a collective ends 3599995 ms before a rank begins it")
+
+
+def test_damaged_events_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scene().write(tmp_path, compress=False)
+    path = tmp_path / "rank-2.trace.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("aten::addmm", 'a "b"', 2), encoding="utf-8")
+    doubtful(tmp_path, capsys, "2 events could not be read")
+    (report,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["skipped"] == 2
 
 
 def test_one_rank(tmp_path: Path) -> None:
