@@ -103,6 +103,7 @@ def analyse(name: str, traces: Mapping[int, RankTrace]) -> Analysis:
         activity={rank: states(one, one.window) for rank, one in ranks.items()},
         missing=[rank for rank in range(expected) if rank not in traces],
         unmatched=matched.unmatched,
+        ungrouped=matched.ungrouped,
         late=clocks.late(matched.collectives, aligned),
         skipped=sum(trace.skipped for trace in traces.values()),
         shortest=max(trace.slices.shortest for trace in traces.values()),

@@ -40,6 +40,8 @@ _HOST_COMMUNICATION = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
 _KERNEL_COMMUNICATION = re.compile(r"(?:nccl|rccl|mscclpp?)\w*?(?:Kernel|KERNEL)_?([A-Za-z]*)")
 #: Collectives that no rank can leave before all have entered.
 _WAITING = ("allreduce", "allgather", "reducescatter", "barrier", "alltoall")
+#: The name of the process group of all ranks, which older versions of PyTorch do not write.
+_OF_ALL = ("", "0")
 #: The maximum length of a name: names of kernels may have thousands of characters.
 _LONGEST = 160
 #: The number of the only step in a trace without steps.
@@ -183,15 +185,20 @@ class Digest:
             Step(step.number + further, step.begin, max(step.begin, end)) for step, end in zip(self.steps, nexts)
         ]
 
-    def exchanges(self, groups: Mapping[str, Tuple[int, ...]]) -> List[Exchange]:
-        """The exchanges, in the order in which they started."""
+    def exchanges(self, rank: int, groups: Mapping[str, Tuple[int, ...]]) -> List[Exchange]:
+        """The exchanges, in the order in which they started. ``groups``: the ranks of each process group, by its name."""
         begins = [step.begin for step in self.steps]
+        # Gloo never says in which group it communicates. All ranks are assumed only if no groups are known.
+        own = {ranks for ranks in groups.values() if rank in ranks}
+        several = len(own) != 1 if groups else any(one.group not in _OF_ALL for one in self._kernels)
+        otherwise = None if several else next(iter(own), ())
 
         def made(name: str, group: str, started: float, begin: float, end: float) -> Exchange:
             place = bisect_right(begins, started) - 1
             number = self.steps[place].number if place >= 0 and started <= self.steps[-1].end else -1
             plain = name.replace("_", "").lower()
-            return Exchange(plain, groups.get(group, ()), number, begin, end, plain.startswith(_WAITING))
+            members = groups.get(group, None if group and groups else otherwise)
+            return Exchange(plain, members, number, begin, end, plain.startswith(_WAITING))
 
         found = [
             made(one.name, one.group, self._launched.get(one.correlation, one.begin), one.begin, one.end)
@@ -323,7 +330,7 @@ def digest(path: str, described: Optional[Described], rank: int, most: int) -> R
         made.gpu,
         origin,
         made.steps,
-        made.exchanges(groups(about)),
+        made.exchanges(number, groups(about)),
         made.busy(),
         made.operations(),
         made.slices(most),

@@ -28,14 +28,15 @@ class Step(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One rank's part of a collective. ``group``: the ranks that take part, if the trace contains them.
+    """One rank's part of a collective. ``group``: the ranks that take part; empty for all, None if the trace knows
+    several groups, and does not say which one it is.
 
     ``step``: the step in which it was started, -1 before the first one. ``waits``: whether no rank can leave it before
     all have entered, as in an all-reduce.
     """
 
     name: str
-    group: Tuple[int, ...]
+    group: Optional[Tuple[int, ...]]
     step: int
     begin: float
     end: float
@@ -183,7 +184,7 @@ class Analysis(NamedTuple):
     """A run. ``moment``: the drawn step, as (number, start, end) by the clock of rank 0, with the states of each rank.
 
     ``activity``: the states in all steps. ``missing``: ranks without a trace. ``unmatched``: exchanges that could not
-    be found in all traces. ``late``: by how much a collective ends on a rank before another one has started it; in
+    be found in all traces; ``ungrouped``: exchanges of an unknown group. ``late``: by how much a collective ends on a rank before another one has started it; in
     microseconds, by which the clocks must be wrong. ``skipped``: the number of damaged events.
     """
 
@@ -201,6 +202,7 @@ class Analysis(NamedTuple):
     activity: Mapping[int, Sequence[State]]
     missing: List[int]
     unmatched: int
+    ungrouped: int
     late: float
     skipped: int
     shortest: float

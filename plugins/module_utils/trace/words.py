@@ -121,14 +121,15 @@ def _clock_doubts(run: Analysis) -> List[Doubt]:
 
 
 def _unmatched(run: Analysis) -> List[Doubt]:
-    if not run.unmatched:
-        return []
-    return [
-        Doubt(
-            f"{plural(run.unmatched, 'exchange')} could not be compared",
-            "Ranks have different numbers of them in a step. Their time counts as communication, none of it as waiting.",
-        )
-    ]
+    counts = "Their time counts as communication, none of it as waiting."
+    made = []
+    if run.unmatched:
+        reason = f"Ranks have different numbers of them in a step. {counts}"
+        made.append(Doubt(f"{plural(run.unmatched, 'exchange')} could not be compared", reason))
+    if run.ungrouped:
+        reason = f"Ranks are in several process groups, and the traces do not say which one exchanges data. {counts}"
+        made.append(Doubt(f"{plural(run.ungrouped, 'exchange')} could not be assigned to a process group", reason))
+    return made
 
 
 def _skipped(run: Analysis) -> List[Doubt]:
@@ -247,7 +248,8 @@ def values(run: Analysis) -> Dict[str, Any]:
             for rank, clock in sorted(run.clocks.items())
         ],
         "missing": run.missing,
-        "unmatched": run.unmatched,
+        "unmatched": run.unmatched + run.ungrouped,
+        "ungrouped": run.ungrouped,
         "late_ms": round(run.late / 1e3, 6),
         "skipped": run.skipped,
     }
