@@ -11,7 +11,7 @@ import re
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
@@ -23,6 +23,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes impor
 
 #: The maximum number of traces that are read at the same time: each may need several hundred MB.
 _AT_ONCE = 8
+#: The number of files that are listed of each recording.
+_LISTED = 8
 _NUMBER = re.compile(r"(\d+)")
 _REMEDY = "Record one with 'gpumesh-train --profile torch', or give the directory with the traces."
 
@@ -58,8 +60,10 @@ def folder_of(path: str, attempt: int) -> Path:
 
 def sources(folder: Path) -> List[Source]:
     """The traces in a directory. Raises GpumeshError."""
-    told = [_described(path) for path in sorted(folder.glob("rank-*.json")) if ".trace." not in path.name]
-    found = [Source(str(folder / one.trace), one, one.rank, 0) for one in told if one]
+    paths = [path for path in sorted(folder.glob("rank-*.json")) if ".trace." not in path.name]
+    told = {path.name: one for path, one in zip(paths, map(_described, paths)) if one}
+    _check_recording(folder, told)
+    found = [Source(str(folder / one.trace), one, one.rank, 0) for one in told.values()]
     if not found:
         found = [Source(str(path), None, rank, 0) for rank, path in enumerate(_foreign(folder))]
     if not found:
@@ -89,6 +93,25 @@ def _described(path: Path) -> Optional[Described]:
         return None if isinstance(values, dict) and "traceEvents" in values else described.parse(values)
     except (OSError, ValueError) as failure:
         raise HostStateError(f"{path} cannot be read: {failure}.", "Record the profile again.") from failure
+
+
+def _check_recording(folder: Path, told: Mapping[str, Described]) -> None:
+    """Raise InputError if the traces are of several recordings: one that has failed leaves those of an earlier one."""
+    for what in ("ranks", "recording"):
+        by_value: Dict[Any, List[str]] = {}
+        for name, one in told.items():
+            # Ranks that could not reach rank 0 do not know the recording.
+            if getattr(one, what):
+                by_value.setdefault(getattr(one, what), []).append(name)
+        if len(by_value) > 1:
+            listed = [
+                ", ".join(names[:_LISTED]) + (" and others" if len(names) > _LISTED else "")
+                for names in by_value.values()
+            ]
+            raise InputError(
+                f"{folder} has traces of different recordings: {'; '.join(listed)}.",
+                "Delete those of the earlier one, and record each profile in a directory of its own.",
+            )
 
 
 def _digest(source: Source) -> RankTrace:

@@ -307,6 +307,28 @@ def test_an_attempt_without_a_profile_is_refused_before_anything_is_read_or_writ
     assert trace(one, other, "--output", tmp_path / "x") == 0
 
 
+def record(folder: Path, ranks: int, recording: str, only: range | None = None) -> None:
+    """Write the traces of a recording, over those of an earlier one."""
+    Scene(ranks=ranks).write(folder, only=only)
+    for rank in only or range(ranks):
+        path = folder / f"rank-{rank}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "recording": recording}))
+
+
+def test_traces_of_different_recordings_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "other", 4, "a")
+    record(tmp_path / "other", 4, "b", range(3))
+    said = refused(capsys, tmp_path / "other")
+    assert "different recordings: rank-0.json, rank-1.json, rank-2.json; rank-3.json." in said
+    record(tmp_path / "fewer", 4, "")
+    record(tmp_path / "fewer", 2, "")
+    assert "rank-0.json, rank-1.json; rank-2.json, rank-3.json." in refused(capsys, tmp_path / "fewer")
+    # A rank that could not ask for it, and files of earlier versions.
+    record(tmp_path / "unknown", 4, "a")
+    record(tmp_path / "unknown", 4, "", range(1, 2))
+    assert trace(tmp_path / "unknown") == 0
+
+
 @pytest.mark.parametrize(
     "text", ['{"learning_rate": 3e-4}', '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "dur": 0, "name": "a"}]']
 )
