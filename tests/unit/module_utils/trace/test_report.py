@@ -157,14 +157,31 @@ def test_all_ranks_are_on_one_time_line(tmp_path: Path) -> None:
 def test_of_too_many_events_the_longest_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(timeline, "MOST", 400)
-    monkeypatch.setattr(timeline, "_LEAST", 100)
+    monkeypatch.setattr(timeline, "MOST", 600)
     Scene(details=100).write(tmp_path)
     assert trace(tmp_path) == 0
-    found = [event for event in events(tmp_path / "timeline.json.gz") if event["ph"] == "X" and event["tid"]]
-    assert 350 <= len(found) <= 400
+    written = events(tmp_path / "timeline.json.gz")
+    found = [event for event in written if event["ph"] == "X" and event["tid"]]
+    assert 400 <= len(found) <= 450 and len(written) <= 600
     assert {event["name"] for event in found} >= {"ProfilerStep#3", "aten::linear", "gloo:all_reduce"}
     assert "are left out of the time line" in page(tmp_path / "report.html").text
+
+
+def test_the_number_of_events_is_kept_with_many_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Including those of the first track, which has no gaps. Each rank has about 60, and may have 16."""
+    most = 16_384
+    monkeypatch.setattr(timeline, "MOST", most)
+    Scene(ranks=1_024, jitter=5.0).write(tmp_path)
+    assert trace(tmp_path) == 0
+    found = events(tmp_path / "timeline.json.gz")
+    assert most * 0.7 < len(found) <= most
+    line = [event for event in found if (event["pid"], event.get("tid"), event["ph"]) == (700, 0, "X")]
+    for before, after in zip(line, line[1:]):
+        assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)
+    whole = next(
+        share for share in json.loads((tmp_path / "report.json").read_text())[0]["ranks"] if share["rank"] == 700
+    )
+    assert sum(event["dur"] for event in line) == pytest.approx(sum(whole["steps_ms"]) * 1e3, rel=0.001)
 
 
 def test_a_link_that_somebody_has_put_beside_their_traces_is_not_followed(tmp_path: Path) -> None:
