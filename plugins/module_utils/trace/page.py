@@ -57,8 +57,11 @@ _NOTHING = 0.02
 Cell = Tuple[str, str]
 
 
-def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str]) -> str:
-    """The HTML page. ``moment``: when it was created; ``timelines``: the files for Perfetto, one per run."""
+def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str], figures: str) -> str:
+    """The HTML page.
+
+    ``moment``: when it was created; ``timelines``: the files for Perfetto, one per run; ``figures``: the JSON file.
+    """
     title = " and ".join(run.name for run in runs)
     nav = [("findings", "What to do"), ("steps", "A step"), ("timeline", "Time line"), ("ranks", "Ranks")]
     if any(run.links for run in runs):
@@ -98,8 +101,8 @@ def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str]) -> s
 </header>
 <main id="main">
 {"".join(sections)}</main>
-<footer><p>Made by <code>gpumesh-trace</code>. The same figures for programs are in <code>report.json</code> beside this
-file.</p></footer>
+<footer><p>Made by <code>gpumesh-trace</code>. The same figures for programs are in <code>{escape(figures)}</code> beside
+this file.</p></footer>
 <script>
 {THEME_SCRIPT}</script>
 </body>

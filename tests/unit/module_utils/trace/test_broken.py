@@ -31,7 +31,7 @@ def report(folder: Path) -> None:
     traces = load(sources(folder), processes=1)
     run = analyse("x", traces)
     timeline.write(str(folder / "timeline.json.gz"), traces, run)
-    page.render([run, run], "now", ["a", "b"]).encode("utf-8")
+    page.render([run, run], "now", ["a", "b"], "c").encode("utf-8")
     words.summary(run).encode("utf-8")
     json.dumps(words.values(run), allow_nan=False)
 

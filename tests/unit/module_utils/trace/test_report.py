@@ -123,8 +123,28 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
         "timeline.json.gz",
     ]
     text = page(tmp_path / "both" / "report-2.html").text
+    assert "are in report-2.json beside" in text
     assert "A step of b takes 29 % less time than a step of a" in text
     assert "102.0 ms → 72.0 ms −29 %" in text and "a: Rank 2 on n3 holds the others up" in text
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (("a/profile/001", "a/profile/012"), ["a (attempt 1)", "a (attempt 12)"]),
+        (("x/a/profile/001", "y/a/profile/001"), ["x/a", "y/a"]),
+        (("x/a/b", "y/a/b"), ["x/a/b", "y/a/b"]),
+        (("a/profile/001", "b"), ["a", "b"]),
+        (("a", "a"), ["a", "a"]),
+    ],
+)
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path, folders: tuple[str, str], names: list[str]) -> None:
+    written = [Scene(ranks=2).write(tmp_path / folder) for folder in folders]
+    assert trace(*written, "--output", tmp_path / "out") == 0
+    report = json.loads((tmp_path / "out" / "report-2.json").read_text(encoding="utf-8"))
+    assert [one["name"] for one in report] == names
+    assert [one["folder"] for one in report] == [str(folder) for folder in written]
+    assert f"A step of {names[1]} takes as long as one of {names[0]}" in page(tmp_path / "out" / "report-2.html").text
 
 
 def events(path: Path) -> list[dict[str, Any]]:
