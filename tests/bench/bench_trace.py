@@ -5,11 +5,14 @@
 
     python tests/bench/bench_trace.py [RANKS ...]        # 8 64
 
-Each rank has a trace of 50,000 events, 11 MB before compression. Exits 1 if 64 ranks take more than 60 s or 4 GiB.
+Each rank has a trace of 50,000 events, 11 MB before compression. Then the CPU time of the analysis of 500 collectives
+by the number of ranks, and its exponent: 1 is proportional. Exits 1 if 64 ranks take more than 60 s or 4 GiB, or if the
+exponent is more than 1.5.
 """
 
 from __future__ import annotations
 
+import math
 import resource
 import subprocess
 import sys
@@ -19,6 +22,8 @@ from pathlib import Path
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.package import build
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load, sources
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
@@ -27,6 +32,8 @@ from traces import Scene
 SIZES = (8, 64)
 SECONDS, MIB = 60, 4096
 DETAILS = 10_000
+#: The analysis: numbers of ranks, steps with two collectives each, and the maximum exponent.
+FEW, MANY, STEPS, EXPONENT = 64, 256, 250, 1.5
 
 
 def memory(group: int) -> float:
@@ -59,6 +66,26 @@ def measure(ranks: int, folder: Path) -> tuple[float, float, float]:
     return time.monotonic() - begun, used, most
 
 
+def analysis(ranks: int, folder: Path, probes: bool) -> float:
+    """The CPU seconds. Each collective waits for another rank."""
+    traces = load(sources(Scene(ranks=ranks, steps=STEPS, jitter=2.0, per_node=8, probes=probes).write(folder)))
+    before = time.process_time()
+    analyse("bench", traces)
+    return time.process_time() - before
+
+
+def exponent(probes: bool) -> float:
+    """How the time of the analysis grows with the number of ranks."""
+    seconds = []
+    for ranks in (FEW, MANY):
+        with tempfile.TemporaryDirectory() as folder:
+            seconds.append(analysis(ranks, Path(folder), probes))
+    found = math.log(seconds[1] / seconds[0]) / math.log(MANY / FEW)
+    clocks = "compared clocks" if probes else "clocks by collectives"
+    print(f"analysis, {clocks}: {FEW} ranks {seconds[0]:.1f} s, {MANY} ranks {seconds[1]:.1f} s, exponent {found:.2f}")
+    return found
+
+
 def main() -> int:
     """Print one line per size."""
     within = True
@@ -67,6 +94,7 @@ def main() -> int:
             seconds, used, mib = measure(ranks, Path(folder))
         print(f"{ranks:>5} ranks: {seconds:6.1f} s, {used:6.1f} s CPU, {mib:6.0f} MiB")
         within = within and (ranks > 64 or (seconds <= SECONDS and mib <= MIB))
+    within = max(exponent(True), exponent(False)) <= EXPONENT and within
     return 0 if within else 1
 
 

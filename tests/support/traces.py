@@ -30,7 +30,8 @@ class Scene:
     """Times in milliseconds, and by rank where they differ. `offsets`: of a rank's clock from the true time.
 
     `links`: Mbit/s from a rank to the next one. `jitter`: the maximum difference between the ends of a collective on
-    different ranks. `details`: short events in a step. On a GPU they are its kernels, with gaps between them.
+    different ranks. `details`: short events in a step. On a GPU they are its kernels, with gaps between them. `groups`:
+    the ranks of process groups that communicate independently, besides the group of all ranks.
     """
 
     ranks: int = 4
@@ -52,6 +53,7 @@ class Scene:
     probe_error: float = 0.05
     per_node: int = 1
     details: int = 0
+    groups: tuple[tuple[int, ...], ...] = ()
 
     def write(self, folder: Path, compress: bool = True, only: range | None = None) -> Path:
         """Write a trace of each rank and its description. Returns the folder."""
@@ -84,18 +86,24 @@ class Scene:
                 parts.append(
                     {"begin": begins[rank], "work": begins[rank] + own, "first": first, "computing": computing}
                 )
-            ended = max(part["first"] for part in parts) + self.hidden_transfer
-            for part in parts:
-                part["first_end"] = ended + chance.uniform(0, self.jitter)
-                computed = part["work"] + part["computing"]
-                # Gloo starts both as soon as they are requested, a GPU stream one after the other.
-                part["computed"], part["second"] = computed, max(computed, part["first_end"]) if self.gpu else computed
-            # It cannot start on the wire before the first one has ended.
-            ended = max([ended, *(part["second"] for part in parts)]) + self.transfer
+            for members in self.groups or (range(self.ranks),):
+                self._exchange([parts[rank] for rank in members], chance)
             for rank, part in enumerate(parts):
-                part["end"] = ended + chance.uniform(0, self.jitter)
                 begins[rank] = part["end"] + self.own
             yield parts
+
+    def _exchange(self, parts: list[dict[str, float]], chance: random.Random) -> None:
+        """Add the times of the two exchanges of a group."""
+        ended = max(part["first"] for part in parts) + self.hidden_transfer
+        for part in parts:
+            part["first_end"] = ended + chance.uniform(0, self.jitter)
+            computed = part["work"] + part["computing"]
+            # Gloo starts both as soon as they are requested, a GPU stream one after the other.
+            part["computed"], part["second"] = computed, max(computed, part["first_end"]) if self.gpu else computed
+        # It cannot start on the wire before the first one has ended.
+        ended = max([ended, *(part["second"] for part in parts)]) + self.transfer
+        for part in parts:
+            part["end"] = ended + chance.uniform(0, self.jitter)
 
     def clock(self, rank: int, true: float) -> float:
         """What the clock of a rank shows, in milliseconds since the start of the true time."""
@@ -125,11 +133,23 @@ class Scene:
             "links": [link] if self.links else [],
         }
 
+    def _group(self, members: tuple[int, ...]) -> str:
+        """The name of a process group; "0" is the one of all ranks."""
+        return str(self.groups.index(members) + 1) if members in self.groups else "0"
+
     def _head(self, rank: int) -> str:
-        groups = [{"pg_name": "0", "pg_size": self.ranks, "ranks": list(range(self.ranks))}]
+        groups = [tuple(range(self.ranks)), *(members for members in self.groups if rank in members)]
+        configured = [
+            {"pg_name": self._group(members), "pg_size": len(members), "ranks": members} for members in groups
+        ]
         told = {
             "schemaVersion": 1,
-            "distributedInfo": {"rank": rank, "world_size": self.ranks, "pg_config": groups},
+            "distributedInfo": {
+                "rank": rank,
+                "world_size": self.ranks,
+                "pg_count": len(groups),
+                "pg_config": configured,
+            },
             "baseTimeNanoseconds": BASE,
         }
         return json.dumps(told, indent=2)[1:-1].rstrip() + ',\n  "traceEvents": ['
@@ -167,6 +187,7 @@ class Scene:
         middle = part["work"] + part["computing"] / 2
         for number, (begin, end) in enumerate(((part["work"], middle), (middle, part["computed"]))):
             yield from self._computing(rank, step * 2 + number, begin, end)
+        members = next((members for members in self.groups if rank in members), ())
         collectives = ((part["first"], part["first_end"]), (part["second"], part["end"]))
         for number, (begin, end) in enumerate(collectives):
             if self.gpu:
@@ -184,7 +205,7 @@ class Scene:
                     20,
                     True,
                     correlation=correlation,
-                    **{"Collective name": "allreduce", "Process Group Name": "0"},
+                    **{"Collective name": "allreduce", "Process Group Name": self._group(members)},
                 )
             else:
                 yield self._event(rank, "user_annotation", "gloo:all_reduce", begin, end, 2)

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections import defaultdict
 from statistics import mean, median, stdev
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import clocks, spans
@@ -76,6 +76,14 @@ class _Rank(NamedTuple):
         return spans.union(itertools.chain(*self.waiting.values()))
 
 
+class _Part(NamedTuple):
+    """A rank's part of a collective. ``last``: the last rank to enter it, and when, by the clock of rank 0."""
+
+    exchange: Exchange
+    last: int
+    entered: float
+
+
 def analyse(name: str, traces: Mapping[int, RankTrace]) -> Analysis:
     """Analyse the traces of a run. Raises InputError if they have no step in common."""
     steps = common_steps(traces)
@@ -83,7 +91,8 @@ def analyse(name: str, traces: Mapping[int, RankTrace]) -> Analysis:
         raise InputError(f"The traces of {name} have no step in common.", "Record a profile of all ranks together.")
     matched = match(traces, steps)
     aligned = clocks.align(traces, matched.collectives)
-    ranks = {rank: _rank(trace, aligned, matched.collectives, steps) for rank, trace in sorted(traces.items())}
+    parts = _parts(matched.collectives, aligned)
+    ranks = {rank: _rank(trace, aligned[rank], parts.get(rank, []), steps) for rank, trace in sorted(traces.items())}
     shares = _shares(traces, ranks, matched, steps, aligned)
     links = _between_nodes([link for trace in traces.values() for link in trace.links], traces)
     moment = _moment(traces, steps, aligned)
@@ -103,7 +112,9 @@ def analyse(name: str, traces: Mapping[int, RankTrace]) -> Analysis:
         activity={rank: states(one, one.window) for rank, one in ranks.items()},
         missing=[rank for rank in range(expected) if rank not in traces],
         unmatched=matched.unmatched,
+        ungrouped=matched.ungrouped,
         late=clocks.late(matched.collectives, aligned),
+        skipped=sum(trace.skipped for trace in traces.values()),
         shortest=max(trace.slices.shortest for trace in traces.values()),
     )
 
@@ -113,26 +124,29 @@ def _step_spans(trace: RankTrace, steps: Sequence[int], clock: Clock) -> Dict[in
     return {step.number: (clock.at(step.begin), clock.at(step.end)) for step in trace.steps if step.number in wanted}
 
 
-def _rank(
-    trace: RankTrace, aligned: Mapping[int, Clock], collectives: Sequence[Mapping[int, Exchange]], steps: Sequence[int]
-) -> _Rank:
-    clock = aligned[trace.rank]
+def _parts(collectives: Sequence[Mapping[int, Exchange]], aligned: Mapping[int, Clock]) -> Dict[int, List[_Part]]:
+    """The parts of each rank."""
+    found: Dict[int, List[_Part]] = defaultdict(list)
+    for collective in collectives:
+        begins = {rank: aligned[rank].at(part.begin) for rank, part in collective.items()}
+        last = max(begins, key=lambda rank: begins[rank])
+        for rank, part in collective.items():
+            found[rank].append(_Part(part, last, begins[last]))
+    return found
+
+
+def _rank(trace: RankTrace, clock: Clock, parts: Sequence[_Part], steps: Sequence[int]) -> _Rank:
     own = _step_spans(trace, steps, clock)
     window = (own[steps[0]][0], own[steps[-1]][1])
     waiting: Dict[int, List[Span]] = defaultdict(list)
     moving: List[Span] = []
     split: Set[Exchange] = set()
-    for collective in collectives:
-        part = collective.get(trace.rank)
-        if part is None:
-            continue
-        split.add(part)
-        begins = {rank: aligned[rank].at(other.begin) for rank, other in collective.items()}
-        last = max(begins, key=lambda rank: begins[rank])
-        begin, end = clock.at(part.begin), clock.at(part.end)
-        come = min(max(begin, begins[last]), end)
-        if last != trace.rank:
-            waiting[last].append((begin, come))
+    for part in parts:
+        split.add(part.exchange)
+        begin, end = clock.at(part.exchange.begin), clock.at(part.exchange.end)
+        come = min(max(begin, part.entered), end)
+        if part.last != trace.rank:
+            waiting[part.last].append((begin, come))
         moving.append((come, end))
     moving += [(clock.at(one.begin), clock.at(one.end)) for one in trace.exchanges if one not in split]
     moved = spans.common(spans.union(moving), [window])
@@ -147,17 +161,21 @@ def _shares(
     steps: Sequence[int],
     aligned: Mapping[int, Clock],
 ) -> List[RankShare]:
-    peers: Dict[int, Set[int]] = defaultdict(set)
+    groups: Dict[int, List[Tuple[int, ...]]] = defaultdict(list)
     for members in {tuple(collective) for collective in matched.collectives}:
         for rank in members:
-            peers[rank].update(set(members) - {rank})
+            groups[rank].append(members)
+    awaited: Dict[int, float] = defaultdict(float)
+    for one in ranks.values():
+        for rank, waited in one.waiting.items():
+            awaited[rank] += one.exposed(waited)
     made = []
     for rank, one in ranks.items():
         number = len(steps)
         waits = one.all_waiting
         waiting, moving = one.exposed(waits), one.exposed(one.moving)
         computing, total = one.computing(*one.window), one.window[1] - one.window[0]
-        awaited = [ranks[peer].exposed(ranks[peer].waiting.get(rank, [])) for peer in peers[rank]]
+        peers = len(set(itertools.chain(*groups[rank]))) - 1
         own = _step_spans(traces[rank], steps, aligned[rank])
         lost = spans.union([*one.moving, *waits])
         made.append(
@@ -170,7 +188,7 @@ def _shares(
                 waiting=waiting / number,
                 other=max(0.0, total - computing - moving - waiting) / number,
                 hidden=one.hidden(lost) / number,
-                awaited=sum(awaited) / len(awaited) / number if awaited else 0.0,
+                awaited=awaited[rank] / peers / number if peers > 0 else 0.0,
                 steps=[own[step][1] - own[step][0] for step in steps],
                 owns=[own[step][1] - own[step][0] - one.exposed(spans.common(lost, [own[step]])) for step in steps],
             )
@@ -289,15 +307,12 @@ def states(one: _Rank, window: Span) -> List[State]:
         pieces = [span for span in zip(edges, edges[1:]) if one.computing(*span) > shortest / 2]
     else:
         pieces = [(one.clock.at(begin), one.clock.at(end)) for begin, end in few]
-    busy = spans.common(spans.union(pieces), [window])
-    parts: List[State] = [(begin, end, "computing", -1) for begin, end in busy]
-    taken = busy
-    for what, rank, found in [
-        ("communicating", -1, one.moving),
-        *(("waiting", rank, waited) for rank, waited in one.waiting.items()),
-    ]:
-        here = spans.without(spans.common(found, [window]), taken)
-        parts += [(begin, end, what, rank) for begin, end in here]
-        taken = spans.union([*taken, *here])
-    parts += [(begin, end, "other", -1) for begin, end in spans.without([window], taken)]
-    return sorted(parts)
+    kinds = [
+        ("computing", -1),
+        ("communicating", -1),
+        *(("waiting", rank) for rank in one.waiting),
+        ("other", -1),
+    ]
+    layers = [spans.union(pieces), one.moving, *one.waiting.values(), [window]]
+    found = spans.uppermost([spans.common(layer, [window]) for layer in layers])
+    return [(begin, end, *kinds[layer]) for begin, end, layer in found]

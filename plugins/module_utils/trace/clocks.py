@@ -13,8 +13,10 @@ Both are checked for impossible results: a collective that ends on a rank before
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import defaultdict
 from statistics import median
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Clock, Exchange, Probe, RankTrace
 
@@ -64,38 +66,49 @@ def align(traces: Mapping[int, RankTrace], collectives: Sequence[Collective]) ->
             found[rank] = Clock(bases[rank] + ahead, drift, here, error, "probes")
     if 0 in traces or not found:
         found[lowest] = Clock(bases[lowest], 0.0, 0.0, 0.0, "reference")
-    while len(found) < len(traces):
-        following = _next(traces, collectives, found)
-        if following is None:
-            break
-        shift, error = by_ends(_differences(following, collectives, found))
-        found[following] = Clock(shift, 0.0, bases[following] - shift, error, "collectives")
+    if len(found) < len(traces):
+        _by_collectives(collectives, bases, found)
     for rank in traces:
         found.setdefault(rank, Clock(bases[rank], 0.0, 0.0, None, "none"))
     return found
 
 
-def _next(
-    traces: Mapping[int, RankTrace], collectives: Sequence[Collective], found: Mapping[int, Clock]
-) -> Optional[int]:
-    """A rank that shares a collective with one whose clock is known."""
-    shared: Dict[int, int] = {}
-    for collective in collectives:
-        if any(rank in found for rank in collective):
-            for rank in collective:
-                if rank in traces and rank not in found:
-                    shared[rank] = shared.get(rank, 0) + 1
-    return max(shared, key=lambda rank: (shared[rank], -rank)) if shared else None
+def _by_collectives(collectives: Sequence[Collective], bases: Mapping[int, float], found: Dict[int, Clock]) -> None:
+    """Add the clocks of ranks that share a collective with one whose clock is known, those that share most first."""
+    shortest = [min(part.end - part.begin for part in collective.values()) for collective in collectives]
+    numbers: Dict[int, List[int]] = defaultdict(list)
+    for number, collective in enumerate(collectives):
+        for rank in collective:
+            numbers[rank].append(number)
+    #: For each collective, when it ended on the ranks whose clocks are known; and of others, how many they share.
+    ends: List[List[float]] = [[] for _collective in collectives]
+    shared: Dict[int, int] = defaultdict(int)
+
+    def add(rank: int) -> None:
+        shared.pop(rank, None)
+        for number in numbers[rank]:
+            for other in () if ends[number] else collectives[number]:
+                if other not in found:
+                    shared[other] += 1
+            insort(ends[number], found[rank].at(collectives[number][rank].end))
+
+    for rank in list(found):
+        add(rank)
+    while shared:
+        rank = max(shared, key=lambda rank: (shared[rank], -rank))
+        differences = [
+            (shortest[number], _middle(ends[number]) - collectives[number][rank].end)
+            for number in numbers[rank]
+            if ends[number]
+        ]
+        shift, error = by_ends(differences)
+        found[rank] = Clock(shift, 0.0, bases[rank] - shift, error, "collectives")
+        add(rank)
 
 
-def _differences(rank: int, collectives: Sequence[Collective], found: Mapping[int, Clock]) -> List[Tuple[float, float]]:
-    made = []
-    for collective in collectives:
-        known = [found[other].at(part.end) for other, part in collective.items() if other in found]
-        if rank in collective and known:
-            took = min(part.end - part.begin for part in collective.values())
-            made.append((took, median(known) - collective[rank].end))
-    return made
+def _middle(ordered: Sequence[float]) -> float:
+    """The median."""
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def late(collectives: Sequence[Collective], clocks: Mapping[int, Clock]) -> float:

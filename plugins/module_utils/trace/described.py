@@ -15,14 +15,15 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes impor
 MOST_RANKS = 1 << 16
 _MOST_STEPS = 1 << 53
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
-#: The maximum length of a node's name.
+#: The maximum length of a node's name and of what identifies a recording.
 _LONGEST = 64
 #: The latest plausible time in nanoseconds since 1970, and the largest difference of two clocks.
 _LATEST = 1 << 62
 
 
 class Described(NamedTuple):
-    """``trace``: the name of the file; ``first``: the first recorded step.
+    """``trace``: the name of the file; ``first``: the first recorded step; ``recording``: the same on all ranks of a
+    recording, empty if unknown.
 
     ``clocks``: at which time, in nanoseconds since 1970, by how much the clock of rank 0 was ahead, and the error.
     """
@@ -34,6 +35,7 @@ class Described(NamedTuple):
     first: int = 0
     clocks: Tuple[Tuple[int, int, int], ...] = ()
     links: Tuple[Link, ...] = ()
+    recording: str = ""
 
     def probes(self, origin: int) -> List[Probe]:
         """The clocks, in microseconds since ``origin``, which is in nanoseconds."""
@@ -60,6 +62,13 @@ def _measured(values: Mapping[str, Any], name: str) -> float:
     return float(value or 0)
 
 
+def _text(values: Mapping[str, Any], name: str) -> str:
+    found = values.get(name, "")
+    if not isinstance(found, str) or len(found) > _LONGEST or not found.isprintable():
+        raise ValueError(f"'{name}' is not a text of up to {_LONGEST} characters")
+    return found
+
+
 def _objects(values: Mapping[str, Any], name: str) -> List[Mapping[str, Any]]:
     found = values.get(name, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
@@ -70,11 +79,9 @@ def _objects(values: Mapping[str, Any], name: str) -> List[Mapping[str, Any]]:
 def parse(values: Any) -> Described:
     """Raises ValueError if it is invalid."""
     values = values if isinstance(values, dict) else {}
-    trace, node = values.get("trace"), values.get("node", "")
+    trace = values.get("trace")
     if not isinstance(trace, str) or not _FILE.fullmatch(trace):
         raise ValueError("'trace' is not the name of a file")
-    if not isinstance(node, str) or len(node) > _LONGEST or not node.isprintable():
-        raise ValueError(f"'node' is not a text of up to {_LONGEST} characters")
     rank = _known(values, "rank", 0, MOST_RANKS - 1)
     clocks = tuple(
         (
@@ -92,8 +99,9 @@ def parse(values: Any) -> Described:
         trace,
         rank,
         _known(values, "ranks", 1, MOST_RANKS),
-        node,
+        _text(values, "node"),
         _known(values, "first", 0, _MOST_STEPS),
         clocks,
         links,
+        _text(values, "recording"),
     )

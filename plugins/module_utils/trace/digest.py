@@ -15,6 +15,7 @@ from array import array
 from bisect import bisect_right
 from typing import Any, Dict, List, Mapping, Match, NamedTuple, Optional, Tuple
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import spans
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described import MOST_RANKS, Described, whole
@@ -39,6 +40,8 @@ _HOST_COMMUNICATION = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
 _KERNEL_COMMUNICATION = re.compile(r"(?:nccl|rccl|mscclpp?)\w*?(?:Kernel|KERNEL)_?([A-Za-z]*)")
 #: Collectives that no rank can leave before all have entered.
 _WAITING = ("allreduce", "allgather", "reducescatter", "barrier", "alltoall")
+#: The name of the process group of all ranks, which older versions of PyTorch do not write.
+_OF_ALL = ("", "0")
 #: The maximum length of a name: names of kernels may have thousands of characters.
 _LONGEST = 160
 #: The number of the only step in a trace without steps.
@@ -182,15 +185,20 @@ class Digest:
             Step(step.number + further, step.begin, max(step.begin, end)) for step, end in zip(self.steps, nexts)
         ]
 
-    def exchanges(self, groups: Mapping[str, Tuple[int, ...]]) -> List[Exchange]:
-        """The exchanges, in the order in which they started."""
+    def exchanges(self, rank: int, groups: Mapping[str, Tuple[int, ...]]) -> List[Exchange]:
+        """The exchanges, in the order in which they started. ``groups``: the ranks of each process group, by its name."""
         begins = [step.begin for step in self.steps]
+        # Gloo never says in which group it communicates. All ranks are assumed only if no groups are known.
+        own = {ranks for ranks in groups.values() if rank in ranks}
+        several = len(own) != 1 if groups else any(one.group not in _OF_ALL for one in self._kernels)
+        otherwise = None if several else next(iter(own), ())
 
         def made(name: str, group: str, started: float, begin: float, end: float) -> Exchange:
             place = bisect_right(begins, started) - 1
             number = self.steps[place].number if place >= 0 and started <= self.steps[-1].end else -1
             plain = name.replace("_", "").lower()
-            return Exchange(plain, groups.get(group, ()), number, begin, end, plain.startswith(_WAITING))
+            members = groups.get(group, None if group and groups else otherwise)
+            return Exchange(plain, members, number, begin, end, plain.startswith(_WAITING))
 
         found = [
             made(one.name, one.group, self._launched.get(one.correlation, one.begin), one.begin, one.end)
@@ -300,13 +308,18 @@ def _rank(about: Mapping[str, Any], described: Optional[Described], otherwise: i
 
 
 def digest(path: str, described: Optional[Described], rank: int, most: int) -> RankTrace:
-    """Read a trace. ``described``: the description by its rank, if there is one. Raises HostStateError.
+    """Read a trace. ``described``: the description by its rank, if there is one. Raises GpumeshError.
 
     ``rank``: used if neither contains the number; ``most``: the number of events to keep for the timeline.
     """
     made = Digest()
-    about = read(path, made.event)
+    about, skipped = read(path, made.event)
     made.finish_steps(described.first if described else None)
+    if made.steps[0].begin == made.steps[-1].end:
+        raise InputError(
+            f"{path} has no event with a duration.",
+            "Give a directory with the traces of a run, and no other JSON files.",
+        )
     base = whole(about.get("baseTimeNanoseconds"), 0, _LATEST) or 0
     origin = made.anchor[0] - int(made.anchor[1] * 1000) if made.anchor else base
     number, ranks = _rank(about, described, rank)
@@ -317,10 +330,11 @@ def digest(path: str, described: Optional[Described], rank: int, most: int) -> R
         made.gpu,
         origin,
         made.steps,
-        made.exchanges(groups(about)),
+        made.exchanges(number, groups(about)),
         made.busy(),
         made.operations(),
         made.slices(most),
         described.probes(origin) if described else [],
         list(described.links) if described else [],
+        skipped,
     )

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Dict, Iterator, List, Tuple
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankShare, State
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import spans
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankShare
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.words import PARTS, ms, rank_name
 
 WIDTH = 1000
@@ -105,7 +106,8 @@ def lanes(run: Analysis, longest: float, width: int = WIDTH) -> str:
         for place, share in enumerate(run.shares):
             paths: Dict[str, List[str]] = {}
             top, height = place * row + row * 0.1, row * 0.8
-            for begin, end, what in _visible(run.states[share.rank], 1 / scale):
+            parts = ((begin, end, what) for begin, end, what, _rank in run.states[share.rank])
+            for begin, end, what in spans.predominant(parts, 1 / scale):
                 x, wide = left + (begin - run.moment.begin) * scale, (end - begin) * scale
                 paths.setdefault(what, []).append(f"M{x:.1f} {top:.1f}h{wide:.1f}v{height:.1f}h-{wide:.1f}z")
             for what, path in sorted(paths.items()):
@@ -113,19 +115,3 @@ def lanes(run: Analysis, longest: float, width: int = WIDTH) -> str:
             yield "\n"
 
     return _frame(run, longest, width, f"All ranks in step {run.moment.number}", rows())
-
-
-def _visible(states: Sequence[State], pixel: float) -> Iterator[Tuple[float, float, str]]:
-    """The visible states: for each pixel, only the predominant one."""
-    begin = end = 0.0
-    times: Dict[str, float] = {}
-    for first, last, what, _rank in states:
-        if not times:
-            begin = first
-        elif last - begin > pixel and (end - begin >= pixel or last - first >= pixel):
-            yield begin, end, max(times, key=lambda one: times[one])
-            begin, times = first, {}
-        times[what] = times.get(what, 0.0) + last - first
-        end = last
-    if times:
-        yield begin, end, max(times, key=lambda one: times[one])

@@ -9,12 +9,13 @@ import multiprocessing
 import os
 import re
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError, HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import from_json, whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import described, timeline
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.described import Described
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.digest import digest
@@ -22,6 +23,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes impor
 
 #: The maximum number of traces that are read at the same time: each may need several hundred MB.
 _AT_ONCE = 8
+#: The number of files that are listed of each recording.
+_LISTED = 8
 _NUMBER = re.compile(r"(\d+)")
 _REMEDY = "Record one with 'gpumesh-train --profile torch', or give the directory with the traces."
 
@@ -46,19 +49,21 @@ def folder_of(path: str, attempt: int) -> Path:
     profiles = given / "profile"
     if not profiles.is_dir():
         return given
-    if attempt:
-        return profiles / f"{attempt:03}"
-    attempts = sorted(one for one in profiles.iterdir() if one.is_dir() and one.name.isdigit())
-    kept = [one for one in attempts if any(one.glob("rank-*"))]
+    found = {int(one.name): one for one in profiles.iterdir() if one.is_dir() and whole_number(one.name)}
+    kept = {number: one for number, one in sorted(found.items()) if any(one.glob("rank-*"))}
     if not kept:
         raise InputError(f"There is no profile in {profiles}.", _REMEDY)
-    return kept[-1]
+    if attempt and attempt not in kept:
+        raise InputError(f"Attempt {attempt} of {path} has no profile.", f"It has: {', '.join(map(str, kept))}.")
+    return kept[attempt or max(kept)]
 
 
 def sources(folder: Path) -> List[Source]:
     """The traces in a directory. Raises GpumeshError."""
-    told = [_described(path) for path in sorted(folder.glob("rank-*.json")) if ".trace." not in path.name]
-    found = [Source(str(folder / one.trace), one, one.rank, 0) for one in told if one]
+    paths = [path for path in sorted(folder.glob("rank-*.json")) if ".trace." not in path.name]
+    told = {path.name: one for path, one in zip(paths, map(_described, paths)) if one}
+    _check_recording(folder, told)
+    found = [Source(str(folder / one.trace), one, one.rank, 0) for one in told.values()]
     if not found:
         found = [Source(str(path), None, rank, 0) for rank, path in enumerate(_foreign(folder))]
     if not found:
@@ -90,6 +95,25 @@ def _described(path: Path) -> Optional[Described]:
         raise HostStateError(f"{path} cannot be read: {failure}.", "Record the profile again.") from failure
 
 
+def _check_recording(folder: Path, told: Mapping[str, Described]) -> None:
+    """Raise InputError if the traces are of several recordings: one that has failed leaves those of an earlier one."""
+    for what in ("ranks", "recording"):
+        by_value: Dict[Any, List[str]] = {}
+        for name, one in told.items():
+            # Ranks that could not reach rank 0 do not know the recording.
+            if getattr(one, what):
+                by_value.setdefault(getattr(one, what), []).append(name)
+        if len(by_value) > 1:
+            listed = [
+                ", ".join(names[:_LISTED]) + (" and others" if len(names) > _LISTED else "")
+                for names in by_value.values()
+            ]
+            raise InputError(
+                f"{folder} has traces of different recordings: {'; '.join(listed)}.",
+                "Delete those of the earlier one, and record each profile in a directory of its own.",
+            )
+
+
 def _digest(source: Source) -> RankTrace:
     return digest(source.path, source.described, source.rank, source.most)
 
@@ -102,26 +126,33 @@ def _try(source: Source) -> Any:
         return {"message": failure.message, "remedy": failure.remedy}
 
 
-def load(folder: Path, processes: Optional[int] = None) -> Dict[int, RankTrace]:
+def load(wanted: Sequence[Source], processes: Optional[int] = None) -> Dict[int, RankTrace]:
     """The traces by rank. Raises GpumeshError."""
-    wanted = sources(folder)
     number = min(processes or len(os.sched_getaffinity(0)), _AT_ONCE, len(wanted))
     if number == 1:
-        return _by_rank(map(_digest, wanted), folder)
+        return _by_rank(map(_digest, wanted), wanted)
     with ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("fork")) as pool:
-        results = list(pool.map(_try, wanted))
+        try:
+            results = list(pool.map(_try, wanted))
+        except BrokenProcessPool as failure:
+            raise HostStateError(
+                f"One of the {number} processes that read the traces was killed.",
+                "If that was for lack of memory (see the log of the kernel), read one trace at a time: "
+                "taskset -c 0 gpumesh-trace ...",
+            ) from failure
     for result in results:
         if not isinstance(result, RankTrace):
             raise HostStateError(result["message"], result["remedy"])
-    return _by_rank(results, folder)
+    return _by_rank(results, wanted)
 
 
-def _by_rank(traces: Iterable[RankTrace], folder: Path) -> Dict[int, RankTrace]:
+def _by_rank(traces: Iterable[RankTrace], wanted: Sequence[Source]) -> Dict[int, RankTrace]:
     found: Dict[int, RankTrace] = {}
     for trace in traces:
         if trace.rank in found:
             raise InputError(
-                f"{folder} has two traces of rank {trace.rank}.", "Give a directory with the traces of one run only."
+                f"{os.path.dirname(wanted[0].path)} has two traces of rank {trace.rank}.",
+                "Give a directory with the traces of one run only.",
             )
         found[trace.rank] = trace
     return dict(sorted(found.items()))

@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes impor
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.words import (
     PARTS,
     clock_words,
+    doubts,
     headline,
     ms,
     percent,
@@ -56,8 +57,11 @@ _NOTHING = 0.02
 Cell = Tuple[str, str]
 
 
-def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str]) -> str:
-    """The HTML page. ``moment``: when it was created; ``timelines``: the files for Perfetto, one per run."""
+def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str], figures: str) -> str:
+    """The HTML page.
+
+    ``moment``: when it was created; ``timelines``: the files for Perfetto, one per run; ``figures``: the JSON file.
+    """
     title = " and ".join(run.name for run in runs)
     nav = [("findings", "What to do"), ("steps", "A step"), ("timeline", "Time line"), ("ranks", "Ranks")]
     if any(run.links for run in runs):
@@ -97,8 +101,8 @@ def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str]) -> s
 </header>
 <main id="main">
 {"".join(sections)}</main>
-<footer><p>Made by <code>gpumesh-trace</code>. The same figures for programs are in <code>report.json</code> beside this
-file.</p></footer>
+<footer><p>Made by <code>gpumesh-trace</code>. The same figures for programs are in <code>{escape(figures)}</code> beside
+this file.</p></footer>
 <script>
 {THEME_SCRIPT}</script>
 </body>
@@ -133,6 +137,7 @@ def _table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
 def _lead(runs: Sequence[Analysis], moment: str) -> str:
     first = runs[0]
     bad = any(run.slow or run.slow_links for run in runs)
+    mark = "fail" if bad else "error" if any(doubts(run) for run in runs) else "pass"
     names = " and ".join(f"run {escape(run.name)}" for run in runs)
     about = " · ".join(
         f"{escape(run.name)}: {plural(len(run.shares), 'rank')} on {plural(len(run.nodes), 'node')}, "
@@ -141,7 +146,7 @@ def _lead(runs: Sequence[Analysis], moment: str) -> str:
     )
     return f"""<section class="lead">
 <p class="eyebrow">Profile of {names}</p>
-<h1>{_mark("fail" if bad else "pass")}<span>{escape(headline(first) if len(runs) == 1 else _comparison(runs))}</span></h1>
+<h1>{_mark(mark)}<span>{escape(headline(first) if len(runs) == 1 else _comparison(runs))}</span></h1>
 <p class="meta">{about} · made {escape(moment)}</p>
 {_facts(runs)}</section>
 """
@@ -200,7 +205,9 @@ def _findings(runs: Sequence[Analysis]) -> str:
             made.append(_finding("fail", f"{of}{name[0].upper()}{name[1:]} {verb} the others up", *slow_words(run)))
         if run.slow_links:
             made.append(_slow_links(run, of))
-        made += _doubts(run, of)
+        for doubt in doubts(run):
+            title = of + doubt.what if of else doubt.what[0].upper() + doubt.what[1:]
+            made.append(_finding("error", title, doubt.reason, doubt.remedy))
     if not made:
         made.append(
             _finding("pass", "No rank and no link is clearly slower than the others", "Ranks wait as they must.")
@@ -237,43 +244,6 @@ def _names(run: Analysis) -> Dict[int, str]:
 def _ends(names: Mapping[int, str], link: Link) -> List[str]:
     """The names of both ranks."""
     return [names.get(rank, f"rank {rank}") for rank in (link.source, link.target)]
-
-
-def _doubts(run: Analysis, of: str) -> List[str]:
-    made = []
-    if run.missing:
-        listed = ", ".join(map(str, run.missing[:8])) + (" and others" if len(run.missing) > 8 else "")
-        made.append(
-            _finding(
-                "error",
-                f"{of}{plural(len(run.missing), 'rank')} without a trace",
-                f"There is none of rank {listed}. Time in which others wait for these counts as communication.",
-                "See the log of the rank, where gpumesh_profile says why.",
-            )
-        )
-    worst = max((clock.error for clock in run.clocks.values() if clock.error is not None), default=0.0)
-    unknown = [rank for rank, clock in run.clocks.items() if clock.error is None]
-    if unknown or run.late > max(worst, 1.0):
-        made.append(
-            _finding(
-                "error",
-                f"{of}Clocks do not fit together",
-                f"Nothing tells the clock of {plural(len(unknown), 'rank')}."
-                if unknown
-                else f"A collective ends {ms(run.late)} before a rank begins it. So times of different ranks are wrong "
-                "by as much.",
-                "Record the profile with gpumesh-train or gpumesh-trace record, which compare the clocks.",
-            )
-        )
-    if run.unmatched:
-        made.append(
-            _finding(
-                "error",
-                f"{of}{plural(run.unmatched, 'exchange')} could not be compared",
-                "Ranks have different numbers of them in a step. Their time counts as communication, none of it as waiting.",
-            )
-        )
-    return made
 
 
 def _side_by_side(parts: Sequence[str]) -> str:

@@ -17,10 +17,10 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError, InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import write_atomic
 from ansible_collections.gpumesh.cluster.plugins.module_utils.program import exit_status
-from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable, whole_number
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import page, timeline, words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import folder_of, load
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import Source, folder_of, load, sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.program import Settings
@@ -62,11 +62,23 @@ def _folder(settings: Settings, name: str, run_dir: str, attempt: int) -> Path:
     return folder_of(path, attempt)
 
 
-def _title(folder: Path) -> str:
-    """The name of the run, or of the directory."""
-    resolved = folder.resolve()
-    of_run = resolved.parent.name == "profile" and resolved.name.isdigit()
-    return printable((resolved.parents[1] if of_run else resolved).name)
+def _attempt(folder: Path) -> int:
+    """The attempt of a run to which the directory belongs; 0 for another directory."""
+    return (whole_number(folder.name) or 0) if folder.parent.name == "profile" else 0
+
+
+def titles(folders: Sequence[Path]) -> List[str]:
+    """The names of the runs, or of the directories: if they are the same, with what tells them apart."""
+    resolved = [folder.resolve() for folder in folders]
+    tops = [folder.parents[1] if _attempt(folder) else folder for folder in resolved]
+    made = [top.name for top in tops]
+    if len(set(tops)) == 1 < len(set(resolved)):
+        made = [f"{top.name} (attempt {_attempt(folder)})" for top, folder in zip(tops, resolved)]
+    parts = 1
+    while len(set(made)) < len(set(tops)):
+        parts += 1
+        made = [str(Path(*top.parts[-parts:])) for top in tops]
+    return [printable(title) for title in made]
 
 
 def report(settings: Settings, given: argparse.Namespace) -> int:
@@ -74,26 +86,29 @@ def report(settings: Settings, given: argparse.Namespace) -> int:
     if len(given.runs) > 2:
         raise InputError(f"{len(given.runs)} runs cannot be compared.", "Give one or two.")
     folders = [_folder(settings, name, given.run_dir, given.attempt) for name in given.runs]
+    wanted = [sources(folder) for folder in folders]
     target = given.output or str(folders[0])
     _prepare(target)
     runs: List[Analysis] = []
     files: List[str] = []
-    for number, folder in enumerate(folders):
-        run, path = _one(folder, target, "" if number == 0 else "-2")
+    for number, title in enumerate(titles(folders)):
+        run, path = _one(title, wanted[number], target, "" if number == 0 else "-2")
         runs.append(run)
         files.append(path)
         sys.stdout.write(words.summary(run))
     moment = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    html = f"{target}/report{'-2' if len(runs) > 1 else ''}.html"
-    _write(html, page.render(runs, moment, [os.path.basename(path) for path in files]))
-    _write(f"{html[:-5]}.json", json.dumps([words.values(run) for run in runs], indent=1) + "\n")
+    name = "report-2" if len(runs) > 1 else "report"
+    html = f"{target}/{name}.html"
+    _write(html, page.render(runs, moment, [os.path.basename(path) for path in files], f"{name}.json"))
+    figures = [{**words.values(run), "folder": os.path.abspath(folder)} for run, folder in zip(runs, folders)]
+    _write(f"{target}/{name}.json", json.dumps(figures, indent=1) + "\n")
     sys.stdout.write("".join(f"{path}\n" for path in (html, *files)))
     return 0
 
 
-def _one(folder: Path, target: str, suffix: str) -> Tuple[Analysis, str]:
-    traces = load(folder)
-    run = analyse(_title(folder), traces)
+def _one(title: str, wanted: Sequence[Source], target: str, suffix: str) -> Tuple[Analysis, str]:
+    traces = load(wanted)
+    run = analyse(title, traces)
     path = f"{target}/timeline{suffix}.json.gz"
     timeline.write(path, traces, run)
     return run, path

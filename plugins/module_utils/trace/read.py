@@ -1,7 +1,11 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a trace in Chrome's format in pieces, since its values may need more memory than there is."""
+"""Read a trace in Chrome's format in pieces, since its values may need more memory than there is.
+
+PyTorch writes names without escaping them (pytorch/kineto#1459), so that of `record_function` may break the event that
+it is in: such an event is skipped. Line breaks in names are accepted.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,28 @@ import json
 import os
 import re
 import zlib
-from typing import Any, Callable, Dict, TextIO
+from typing import Any, Callable, Dict, TextIO, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import open_plain
 
 _PART = 1 << 21
+#: Text that is no value after as many characters is damaged: more must not be kept.
+_LARGEST = 1 << 24
+#: An error so close to the end of the text may be due to the end: it is within a literal, or an escaped character.
+_NEAR = 16
 _SPACE = re.compile(r"[\s,:]*")
 _EVENTS = "traceEvents"
+#: The key that every event has.
+_PHASE = "ph"
 
 
 class DamagedError(ValueError):
-    """The text is not JSON, or incomplete."""
+    """The text is not JSON."""
+
+
+class CutOffError(ValueError):
+    """The text ends too early."""
 
 
 class _Source:
@@ -33,7 +47,7 @@ class _Source:
         self._text = ""
         self._place = 0
         self._more = True
-        self._decode = json.JSONDecoder().raw_decode
+        self._decode = json.JSONDecoder(strict=False).raw_decode
 
     def _fill(self) -> None:
         part = self._stream.read(_PART)
@@ -42,7 +56,7 @@ class _Source:
         self._place = 0
 
     def peek(self) -> str:
-        """The next character that is not white space, a comma or a colon; empty at the end. Raises DamagedError."""
+        """The next character that is not white space, a comma or a colon; empty at the end."""
         while True:
             found = _SPACE.match(self._text, self._place)
             self._place = found.end() if found else self._place
@@ -57,18 +71,23 @@ class _Source:
         self._place += 1
 
     def value(self) -> Any:
-        """The value that starts there. Raises DamagedError."""
+        """The value that starts there. Raises DamagedError and CutOffError."""
         self.peek()
         while True:
             try:
                 found, end = self._decode(self._text, self._place)
             except RecursionError as failure:
                 raise DamagedError("it is nested too deeply") from failure
-            except ValueError as failure:
+            except json.JSONDecodeError as failure:
+                if not self._incomplete(failure):
+                    raise DamagedError(failure.msg) from failure
                 if not self._more:
-                    raise DamagedError(str(failure)) from failure
+                    raise CutOffError("its end is missing") from failure
                 self._fill()
                 continue
+            except ValueError as failure:
+                # A number with thousands of digits.
+                raise DamagedError(str(failure)) from failure
             # A number at the end of the text read so far may be incomplete.
             if end == len(self._text) and self._more:
                 self._fill()
@@ -76,39 +95,71 @@ class _Source:
             self._place = end
             return found
 
+    def _incomplete(self, failure: json.JSONDecodeError) -> bool:
+        """Whether more text may make it a value."""
+        at_end = failure.pos >= len(self._text) - _NEAR or failure.msg.startswith("Unterminated string")
+        return at_end and len(self._text) - self._place < _LARGEST
 
-def _read(stream: TextIO, event: Callable[[Dict[str, Any]], None]) -> Dict[str, Any]:
+    def resume(self) -> Dict[str, Any]:
+        """The first event after the start of a damaged one. Raises CutOffError if there is none."""
+        self._place += 1
+        while True:
+            begin = self._text.find("{", self._place)
+            self._place = len(self._text) if begin < 0 else begin
+            if begin < 0:
+                if not self._more:
+                    raise CutOffError("its end is missing")
+                self._fill()
+                continue
+            try:
+                found = self.value()
+            except DamagedError:
+                self._place += 1
+                continue
+            if _PHASE in found:
+                return dict(found)
+
+
+def _read(stream: TextIO, event: Callable[[Dict[str, Any]], None]) -> Tuple[Dict[str, Any], int]:
     source = _Source(stream)
     about: Dict[str, Any] = {}
+    skipped = 0
     first = source.peek()
     if first not in ("{", "["):
         raise DamagedError("it begins with neither { nor [")
     if first == "[":
-        _each(source, event)
-        return about
+        return about, _each(source, event)
     source.skip()
     while source.peek() != "}":
         name = source.value()
         if name == _EVENTS and source.peek() == "[":
-            _each(source, event)
-        elif source.peek():
-            about[str(name)] = source.value()
+            skipped += _each(source, event)
         else:
-            raise DamagedError("its end is missing")
-    return about
+            about[str(name)] = source.value()
+    return about, skipped
 
 
-def _each(source: _Source, event: Callable[[Dict[str, Any]], None]) -> None:
+def _each(source: _Source, event: Callable[[Dict[str, Any]], None]) -> int:
+    """Returns how often events had to be skipped."""
+    skipped = 0
     source.skip()
     while source.peek() != "]":
-        value = source.value()
+        try:
+            value = source.value()
+        except DamagedError:
+            value = source.resume()
+            skipped += 1
         if isinstance(value, dict):
             event(value)
     source.skip()
+    return skipped
 
 
-def read(path: str, event: Callable[[Dict[str, Any]], None]) -> Dict[str, Any]:
-    """Call ``event`` for each event. Returns the other values of the trace. Raises HostStateError."""
+def read(path: str, event: Callable[[Dict[str, Any]], None]) -> Tuple[Dict[str, Any], int]:
+    """Call ``event`` for each event.
+
+    Returns the other values of the trace, and in how many places damaged events were skipped. Raises HostStateError.
+    """
     try:
         with os.fdopen(open_plain(path), "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -116,7 +167,9 @@ def read(path: str, event: Callable[[Dict[str, Any]], None]) -> Dict[str, Any]:
             unpacked: Any = gzip.GzipFile(fileobj=raw) if packed else raw
             with io.TextIOWrapper(io.BufferedReader(unpacked, _PART), encoding="utf-8", errors="replace") as stream:
                 return _read(stream, event)
-    except (DamagedError, EOFError, zlib.error) as failure:
+    except (CutOffError, EOFError, zlib.error) as failure:
         raise HostStateError(f"{path} is damaged: {failure}.", "Record the profile again.") from failure
+    except DamagedError as failure:
+        raise HostStateError(f"{path} is damaged: {failure}.", "Give a trace as torch.profiler writes it.") from failure
     except OSError as failure:
         raise HostStateError(f"{path} cannot be read: {failure}.", "Record the profile again.") from failure

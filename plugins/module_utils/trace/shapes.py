@@ -28,14 +28,15 @@ class Step(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One rank's part of a collective. ``group``: the ranks that take part, if the trace contains them.
+    """One rank's part of a collective. ``group``: the ranks that take part; empty for all, None if the trace knows
+    several groups, and does not say which one it is.
 
     ``step``: the step in which it was started, -1 before the first one. ``waits``: whether no rank can leave it before
     all have entered, as in an all-reduce.
     """
 
     name: str
-    group: Tuple[int, ...]
+    group: Optional[Tuple[int, ...]]
     step: int
     begin: float
     end: float
@@ -85,7 +86,7 @@ class Slices(NamedTuple):
 class RankTrace(NamedTuple):
     """What is kept of a trace. ``origin``: nanoseconds since 1970. ``busy``: when the rank computed.
 
-    ``gpu``: whether it computed on a GPU; then only that counts.
+    ``gpu``: whether it computed on a GPU; then only that counts. ``skipped``: the number of damaged events.
     """
 
     rank: int
@@ -100,6 +101,7 @@ class RankTrace(NamedTuple):
     slices: Slices
     probes: List[Probe]
     links: List[Link]
+    skipped: int
 
 
 class Clock(NamedTuple):
@@ -182,8 +184,8 @@ class Analysis(NamedTuple):
     """A run. ``moment``: the drawn step, as (number, start, end) by the clock of rank 0, with the states of each rank.
 
     ``activity``: the states in all steps. ``missing``: ranks without a trace. ``unmatched``: exchanges that could not
-    be found in all traces. ``late``: by how much a collective ends on a rank before another one has started it; in
-    microseconds, by which the clocks must be wrong.
+    be found in all traces; ``ungrouped``: exchanges of an unknown group. ``late``: by how much a collective ends on a rank before another one has started it; in
+    microseconds, by which the clocks must be wrong. ``skipped``: the number of damaged events.
     """
 
     name: str
@@ -200,7 +202,9 @@ class Analysis(NamedTuple):
     activity: Mapping[int, Sequence[State]]
     missing: List[int]
     unmatched: int
+    ungrouped: int
     late: float
+    skipped: int
     shortest: float
 
     def mean(self, what: str) -> float:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import heapq
 from array import array
-from bisect import bisect_right
-from typing import Iterable, Iterator, List, Optional, Tuple
+from bisect import bisect_left, bisect_right
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 #: Begin and end, in microseconds.
 Span = Tuple[float, float]
@@ -33,8 +34,9 @@ def union(spans: Iterable[Span]) -> List[Span]:
 
 def common(one: List[Span], other: List[Span]) -> List[Span]:
     """The time in both."""
+    short, long = sorted((one, other), key=len)
     return [
-        (max(begin, first), min(end, last)) for (begin, end), beside in _beside(one, other) for first, last in beside
+        (max(begin, first), min(end, last)) for (begin, end), beside in _beside(short, long) for first, last in beside
     ]
 
 
@@ -56,12 +58,53 @@ def _beside(one: List[Span], other: List[Span]) -> Iterator[Tuple[Span, List[Spa
     """Each span of the first list, with those of the second that overlap it."""
     place = 0
     for span in one:
-        while place < len(other) and other[place][1] <= span[0]:
-            place += 1
+        place = bisect_left(other, span[:1], place)
+        if place and other[place - 1][1] > span[0]:
+            # It began earlier.
+            place -= 1
         index = place
         while index < len(other) and other[index][0] < span[1]:
             index += 1
         yield span, other[place:index]
+
+
+def uppermost(layers: Sequence[Sequence[Span]]) -> List[Tuple[float, float, int]]:
+    """The number of the first layer that contains each time: begin, end, number."""
+    spans = sorted((begin, number, end) for number, layer in enumerate(layers) for begin, end in layer)
+    edges = sorted({edge for begin, _number, end in spans for edge in (begin, end)})
+    made: List[Tuple[float, float, int]] = []
+    open_: List[Tuple[int, float]] = []
+    place = 0
+    for begin, end in zip(edges, edges[1:]):
+        while place < len(spans) and spans[place][0] <= begin:
+            heapq.heappush(open_, spans[place][1:])
+            place += 1
+        while open_ and open_[0][1] <= begin:
+            heapq.heappop(open_)
+        if open_ and made and made[-1][1:] == (begin, open_[0][0]):
+            made[-1] = (made[-1][0], end, open_[0][0])
+        elif open_:
+            made.append((begin, end, open_[0][0]))
+    return made
+
+
+def predominant(parts: Iterable[Tuple[float, float, str]], shortest: float) -> Iterator[Tuple[float, float, str]]:
+    """Adjacent parts, in order: those shorter than ``shortest`` are merged, and become the longest kind of them.
+
+    There are at most two per ``shortest``.
+    """
+    begin = end = 0.0
+    times: Dict[str, float] = {}
+    for first, last, what in parts:
+        if not times:
+            begin = first
+        elif last - begin > shortest and (end - begin >= shortest or last - first >= shortest):
+            yield begin, end, max(times, key=lambda one: times[one])
+            begin, times = first, {}
+        times[what] = times.get(what, 0.0) + last - first
+        end = last
+    if times:
+        yield begin, end, max(times, key=lambda one: times[one])
 
 
 def length(spans: Iterable[Span]) -> float:

@@ -5,6 +5,9 @@
 
 Each rank is shown as a process. Its first track shows its activity: computing, communicating, or waiting for another
 rank. Below are its threads and its GPU, as in its own trace, with times by the clock of rank 0.
+
+All ranks have the same share of the events. Three quarters of it are for what is in its trace, the longest events, and
+the rest is for the names and the first track.
 """
 
 from __future__ import annotations
@@ -12,38 +15,40 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import math
 import os
 import secrets
-from typing import Dict, Iterator, List, Mapping, TextIO
+from typing import Dict, Iterator, List, Mapping, Sequence, TextIO
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, Clock, RankTrace
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import spans
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, Clock, RankTrace, State
 
 #: The maximum number of events of all ranks together: browsers cannot handle many more.
 MOST = 1_000_000
-#: The minimum number for each rank.
-_LEAST = 2_000
 #: The number of events that are written at a time.
 _PIECE = 4_096
 _STATES = 0
+#: The number of events that name a rank and its first track.
+_NAMES = 3
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def share(ranks: int) -> int:
-    """The number of events per rank."""
-    return max(_LEAST, MOST // max(1, ranks))
+    """The number of events that are kept of a rank's trace."""
+    return MOST // max(1, ranks) * 3 // 4
 
 
 def _named(kind: str, rank: int, thread: int, **values: object) -> str:
     return json.dumps({"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": values})
 
 
-def _about(trace: RankTrace) -> Iterator[str]:
+def _about(trace: RankTrace, threads: int) -> Iterator[str]:
     rank = trace.rank
     yield _named("process_name", rank, 0, name=f"rank {rank}" + (f" on {trace.node}" if trace.node else ""))
     yield _named("process_sort_index", rank, 0, sort_index=rank)
     yield _named("thread_name", rank, _STATES, name="what it does")
-    for number, label in enumerate(trace.slices.threads, 1):
+    for number, label in enumerate(trace.slices.threads[:threads], 1):
         yield _named("thread_name", rank, number, name=label)
         yield _named("thread_sort_index", rank, number, sort_index=number)
 
@@ -59,20 +64,25 @@ def _slices(trace: RankTrace, clock: Clock) -> Iterator[str]:
         )
 
 
-def _states(analysis: Analysis) -> Iterator[str]:
-    for rank, found in analysis.activity.items():
-        for begin, end, what, awaited in found:
-            name = f"waiting for rank {awaited}" if what == "waiting" else what
-            yield (
-                f'{{"ph":"X","pid":{rank},"tid":{_STATES},"ts":{begin:.3f},"dur":{end - begin:.3f},"name":"{name}"}}'
-            )
+def _states(rank: int, activity: Sequence[State], most: int) -> Iterator[str]:
+    found = [
+        (begin, end, f"waiting for rank {awaited}" if what == "waiting" else what)
+        for begin, end, what, awaited in activity
+    ]
+    if len(found) > most:
+        shortest = 2 * (found[-1][1] - found[0][0]) / (most - 1) if most > 1 else math.inf
+        found = list(spans.predominant(found, shortest))
+    for begin, end, name in found:
+        yield f'{{"ph":"X","pid":{rank},"tid":{_STATES},"ts":{begin:.3f},"dur":{end - begin:.3f},"name":"{name}"}}'
 
 
 def _events(traces: Mapping[int, RankTrace], analysis: Analysis) -> Iterator[str]:
-    for rank in sorted(traces):
-        yield from _about(traces[rank])
-        yield from _slices(traces[rank], analysis.clocks[rank])
-    yield from _states(analysis)
+    for rank, trace in sorted(traces.items()):
+        room = MOST // len(traces) - len(trace.slices.begin)
+        threads = min(len(trace.slices.threads), max(0, room // 2 - _NAMES) // 2)
+        yield from _about(trace, threads)
+        yield from _slices(trace, analysis.clocks[rank])
+        yield from _states(rank, analysis.activity[rank], room - _NAMES - 2 * threads)
 
 
 def _write(stream: TextIO, events: Iterator[str], about: Dict[str, object]) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankShare, Slow
 
@@ -17,6 +17,8 @@ PARTS = (
     ("waiting", "Waiting"),
     ("other", "The program's own"),
 )
+#: Ranks that are listed by number.
+_LISTED = 8
 #: Parts of a rank's additional time below this share are not mentioned.
 _LITTLE = 0.02
 _METHODS = {
@@ -25,6 +27,14 @@ _METHODS = {
     "collectives": "the ends of collectives",
     "none": "nothing",
 }
+
+
+class Doubt(NamedTuple):
+    """Why the figures of a run may be wrong. ``what``: a clause for a sentence; the others are sentences."""
+
+    what: str
+    reason: str
+    remedy: str = ""
 
 
 def ms(microseconds: float) -> str:
@@ -69,7 +79,69 @@ def headline(run: Analysis) -> str:
     if run.slow_links:
         link = run.slow_links[0]
         return f"{step}, and the link from rank {link.source} to rank {link.target} is slow"
-    return f"{step}, and no rank holds the others up"
+    doubtful = doubts(run)
+    return f"{step}, but {doubtful[0].what}" if doubtful else f"{step}, and no rank holds the others up"
+
+
+def doubts(run: Analysis) -> List[Doubt]:
+    """What the traces do not tell, most important first: with any, nothing proves that a run is well."""
+    return [*_missing(run), *_clock_doubts(run), *_unmatched(run), *_skipped(run)]
+
+
+def _missing(run: Analysis) -> List[Doubt]:
+    if not run.missing:
+        return []
+    listed = ", ".join(map(str, run.missing[:_LISTED])) + (" and others" if len(run.missing) > _LISTED else "")
+    return [
+        Doubt(
+            f"{plural(len(run.missing), 'rank')} {'has' if len(run.missing) == 1 else 'have'} no trace",
+            f"There is none of rank {listed}. Time in which others wait for these counts as communication.",
+            "See the log of the rank, where gpumesh_profile says why.",
+        )
+    ]
+
+
+def clock_error(run: Analysis) -> float:
+    """The largest of the known errors."""
+    return max((clock.error for clock in run.clocks.values() if clock.error is not None), default=0.0)
+
+
+def _clock_doubts(run: Analysis) -> List[Doubt]:
+    remedy = "Record the profile with gpumesh-train or gpumesh-trace record, which compare the clocks."
+    unknown = sum(clock.error is None for clock in run.clocks.values())
+    made = []
+    if unknown:
+        whose = "clock of 1 rank is" if unknown == 1 else f"clocks of {unknown} ranks are"
+        reason = "Neither answers of rank 0 nor collectives tell them. So times of different ranks cannot be compared."
+        made.append(Doubt(f"the {whose} unknown", reason, remedy))
+    if run.late > max(clock_error(run), 1.0):
+        reason = "So times of different ranks are wrong by as much, or their traces are of different recordings."
+        made.append(Doubt(f"a collective ends {ms(run.late)} before a rank begins it", reason, remedy))
+    return made
+
+
+def _unmatched(run: Analysis) -> List[Doubt]:
+    counts = "Their time counts as communication, none of it as waiting."
+    made = []
+    if run.unmatched:
+        reason = f"Ranks have different numbers of them in a step. {counts}"
+        made.append(Doubt(f"{plural(run.unmatched, 'exchange')} could not be compared", reason))
+    if run.ungrouped:
+        reason = f"Ranks are in several process groups, and the traces do not say which one exchanges data. {counts}"
+        made.append(Doubt(f"{plural(run.ungrouped, 'exchange')} could not be assigned to a process group", reason))
+    return made
+
+
+def _skipped(run: Analysis) -> List[Doubt]:
+    if not run.skipped:
+        return []
+    return [
+        Doubt(
+            f"{plural(run.skipped, 'event')} could not be read",
+            "PyTorch does not escape the names of events. The time of these is missing.",
+            "Use no quotation marks and no backslashes in the names for record_function.",
+        )
+    ]
 
 
 def slow_words(run: Analysis) -> Tuple[str, str]:
@@ -119,7 +191,6 @@ def summary(run: Analysis) -> str:
     """A few lines for the terminal."""
     whole = run.mean("step")
     parts = ", ".join(f"{words.lower()} {ms(run.mean(part))}" for part, words in PARTS)
-    error = max((clock.error for clock in run.clocks.values() if clock.error is not None), default=0.0)
     lines = [
         f"{run.name}: {plural(len(run.shares), 'rank')}, steps {run.steps[0]} to {run.steps[-1]}",
         f"  a step takes {ms(whole)}: {parts}",
@@ -130,7 +201,9 @@ def summary(run: Analysis) -> str:
         f"  slow link: rank {link.source} → rank {link.target}, {speed(link.mbits)}, {link.ms:.2f} ms there and back"
         for link in run.slow_links
     ]
-    lines.append(f"  clocks agree within {ms(error)}")
+    if not _clock_doubts(run):
+        lines.append(f"  clocks agree within {ms(clock_error(run))}")
+    lines += [f"  {doubt.what}" for doubt in doubts(run)]
     return "\n".join(lines) + "\n"
 
 
@@ -175,6 +248,8 @@ def values(run: Analysis) -> Dict[str, Any]:
             for rank, clock in sorted(run.clocks.items())
         ],
         "missing": run.missing,
-        "unmatched": run.unmatched,
+        "unmatched": run.unmatched + run.ungrouped,
+        "ungrouped": run.ungrouped,
         "late_ms": round(run.late / 1e3, 6),
+        "skipped": run.skipped,
     }

@@ -20,6 +20,7 @@ import gzip
 import importlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -61,15 +62,16 @@ def clock_port(master_port: int) -> int:
 
 
 class Server(threading.Thread):
-    """Reports the time, the addresses of other ranks, and how much data has arrived.
+    """Reports the time, the addresses of other ranks, how much data has arrived, and what identifies the recording.
 
     Ends when all ``visitors`` are done.
     """
 
-    def __init__(self, place: Place, visitors: int, greeting: str) -> None:
+    def __init__(self, place: Place, visitors: int, greeting: str, recording: str = "") -> None:
         """``greeting``: identifies the server to ranks of this run. Raises OSError if it cannot listen on the port."""
         super().__init__(daemon=True)
         self._greeting = greeting
+        self._recording = recording
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         self._socket = socket.create_server(place, family=family, backlog=128)
         self.place: Place = self._socket.getsockname()[:2]
@@ -99,6 +101,8 @@ class Server(threading.Thread):
     def _answer(self, words: List[bytes], peer: str, stream: Any) -> str:
         if words[0] == b"time":
             return str(time.time_ns())
+        if words[0] == b"recording":
+            return self._recording
         if words[0] == b"here":
             self._places[int(words[1])] = (peer, int(words[2]))
         elif words[0] == b"where":
@@ -204,6 +208,8 @@ class Neighbours:
         self._greeting = f"gpumesh {zlib.crc32(variables.get('GPUMESH_PROFILE_DIR', '').encode())}"
         self._server: Optional[Server] = None
         self._peer: Optional[Peer] = None
+        #: Tells apart the recordings of a directory. Rank 0 makes it up; empty on ranks that cannot ask for it.
+        self.recording = "" if rank else secrets.token_hex(8)
         self.clocks: List[Dict[str, int]] = []
         self.links: List[Dict[str, Any]] = []
 
@@ -211,7 +217,7 @@ class Neighbours:
         """Rank 0 starts its server long before the others connect."""
         if self._able and self._rank == 0:
             with self._telling():
-                self._server = Server(self._first, self._ranks - 1, self._greeting)
+                self._server = Server(self._first, self._ranks - 1, self._greeting, self.recording)
 
     @property
     def _able(self) -> bool:
@@ -231,6 +237,8 @@ class Neighbours:
         with self._telling():
             if self._peer is None:
                 self._peer = Peer(self._first, self._greeting)
+            if self._rank:
+                self.recording = self._peer.ask("recording")
             self._note_clock()
             if self._server is None:
                 self._server = Server((self._peer.own_address, 0), 0, self._greeting)
@@ -345,6 +353,7 @@ class Recorder:
             "ranks": self._ranks,
             "node": self._variables.get("SLURMD_NODENAME") or os.uname().nodename,
             "run": self._variables.get("GPUMESH_RUN", ""),
+            "recording": self._neighbours.recording,
             "trace": f"{name}.trace.json.gz",
             # Versions of PyTorch do not agree on the number of the first step in a trace.
             "first": self._first,

@@ -64,6 +64,9 @@ def test_the_slow_rank_is_named_with_what_it_costs(lab: TrainLab) -> None:
     # %.
     assert found["slowest"]["cost_ms"] == pytest.approx(lost, rel=0.25), found["slowest"]
     assert found["missing"] == [] and found["unmatched"] == 0
+    described = (lab.runs / "profiled" / "profile" / "001").glob("rank-[0-9].json")
+    recordings = {json.loads(path.read_text(encoding="utf-8"))["recording"] for path in described}
+    assert len(recordings) == 1 and "" not in recordings
     # The hosts of a lab have one clock.
     for clock in found["clocks"]:
         assert abs(clock["ahead_ms"]) <= clock["error_ms"] < 5, clock

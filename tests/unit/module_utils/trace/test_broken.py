@@ -15,7 +15,7 @@ from traces import Scene
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import GpumeshError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import page, timeline, words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load, sources
 from ansible_collections.gpumesh.cluster.tests.support.broken_input import endures
 
 SCENE = Scene(ranks=2, steps=2, links={0: 9400.0, 1: 92.0}, offsets={1: 3.0})
@@ -28,10 +28,10 @@ def _folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def report(folder: Path) -> None:
     """Everything that the program does with it."""
-    traces = load(folder, processes=1)
+    traces = load(sources(folder), processes=1)
     run = analyse("x", traces)
     timeline.write(str(folder / "timeline.json.gz"), traces, run)
-    page.render([run, run], "now", ["a", "b"]).encode("utf-8")
+    page.render([run, run], "now", ["a", "b"], "c").encode("utf-8")
     words.summary(run).encode("utf-8")
     json.dumps(words.values(run), allow_nan=False)
 

@@ -29,8 +29,15 @@ ABOUT = {name: value for name, value in TRACE.items() if name != "traceEvents"}
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    about, events, skipped = read_damaged(path)
+    assert skipped == 0
+    return about, events
+
+
+def read_damaged(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
     events: list[dict[str, Any]] = []
-    return reading.read(str(path), events.append), events
+    about, skipped = reading.read(str(path), events.append)
+    return about, events, skipped
 
 
 @pytest.mark.parametrize("part", [1, 2, 3, 7, 64, 1 << 20])
@@ -81,3 +88,82 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(HostStateError, match="cannot be read"):
         read(tmp_path / "none")
+
+
+def kineto(name: str, number: int) -> str:
+    """An event as PyTorch writes it, which does not escape the name."""
+    args = f'"args": {{\n      "External id": {number}, "Input Dims": [[2, 3], []]\n    }}'
+    return f'{{\n    "ph": "X", "cat": "cpu_op", "name": "{name}", "pid": 7, "tid": 7,\n    {args}\n  }}'
+
+
+@pytest.mark.parametrize("part", [1, 64, 1 << 21])
+@pytest.mark.parametrize(
+    ("name", "skipped"),
+    [
+        ("a\nb\tc", 0),
+        (r"\d+", 1),
+        (r"C:\user", 1),
+        ('a "b" c', 1),
+        ('""', 1),
+        ('{"device": "cpu", "dtype": "float32"}(12): run', 1),
+        ('x {"name": 1', 1),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 20, 39])
+def test_an_event_with_a_name_that_was_not_escaped_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, name: str, skipped: int, place: int
+) -> None:
+    monkeypatch.setattr(reading, "_PART", part)
+    made = [kineto(name if number == place else "aten::add", number) for number in range(40)]
+    made.append('{\n    "name": "Record Window End", "ph": "i", "s": "g"\n  }')
+    text = '{\n  "schemaVersion": 1,\n  "traceEvents": [\n  ' + ",\n  ".join(made) + '\n  ],\n  "traceName": "x"\n}\n'
+    path = tmp_path / "trace.json"
+    path.write_text(text, encoding="utf-8")
+    about, events, found = read_damaged(path)
+    assert (about, found) == ({"schemaVersion": 1, "traceName": "x"}, skipped)
+    read_numbers = [event["args"]["External id"] for event in events if event["ph"] == "X"]
+    assert read_numbers == [number for number in range(40) if not skipped or number != place]
+    assert not [event for event in events if event["ph"] == "X" and event["name"] not in ("aten::add", name)]
+
+
+@pytest.mark.parametrize("name", [r"\d", 'a "b" c', '{"a": ["'])
+def test_a_damaged_event_does_not_keep_what_follows_it_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(reading, "_PART", 1 << 12)
+    lengths: list[int] = []
+    fill = reading._Source._fill
+
+    def counted(source: reading._Source) -> None:
+        fill(source)
+        lengths.append(len(source._text))
+
+    monkeypatch.setattr(reading._Source, "_fill", counted)
+    made = [kineto(name if number % 100 == 0 else "aten::add", number) for number in range(5_000)]
+    path = tmp_path / "trace.json"
+    path.write_text("[" + ",\n".join(made) + "]", encoding="utf-8")
+    assert len(read_damaged(path)[1]) == 4_950
+    assert max(lengths) < 3 << 12
+    # Each part is decoded once or twice, however long the trace is.
+    assert len(lengths) < path.stat().st_size / (1 << 12) + 3
+
+
+def test_text_that_never_becomes_a_value_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_PART", 1 << 12)
+    monkeypatch.setattr(reading, "_LARGEST", 1 << 14)
+    path = tmp_path / "trace.json"
+    path.write_text('[{"name": "' + " " * (1 << 15) + '\n{"ph": "X"}]', encoding="utf-8")
+    assert read_damaged(path)[1:] == ([{"ph": "X"}], 1)
+    path.write_text('{"name": "' + " " * (1 << 15), encoding="utf-8")
+    with pytest.raises(HostStateError, match=r"trace\.json is damaged") as failure:
+        read(path)
+    assert "again" not in failure.value.remedy
+
+
+def test_what_another_recording_cannot_mend_is_not_advised(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    for text, again in (('[{"ph": "X"}', True), ('{"a": b, "traceEvents": [{"ph": "X"}, {"ph": "X"}]}', False)):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(HostStateError, match="is damaged") as failure:
+            read(path)
+        assert ("again" in failure.value.remedy) is again

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
+import signal
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 from traces import FIRST, Scene
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program, timeline
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import load, program, timeline
 
 TOY = Path(__file__).parent / "fixtures" / "debian-13"
 SETTINGS = {"volumes": [], "run_dir": "", "stage_dir": "", "library": ""}
@@ -121,8 +123,28 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
         "timeline.json.gz",
     ]
     text = page(tmp_path / "both" / "report-2.html").text
+    assert "are in report-2.json beside" in text
     assert "A step of b takes 29 % less time than a step of a" in text
     assert "102.0 ms → 72.0 ms −29 %" in text and "a: Rank 2 on n3 holds the others up" in text
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (("a/profile/001", "a/profile/012"), ["a (attempt 1)", "a (attempt 12)"]),
+        (("x/a/profile/001", "y/a/profile/001"), ["x/a", "y/a"]),
+        (("x/a/b", "y/a/b"), ["x/a/b", "y/a/b"]),
+        (("a/profile/001", "b"), ["a", "b"]),
+        (("a", "a"), ["a", "a"]),
+    ],
+)
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path, folders: tuple[str, str], names: list[str]) -> None:
+    written = [Scene(ranks=2).write(tmp_path / folder) for folder in folders]
+    assert trace(*written, "--output", tmp_path / "out") == 0
+    report = json.loads((tmp_path / "out" / "report-2.json").read_text(encoding="utf-8"))
+    assert [one["name"] for one in report] == names
+    assert [one["folder"] for one in report] == [str(folder) for folder in written]
+    assert f"A step of {names[1]} takes as long as one of {names[0]}" in page(tmp_path / "out" / "report-2.html").text
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -155,14 +177,31 @@ def test_all_ranks_are_on_one_time_line(tmp_path: Path) -> None:
 def test_of_too_many_events_the_longest_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(timeline, "MOST", 400)
-    monkeypatch.setattr(timeline, "_LEAST", 100)
+    monkeypatch.setattr(timeline, "MOST", 600)
     Scene(details=100).write(tmp_path)
     assert trace(tmp_path) == 0
-    found = [event for event in events(tmp_path / "timeline.json.gz") if event["ph"] == "X" and event["tid"]]
-    assert 350 <= len(found) <= 400
+    written = events(tmp_path / "timeline.json.gz")
+    found = [event for event in written if event["ph"] == "X" and event["tid"]]
+    assert 400 <= len(found) <= 450 and len(written) <= 600
     assert {event["name"] for event in found} >= {"ProfilerStep#3", "aten::linear", "gloo:all_reduce"}
     assert "are left out of the time line" in page(tmp_path / "report.html").text
+
+
+def test_the_number_of_events_is_kept_with_many_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Including those of the first track, which has no gaps. Each rank has about 60, and may have 16."""
+    most = 16_384
+    monkeypatch.setattr(timeline, "MOST", most)
+    Scene(ranks=1_024, jitter=5.0).write(tmp_path)
+    assert trace(tmp_path) == 0
+    found = events(tmp_path / "timeline.json.gz")
+    assert most * 0.7 < len(found) <= most
+    line = [event for event in found if (event["pid"], event.get("tid"), event["ph"]) == (700, 0, "X")]
+    for before, after in zip(line, line[1:]):
+        assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)
+    whole = next(
+        share for share in json.loads((tmp_path / "report.json").read_text())[0]["ranks"] if share["rank"] == 700
+    )
+    assert sum(event["dur"] for event in line) == pytest.approx(sum(whole["steps_ms"]) * 1e3, rel=0.001)
 
 
 def test_a_link_that_somebody_has_put_beside_their_traces_is_not_followed(tmp_path: Path) -> None:
@@ -188,10 +227,67 @@ def test_traces_that_another_program_has_recorded(tmp_path: Path) -> None:
     assert trace(tmp_path) == 0
 
 
-def test_a_rank_without_a_trace_is_told(tmp_path: Path) -> None:
+def mark(folder: Path) -> str:
+    """The kind of the mark at the top of the page."""
+    found = re.search(r'<h1><span class="mark (\w+)"', (folder / "report.html").read_text(encoding="utf-8"))
+    assert found
+    return found[1]
+
+
+def test_without_doubts_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scene().write(tmp_path)
+    assert trace(tmp_path) == 0 and mark(tmp_path) == "pass"
+    assert "  clocks agree within 0.05 ms\n" in capsys.readouterr().out
+
+
+def doubtful(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> str:
+    """Report on a run in which nothing is slow. The terminal, the headline and the findings must contain ``what``.
+
+    Returns what is printed.
+    """
+    assert trace(folder) == 0
+    said, text = capsys.readouterr().out, page(folder / "report.html").text
+    assert f"  {what}" in said and f", but {what}" in text and f"{what[0].upper()}{what[1:]}" in text
+    assert mark(folder) == "error" and "no rank holds the others up" not in said + text
+    return said
+
+
+def test_ranks_without_a_trace_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Scene().write(tmp_path, only=range(3))
-    assert trace(tmp_path) == 0
+    assert "clocks agree within" in doubtful(tmp_path, capsys, "1 rank has no trace")
     assert "There is none of rank 3." in page(tmp_path / "report.html").text
+    # The slow one is among them.
+    Scene(ranks=8, more_own={1: 30.0}).write(tmp_path / "b", only=range(2, 8))
+    doubtful(tmp_path / "b", capsys, "2 ranks have no trace")
+
+
+def test_clocks_that_nothing_tells_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scene(probes=False).write(tmp_path, compress=False)
+    for path in tmp_path.glob("*.trace.json"):
+        path.write_text(path.read_text(encoding="utf-8").replace("gloo:all_reduce", "gloo:send"), encoding="utf-8")
+    assert "clocks agree" not in doubtful(tmp_path, capsys, "the clocks of 3 ranks are unknown")
+
+
+def test_a_trace_of_an_earlier_recording_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scene().write(tmp_path, compress=False)
+    path = tmp_path / "rank-2.trace.json"
+    earlier = re.sub(
+        r"gpumesh clock (\d+)",
+        lambda found: f"gpumesh clock {int(found[1]) - 3_600_000_000_000}",
+        path.read_text(encoding="utf-8"),
+    )
+    path.write_text(earlier, encoding="utf-8")
+    assert "clocks agree" not in doubtful(tmp_path, capsys, "a collective ends 3599995 ms before a rank begins it")
+
+
+def test_damaged_events_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Scene().write(tmp_path, compress=False)
+    path = tmp_path / "rank-2.trace.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("aten::addmm", 'a "b"', 2), encoding="utf-8")
+    doubtful(tmp_path, capsys, "2 events could not be read")
+    (report,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report["skipped"] == 2
 
 
 def test_one_rank(tmp_path: Path) -> None:
@@ -220,6 +316,74 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (folder / "rank-1.json").unlink()
     (folder / "rank-0.trace.json.gz").write_bytes(b"\x1f\x8bno")
     assert "rank-0.trace.json.gz is damaged" in refused(capsys, folder)
+
+
+def run_of(folder: Path, *attempts: int) -> Path:
+    """The directory of a run with these attempts."""
+    for attempt in attempts:
+        Scene(ranks=2).write(folder / "profile" / f"{attempt:03}")
+    return folder
+
+
+def test_an_attempt_without_a_profile_is_refused_before_anything_is_read_or_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = run_of(tmp_path / "a", 1, 2), run_of(tmp_path / "b", 1, 12)
+    before = sorted(tmp_path.rglob("*"))
+    for arguments, names in (
+        ((one, other, "--attempt", 2), ("Attempt 2 of", str(other), "It has: 1, 12.")),
+        ((one, "--attempt", 8), ("Attempt 8 of", str(one), "It has: 1, 2.")),
+        ((one, "--attempt", 8, "--output", tmp_path / "x"), ("Attempt 8 of",)),
+        ((one, tmp_path, "--output", tmp_path / "x"), ("There is no trace in",)),
+    ):
+        assert trace(*arguments) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1
+        assert all(name in said.err for name in names), said.err
+        assert sorted(tmp_path.rglob("*")) == before
+    assert trace(one, other, "--output", tmp_path / "x") == 0
+
+
+def record(folder: Path, ranks: int, recording: str, only: range | None = None) -> None:
+    """Write the traces of a recording, over those of an earlier one."""
+    Scene(ranks=ranks).write(folder, only=only)
+    for rank in only or range(ranks):
+        path = folder / f"rank-{rank}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "recording": recording}))
+
+
+def test_traces_of_different_recordings_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "other", 4, "a")
+    record(tmp_path / "other", 4, "b", range(3))
+    said = refused(capsys, tmp_path / "other")
+    assert "different recordings: rank-0.json, rank-1.json, rank-2.json; rank-3.json." in said
+    record(tmp_path / "fewer", 4, "")
+    record(tmp_path / "fewer", 2, "")
+    assert "rank-0.json, rank-1.json; rank-2.json, rank-3.json." in refused(capsys, tmp_path / "fewer")
+    # A rank that could not ask for it, and files of earlier versions.
+    record(tmp_path / "unknown", 4, "a")
+    record(tmp_path / "unknown", 4, "", range(1, 2))
+    assert trace(tmp_path / "unknown") == 0
+
+
+@pytest.mark.parametrize(
+    "text", ['{"learning_rate": 3e-4}', '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "dur": 0, "name": "a"}]']
+)
+def test_what_has_no_events_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    said = refused(capsys, tmp_path)
+    assert f"{tmp_path}/config.json has no event" in said and said.count("\n") == 1
+
+
+def test_a_reader_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the kernel does when there is no more memory."""
+    Scene(ranks=2).write(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
+    monkeypatch.setattr(load, "_digest", lambda _source: os.kill(os.getpid(), signal.SIGKILL))
+    said = refused(capsys, tmp_path)
+    assert "was killed" in said and "taskset" in said and said.count("\n") == 1
 
 
 def test_steps_that_ranks_do_not_share_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

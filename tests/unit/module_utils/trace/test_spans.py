@@ -34,3 +34,23 @@ def test_how_much_is_busy_between_two_times(made: list[tuple[float, float]], one
     few = busy.between(begin, end, 8)
     assert few is not None
     assert moments(few) & set(range(begin, end)) == moments(made) & set(range(begin, end))
+
+
+@given(st.lists(SPANS, max_size=5))
+def test_each_moment_belongs_to_the_first_layer_that_has_it(layers: list[list[tuple[float, float]]]) -> None:
+    found = spans.uppermost([spans.union(layer) for layer in layers])
+    owner = {moment: number for number, layer in reversed(list(enumerate(layers))) for moment in moments(layer)}
+    assert {moment: number for begin, end, number in found for moment in moments([(begin, end)])} == owner
+    assert all(before[1] < after[0] or before[2] != after[2] for before, after in zip(found, found[1:]))
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from("abc")), min_size=1), st.integers(1, 20))
+def test_parts_that_are_merged_have_no_gaps(made: list[tuple[int, str]], shortest: int) -> None:
+    parts, at = [], 0
+    for length, what in made:
+        parts.append((at, at + length, what))
+        at += length
+    found = list(spans.predominant(parts, shortest))
+    assert (found[0][0], found[-1][1]) == (0, at)
+    assert all(before[1] == after[0] for before, after in zip(found, found[1:]))
+    assert len(found) <= 2 * at / shortest + 1

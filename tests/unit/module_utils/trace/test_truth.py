@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from traces import FIRST, Scene
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.analyse import analyse
-from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.load import load, sources
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace.shapes import Analysis, RankShare
 
 OFFSETS = {1: 3.0, 2: -700.0, 3: 45_000.0}
 
 
 def of(scene: Scene, folder: Path) -> Analysis:
-    return analyse("nano", load(scene.write(folder), processes=1))
+    return analyse("nano", load(sources(scene.write(folder)), processes=1))
 
 
 def share_of(run: Analysis, rank: int) -> RankShare:
@@ -134,7 +136,7 @@ def test_clocks_that_contradict_the_collectives_are_told(tmp_path: Path) -> None
     told = json.loads(path.read_text())
     told["clocks"] = [{**one, "ahead": one["ahead"] - 20_000_000} for one in told["clocks"]]
     path.write_text(json.dumps(told))
-    run = analyse("nano", load(tmp_path, processes=1))
+    run = analyse("nano", load(sources(tmp_path), processes=1))
     # The shorter exchange takes 5 ms.
     assert run.late == near(20 - 5)
 
@@ -166,8 +168,51 @@ def test_the_longest_operations(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
-    run = analyse("nano", load(Scene(ranks=4).write(tmp_path, only=range(1, 4)), processes=1))
+    run = analyse("nano", load(sources(Scene(ranks=4).write(tmp_path, only=range(1, 4))), processes=1))
     assert run.missing == [0]
     # No rank has the clock of rank 0 now, but it is still the reference for the others.
     assert run.clocks[1].method in ("probes", "reference")
     assert run.mean("communicating") == near(8.0)
+
+
+#: Two groups that do not wait for each other, the second one slower. In each group all ranks are equal.
+GROUPS = Scene(groups=((0, 1), (2, 3)), more_computing={2: 50.0, 3: 50.0})
+
+
+def test_groups_that_exchange_data_independently_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    run = of(replace(GROUPS, gpu=True), tmp_path)
+    assert run.unmatched == run.ungrouped == 0 and run.slow is None
+    for share in run.shares:
+        assert share.waiting < 100 and share.communicating == near(8.0)
+
+
+@pytest.mark.parametrize("probes", [True, False])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_exchanges_of_an_unknown_group_are_not_compared(tmp_path: Path, gpu: bool, probes: bool) -> None:
+    """Gloo never names a group. NCCL does not with older versions of PyTorch."""
+    scene = replace(GROUPS, gpu=gpu, probes=probes)
+    scene.write(tmp_path, compress=False)
+    for path in tmp_path.glob("*.trace.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r', "Process Group Name": "\d"', "", text), encoding="utf-8")
+    run = analyse("nano", load(sources(tmp_path), processes=1))
+    assert (run.unmatched, run.ungrouped) == (0, 4 * scene.steps * 2)
+    assert all(share.waiting == 0 and share.communicating == near(8.0) for share in run.shares)
+    # Without questions for the time, nothing tells the clocks; they are certainly not moved.
+    assert all(abs(clock.ahead) < 100 and clock.method != "collectives" for clock in run.clocks.values())
+
+
+def test_a_group_is_known_if_all_groups_of_a_rank_are_of_the_same_ranks(tmp_path: Path) -> None:
+    run = of(replace(GROUPS, groups=((0, 1, 2, 3),), more_computing={2: 50.0}), tmp_path)
+    assert run.ungrouped == 0 and run.slow is not None and run.slow.ranks == (2,)
+
+
+def test_names_of_groups_without_their_ranks(tmp_path: Path) -> None:
+    """Then all ranks are assumed only if there is just the default one."""
+    for name, groups in (("one", ()), ("two", GROUPS.groups)):
+        scene = replace(GROUPS, gpu=True, groups=groups)
+        for path in scene.write(tmp_path / name, compress=False).glob("*.trace.json"):
+            path.write_text(path.read_text(encoding="utf-8").replace('"pg_config"', '"pg"'), encoding="utf-8")
+        run = analyse("nano", load(sources(tmp_path / name), processes=1))
+        assert (run.ungrouped == 0) == (name == "one")
+        assert (max(share.waiting for share in run.shares) > 40_000) == (name == "one")

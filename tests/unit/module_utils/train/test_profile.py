@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import described
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import (
     agent,
     contract,
@@ -110,7 +111,7 @@ time.sleep({rank} * 0.1)
 neighbours.open()
 neighbours.measure()
 neighbours.close()
-Path({folder!r}, "{rank}").write_text(json.dumps([neighbours.clocks, neighbours.links]))
+Path({folder!r}, "{rank}").write_text(json.dumps([neighbours.clocks, neighbours.links, neighbours.recording]))
 # Rank 0 is there for the others.
 while not all(Path({folder!r}, str(rank)).exists() for rank in range(3)):
     time.sleep(0.05)
@@ -154,6 +155,18 @@ def test_ranks_measure_clocks_and_links(tmp_path: Path) -> None:
             assert abs(clock["ahead"] + offsets[rank]) <= clock["error"] < 100_000_000
     assert {rank: [link["to"] for link in found[rank][1]] for rank in offsets} == {0: [1], 1: [2], 2: [0]}
     assert all(found[rank][1][0]["mbits"] > 10 and found[rank][1][0]["ms"] > 0 for rank in offsets)
+    assert len({found[rank][2] for rank in offsets}) == 1 and found[0][2]
+
+
+def test_each_recording_is_described_as_another_one(tmp_path: Path) -> None:
+    exported, found = tmp_path / "exported", []
+    for _recording in range(2):
+        recorder = gpumesh_profile.Recorder(1, str(tmp_path), {"RANK": "0", "WORLD_SIZE": "2"})
+        recorder._over = True
+        exported.write_text("{}", encoding="ascii")
+        recorder._keep(str(exported))
+        found.append(described.parse(json.loads((tmp_path / "rank-0.json").read_text(encoding="utf-8"))).recording)
+    assert all(found) and found[0] != found[1]
 
 
 def test_what_listens_ends_when_all_have_said_so() -> None:
@@ -220,5 +233,5 @@ def test_without_the_others_the_program_goes_on(
     neighbours.measure()
     neighbours.close()
     assert time.monotonic() - begun < 20
-    assert (neighbours.clocks, neighbours.links) == ([], [])
+    assert (neighbours.clocks, neighbours.links, neighbours.recording) == ([], [], "")
     assert "clocks and links are not measured" in capsys.readouterr().err
