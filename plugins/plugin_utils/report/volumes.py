@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import probe
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.volumes import trouble_of
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check, unjudged
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, worst
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
 
@@ -118,11 +118,11 @@ def volume_checks(
     found = Found(record, evidence)
     checks = [_space(found, limits.max_used_percent), _users(found)]
     for machine in found.ring:
-        checks.append(_over_volumes(_SHARED, machine, found, _shared))
-        checks.append(_over_volumes(_LOCKS, machine, found, _locks))
+        checks += _over_volumes(_SHARED, machine, found, _shared)
+        checks += _over_volumes(_LOCKS, machine, found, _locks)
         for rate, least in zip(_RATES, limits[:3], strict=True):
             if level != "quick":
-                checks.append(_rate(rate, machine, found, least))
+                checks += _rate(rate, machine, found, least)
     if level == "quick":
         reason = "Volumes are only measured at levels full and burn."
         checks += [check(name, purpose, None, "skipped", reason=reason) for name, _key, _unit, purpose in _RATES]
@@ -134,22 +134,28 @@ def _over_volumes(
     machine: str,
     found: Found,
     judge: Callable[[Found, str, Mapping[str, Any]], Finding],
-) -> Check:
-    """One check of a member for all its volumes."""
+) -> list[Check]:
+    """One check of a member for all its volumes, and one for those that could not be tested."""
     findings = [judge(found, machine, volume) for volume in found.volumes]
     status = worst([finding.status for finding in findings])
-    judged = [finding for finding in findings if finding.status != "skipped"]
     telling = [finding for finding in findings if finding.status == status and finding.words]
-    return check(
+    made = check(
         *title,
         machine,
         status,
-        None if status == "skipped" else sum(1 for finding in judged if finding.status == "pass"),
-        None if status == "skipped" else len(judged),
+        None if status == "skipped" else sum(1 for finding in findings if finding.status == "pass"),
+        None if status == "skipped" else len(findings),
         "" if status == "skipped" else "volumes",
         _joined(finding.words for finding in telling) if status != "pass" else "",
         _joined(finding.remedy for finding in telling) if status in ("fail", "error") else "",
     )
+    return [made, *_left_out(made, findings)]
+
+
+def _left_out(made: Check, findings: Sequence[Finding]) -> list[Check]:
+    """A check for the volumes that are not among those of a check, with the reasons."""
+    left = [finding.words for finding in findings if finding.status == "skipped"]
+    return [unjudged(made, _joined(left))] if left and made["status"] != "skipped" else []
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -205,14 +211,14 @@ def _locks(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
     return Finding("pass")
 
 
-def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: float) -> Check:
-    """One measurement of a member, on its slowest volume."""
+def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: float) -> list[Check]:
+    """One measurement of a member, on its slowest volume, and a check for the volumes that could not be measured."""
     name, _key, unit, purpose = rate
     findings = [_rate_of(rate, machine, found, volume, least) for volume in found.volumes]
     status = worst([finding.status for finding in findings])
     telling = [finding for finding in findings if finding.status == status]
     values = [finding.value for finding in telling if finding.value is not None]
-    return check(
+    made = check(
         name,
         purpose,
         machine,
@@ -223,6 +229,7 @@ def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: fl
         _joined(finding.words for finding in telling) if status != "pass" else "",
         _joined(finding.remedy for finding in telling),
     )
+    return [made, *_left_out(made, findings)]
 
 
 def _rate_of(
