@@ -32,6 +32,10 @@ _RATE_REMEDY = (
     "All members were measured at the same time and share the capacity of the server and its link: compare with "
     "reachability.bandwidth, and check the server's disks (iostat -x 1) and the mount options of the volume."
 )
+_NO_MINIMUM = (
+    "Measured, but not judged: no minimum is set (check_min_volume_write_mbps, check_min_volume_read_mbps, "
+    "check_min_volume_files)."
+)
 _LOCK_REMEDY = (
     "Mount it so that locks reach the other members: NFS without nolock and local_lock, Lustre with the option flock, "
     "BeeGFS with tuneUseGlobalFileLocks. Until then, no two members may write to the same file or database there."
@@ -152,10 +156,14 @@ def _over_volumes(
     return [made, *_left_out(made, findings)]
 
 
-def _left_out(made: Check, findings: Sequence[Finding]) -> list[Check]:
-    """A check for the volumes that are not among those of a check, with the reasons."""
-    left = [finding.words for finding in findings if finding.status == "skipped"]
-    return [unjudged(made, _joined(left))] if left and made["status"] != "skipped" else []
+def _left_out(made: Check, findings: Sequence[Finding], unit: str = "") -> list[Check]:
+    """A check for the volumes that a check does not judge, with the reasons."""
+    left = [finding for finding in findings if finding.status == "skipped"]
+    if not left or made["status"] == "skipped":
+        return []
+    values = [finding.value for finding in left if finding.value is not None]
+    reason = _joined(finding.words for finding in left)
+    return [unjudged(made, reason, min(values) if values else None, unit if values else "")]
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -212,7 +220,7 @@ def _locks(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
 
 
 def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: float) -> list[Check]:
-    """One measurement of a member, on its slowest volume, and a check for the volumes that could not be measured."""
+    """One measurement of a member, on its slowest volume, and a check for the volumes that are not judged."""
     name, _key, unit, purpose = rate
     findings = [_rate_of(rate, machine, found, volume, least) for volume in found.volumes]
     status = worst([finding.status for finding in findings])
@@ -229,7 +237,7 @@ def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: fl
         _joined(finding.words for finding in telling) if status != "pass" else "",
         _joined(finding.remedy for finding in telling),
     )
-    return [made, *_left_out(made, findings)]
+    return [made, *_left_out(made, findings, unit)]
 
 
 def _rate_of(
@@ -255,7 +263,7 @@ def _rate_of(
     if least and value < least:
         words = f"{volume['name']} does {value:g} {unit} on {machine}, but {least:g} are required."
         return Finding("fail", words, _RATE_REMEDY, value)
-    return Finding("pass", value=value)
+    return Finding("pass" if least else "skipped", "" if least else _NO_MINIMUM, value=value)
 
 
 def _space(found: Found, limit: float) -> Check:
@@ -363,14 +371,17 @@ def in_bytes(value: int | None) -> str:
     return f"{amount:.3g} {units[0]}" if amount < 1000 else f"{amount:.0f} {units[0]}"
 
 
-def _span(volume: Mapping[str, Any], key: str) -> str:
-    """The slowest and the fastest member; one number if they are equal."""
-    values = [float(member[key]) for member in volume.get("members", []) if member.get(key) is not None]
+def span(values: Sequence[float]) -> str:
+    """The lowest and the highest value; one number if they are equal, and empty if there is none."""
     if not values:
         return ""
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
-    low, high = (f"{float(text):g}" for text in (low, high))
+    low, high = (f"{float(f'{value:.3g}'):g}" for value in (min(values), max(values)))
     return low if low == high else f"{low} – {high}"
+
+
+def _of_members(volume: Mapping[str, Any], key: str) -> str:
+    """The slowest and the fastest member."""
+    return span([float(member[key]) for member in volume.get("members", []) if member.get(key) is not None])
 
 
 def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, str]]:
@@ -386,9 +397,9 @@ def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, s
             "mounted_on": "every member"
             if len(volume["mounted_on"]) == members
             else ", ".join(volume["mounted_on"]) or "none",
-            "write": _span(volume, "write_mbps"),
-            "read": _span(volume, "read_mbps"),
-            "files": _span(volume, "files_per_second"),
+            "write": _of_members(volume, "write_mbps"),
+            "read": _of_members(volume, "read_mbps"),
+            "files": _of_members(volume, "files_per_second"),
         }
         for volume in volumes
     ]

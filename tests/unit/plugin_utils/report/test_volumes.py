@@ -69,11 +69,20 @@ def bad(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def test_a_good_volume_passes_every_check() -> None:
-    checks = judged(healthy())
+    checks = judged(healthy(), write_mbps=100, read_mbps=100, files_per_second=10)
     assert bad(checks) == {}
     assert {check["status"] for check in checks.values()} == {"pass"}
     assert checks["storage.write@n2"]["actual"] == 900.0
     assert len(checks) == 2 + 5 * len(MACHINES)
+
+
+def test_a_speed_without_a_minimum_is_reported_and_not_judged() -> None:
+    checks = judged(healthy(), read_mbps=100)
+    for name, value in (("write", 900.0), ("files", 300.0)):
+        found = checks[f"storage.{name}@n2"]
+        assert (found["status"], found["actual"], found["required"]) == ("skipped", value, None)
+        assert "check_min_volume_write_mbps" in found["reason"]
+    assert checks["storage.read@n2"]["status"] == "pass"
 
 
 def test_at_level_quick_nothing_is_measured() -> None:
