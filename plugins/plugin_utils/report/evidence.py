@@ -347,22 +347,6 @@ def health_checks(
         else:
             reason = f"{machine} did not answer, so its health is not known."
             made.append(check("health.node", "The node is healthy", machine, "skipped", reason=reason))
-    return _once(made)
-
-
-def _once(checks: Sequence[Check]) -> list[Check]:
-    """A volume that several members cannot use for the same reason is a single finding, about its server."""
-    machines: dict[str, list[str]] = {}
-    for one in checks:
-        if one["id"] == "storage.mounts" and one["status"] == "fail":
-            machines.setdefault(one["reason"], []).append(one["host"])
-    made: list[Check] = []
-    for one in checks:
-        having = machines.get(one["reason"], []) if one["id"] == "storage.mounts" and one["status"] == "fail" else []
-        if len(having) < 2:
-            made.append(one)
-        elif having[0] == one["host"]:
-            made.append({**one, "host": None, "reason": f"On {', '.join(having)}: {one['reason']}"})
     return made
 
 

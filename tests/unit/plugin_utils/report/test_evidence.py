@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import evidence, html, terminal
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import evidence, html, prometheus, terminal
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.rdma import Limits
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import build
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import build, findings
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
 
 AT = "2026-11-20T20:31:00Z"
@@ -171,6 +171,29 @@ def test_a_node_without_a_health_result_is_an_error_with_its_message() -> None:
     verdict = judged(found)
     assert bad(verdict) == ["health.node@n2"]
     assert verdict["status"] == "error"
+
+
+def test_each_member_that_cannot_use_a_volume_has_a_result_of_its_own() -> None:
+    reasons = {
+        "n1": "/data: does not answer.",
+        "n2": "/data: does not answer.",
+        "n3": "/data: nothing is mounted there.",
+    }
+    found = healthy()
+    for machine, reason in reasons.items():
+        given = {"reason": reason, "actual": 0, "required": 1, "unit": "volumes", "remedy": "Check the server."}
+        found["health"][machine]["checks"].append(samples.check("storage.mounts", machine, "fail", **given))
+    verdict = judged(found)
+    lines = [line.rsplit(" ", 1) for line in prometheus.render(verdict).splitlines() if not line.startswith("#")]
+    series = [name for name, _value in lines]
+    assert len(series) == len(set(series))
+    values = {name: value for name, value in lines if "storage.mounts" in name}
+    assert values == {
+        f'gpumesh_check_ok{{cluster="lab",host="{machine}",check="storage.mounts"}}': "0.0" for machine in reasons
+    }
+    # People read each reason once.
+    shown = [(one["hosts"], one["reason"]) for one in findings(verdict["checks"], ("fail",))]
+    assert shown == [(["n1", "n2"], reasons["n1"]), (["n3"], reasons["n3"])]
 
 
 def test_collectives_are_judged_by_their_own_status() -> None:
