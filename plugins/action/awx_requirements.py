@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.plugins.loader import lookup_loader
@@ -38,21 +39,25 @@ class ActionModule(ControllerAction):
             project_check={"type": "bool", "default": True},
         )
         self._collection = given["collection"]
-        wanted = {kind: list(names) for kind, names in given["names"].items()}
-        environment = given["environment"]
-        if environment and not given["environment_image"]:
-            wanted["execution_environments"] = [environment]
-        found = {kind: self._named(kind) if names else set() for kind, names in wanted.items()}
+        names, environment = given["names"], given["environment"]
+        organizations = self._ask("organizations", name=given["organization"])
+        organization = organizations[0]["id"] if organizations else None
+        found = {kind: self._ask(kind) if wanted else [] for kind, wanted in names.items()}
+        environments = self._ask("execution_environments", name=environment) if environment else []
         missing = [
-            *self._organization(given["organization"]),
-            *awx.missing_names(wanted, found),
-            *([] if environment else [awx.NO_ENVIRONMENT]),
+            *self._organization(given["organization"], organization),
+            *awx.wrong_names(names, found, organization),
+            *awx.wrong_environment(environment, bool(given["environment_image"]), environments, organization),
             *self._project(given["project_url"], given["project_branch"], given["project_check"]),
         ]
         if missing:
             return {"failed": True, "missing": missing, "msg": f"Nothing has been created. {' '.join(missing)}"}
-        to_make = [name for kind, names in given["planned"].items() for name in names if name not in self._named(kind)]
-        return {"changed": False, "missing": [], "to_make": to_make}
+        return {
+            "changed": False,
+            "missing": [],
+            "to_make": self._to_make(given["planned"], organizations[0]["id"]),
+            "ids": awx.identifiers(names, found, organization),
+        }
 
     def _ask(self, endpoint: str, **query: str) -> list[dict[str, Any]]:
         name = f"{self._collection}.controller_api"
@@ -64,13 +69,16 @@ class ActionModule(ControllerAction):
         )
         return found
 
-    def _named(self, kind: str) -> set[str]:
-        return {str(one.get("name", one.get("identifier"))) for one in self._ask(kind)}
+    def _to_make(self, planned: Mapping[str, Sequence[str]], organization: int) -> list[str]:
+        made = []
+        for kind, names in planned.items():
+            there = {awx.name_of(one) for one in self._ask(kind, **awx.owned_by(kind, organization))}
+            made += [name for name in names if name not in there]
+        return made
 
-    def _organization(self, name: str) -> list[str]:
-        found = self._ask("organizations", name=name)
-        credentials = self._ask(f"organizations/{found[0]['id']}/galaxy_credentials") if found else []
-        return awx.missing_organization(name, bool(found), bool(credentials))
+    def _organization(self, name: str, number: int | None) -> list[str]:
+        credentials = self._ask(f"organizations/{number}/galaxy_credentials") if number is not None else []
+        return awx.missing_organization(name, number is not None, bool(credentials))
 
     def _project(self, url: str, branch: str, check: bool) -> list[str]:
         if not url:

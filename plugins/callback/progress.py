@@ -73,6 +73,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.screen im
     LiveLine,
 )
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import (
+    LOSSES,
     Phase,
     Run,
     Task,
@@ -160,11 +161,11 @@ class CallbackModule(DefaultCallback):
     def _close_phase(self) -> None:
         self._close_task()
         phase = self._run.end_phase()
-        if phase is not None and phase.tasks and not self._verbose:
+        if phase is not None and (phase.tasks or phase.lost) and not self._verbose:
             self._phase_line(phase)
 
     def _phase_line(self, phase: Phase) -> None:
-        bad = phase.count("failed", "unreachable")
+        bad = phase.count(*LOSSES)
         sign, color = ("✕", constants.COLOR_ERROR) if bad else ("✓", constants.COLOR_OK)
         self._say(f"{stringc(sign, color)} {lines.done(phase, self._width - 2)}")
 

@@ -14,6 +14,8 @@ author:
 description:
   - Checks whether the organization and the objects that the templates refer to by name exist on the controller, and
     whether the project's URL has its branch. Fails with a list of everything that is missing.
+  - Several organizations can use the same names. A name of which there is more than one means the object of
+    O(organization).
   - Runs on the machine that runs Ansible. Logs in like the modules of O(collection), with the environment.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -40,7 +42,8 @@ options:
     type: str
     default: ""
   environment_image:
-    description: The image of the execution environment, if it will be created.
+    description:
+      - The image of the execution environment, if it will be created. Its name must not belong to another organization.
     type: str
     default: ""
   project_url:
@@ -76,10 +79,17 @@ missing:
   type: list
   elements: str
 to_make:
-  description: The names in O(planned) that do not exist yet.
+  description: The names in O(planned) that do not exist yet in the organization.
   returned: success
   type: list
   elements: str
+ids:
+  description: The IDs of the objects in O(names), by the endpoint of the API and by name.
+  returned: success
+  type: dict
+  sample:
+    credentials:
+      gpu machines: 7
 """
 
 # The work is done by the action plugin of the same name.

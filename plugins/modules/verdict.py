@@ -90,23 +90,24 @@ options:
   min_bandwidth_gbps:
     description:
       - The minimum throughput between two members, in 10^9 bits per second. With V(0), a link fails if it reaches less
-        than a fifth of the median of similar links, if there are six or more.
+        than a fifth of the median of similar links. With fewer than six of them, it is measured, but not judged.
     type: float
     default: 0
   min_rdma_gbps:
     description:
       - The minimum RDMA throughput between two members, in 10^9 bits per second. V(0) means four fifths of the slower
-        port's rate; software RDMA is then not evaluated.
+        port's rate; software RDMA is then measured, but not judged.
     type: float
     default: 0
   max_rdma_latency_us:
     description:
       - The maximum RDMA latency between two members in microseconds. With V(0), a link fails if its latency is more
-        than five times the median, if there are six or more.
+        than five times the median. With fewer than six measurements, it is measured, but not judged.
     type: float
     default: 0
   min_volume_write_mbps:
-    description: The minimum write speed of each member on each volume, in 10^6 bytes per second. V(0) disables it.
+    description: The minimum write speed of each member on each volume, in 10^6 bytes per second. With V(0), the
+      speed is measured, but not judged.
     type: float
     default: 0
   min_volume_read_mbps:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ansible_collections.gpumesh.cluster.tests.publication.awx_rules import (
     RefusedError,
@@ -185,11 +185,39 @@ class Controller:
         kinds = ("job_templates", "workflow_job_templates", "projects") if kind == "unified_job_templates" else (kind,)
         found = [one for name in kinds for one in self.objects[name].values()]
         query = {key: value for key, value in query.items() if key != "page_size"}
-        return [one for one in found if all(matches(one, key, value) for key, value in query.items())]
+        either = {key.removeprefix("or__"): query.pop(key) for key in [*query] if key.startswith("or__")}
+        return [
+            one
+            for one in found
+            if all(self.matches(one, key, value) for key, value in query.items())
+            and (not either or any(self.matches(one, key, value) for key, value in either.items()))
+        ]
+
+    def matches(self, one: dict[str, Any], key: str, value: str) -> bool:
+        """A condition of a query."""
+        if key.endswith("__in"):
+            return str(one.get(key.removesuffix("__in"))) in value.split(",")
+        if key == "workflow_job_template__organization":
+            return self.matches(
+                self.objects["workflow_job_templates"][one["workflow_job_template"]], "organization", value
+            )
+        return str(one.get(key)) == value
+
+    def one(self, kind: str, name: str) -> dict[str, Any]:
+        """An object by its number, or by the name in its URL: its own and that of its organization."""
+        if name.isdigit():
+            return self.objects[kind][int(name)]
+        own, organization = (unquote(part) for part in name.replace("[+]", "%2B").split("++"))
+        number = self.named("organizations", organization)["id"]
+        found = (one for one in self.objects[kind].values() if (one["name"], one.get("organization")) == (own, number))
+        made = next(found, None)
+        if made is None:
+            raise KeyError(name)
+        return made
 
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, Any]:
         """The status and the document. A path that the API does not have is a KeyError."""
-        parts = path.removeprefix("/api/v2/").strip("/").split("/")
+        parts = unquote(path).removeprefix("/api/v2/").strip("/").split("/")
         if len(parts) == 1:
             if method == "POST":
                 self.check(parts[0], body)
@@ -197,7 +225,7 @@ class Controller:
                 self.changes.append(f"{parts[0]} {made.get('name', made.get('identifier'))}")
                 return 201, made
             return 200, page(self.select(parts[0], query))
-        one = self.objects[parts[0]][int(parts[1])]
+        one = self.one(parts[0], parts[1])
         if len(parts) == 2:
             if method == "PATCH":
                 self.check(parts[0], {**one, **body})
@@ -241,13 +269,6 @@ class Controller:
 def filled_in(kind: str, given: dict[str, Any]) -> dict[str, Any]:
     """What AWX has where it was given nothing."""
     return {"kind": given.get("kind") or "", "host_filter": given.get("host_filter")} if kind == "inventories" else {}
-
-
-def matches(one: dict[str, Any], key: str, value: str) -> bool:
-    """A condition of a query."""
-    if key.endswith("__in"):
-        return str(one.get(key.removesuffix("__in"))) in value.split(",")
-    return str(one.get(key)) == value
 
 
 def page(results: list[dict[str, Any]]) -> dict[str, Any]:

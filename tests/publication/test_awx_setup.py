@@ -102,6 +102,50 @@ def outcome(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> I
         )
 
 
+#: Its name has characters that mean something in a URL.
+OTHER = "R&D / Berlin+Bonn"
+
+
+def test_several_organizations_share_a_controller(installed: Installed, outcome: Outcome) -> None:
+    """With the same names for everything that they have of their own."""
+    url = outcome.controller.named("projects", "gpumesh")["scm_url"]
+    with running() as (controller, address):
+        numbers = {name: furnished(controller, name) for name in ("Research", OTHER)}
+        for kind, name in {"credentials": "machines", "notification_templates": "chat"}.items():
+            for number in numbers.values():
+                controller.add(kind, {"name": name, "organization": number})
+        given = {
+            "gpumesh_awx_project_url": url,
+            "gpumesh_awx_credentials": ["machines"],
+            "gpumesh_awx_notifications": ["chat"],
+            "gpumesh_awx_execution_environment_image": "ee:1",
+        }
+        own = {OTHER: {"gpumesh_awx_execution_environment": "gpumesh other"}}
+        for name in ("Research", OTHER, "Research"):
+            controller.changes.clear()
+            told = {**given, "gpumesh_awx_organization": name, **own.get(name, {})}
+            done = apply(installed, address, "-e", json.dumps(told))
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert controller.changes == []
+        owners = {
+            kind: {key: one.get("organization") for key, one in of.items()} for kind, of in controller.objects.items()
+        }
+        for kind in ("job_templates", "workflow_job_templates"):
+            for one in controller.objects[kind].values():
+                assert owners["inventories"][one["inventory"]] == one["organization"], one["name"]
+        for kind, of in {
+            "credentials": "job_templates",
+            "notification_templates_error": "workflow_job_templates",
+        }.items():
+            for one in controller.objects[of].values():
+                (linked,) = controller.links[f"{one['url']}{kind}/"]
+                assert owners[kind.removesuffix("_error")][linked] == one["organization"], one["name"]
+        done = apply(installed, address, "-e", json.dumps({**given, "gpumesh_awx_organization": OTHER}))
+        assert done.returncode != 0
+        assert "belongs to another organization" in " ".join(done.stdout.split())
+        assert controller.changes == []
+
+
 def data(name: str) -> Any:
     class Loader(yaml.SafeLoader):
         pass

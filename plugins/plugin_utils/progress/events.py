@@ -10,7 +10,7 @@ from typing import Any
 
 from ansible.playbook.task_include import TaskInclude
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import Run
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import LOSSES, Run
 
 
 def play_hosts(play: Any) -> list[str]:
@@ -41,9 +41,11 @@ def counts(result: Any) -> bool:
 
 
 def end_host(run: Run, result: Any, outcome: str) -> None:
-    """A host has ended a task."""
+    """A host has ended a task. One that only includes others counts if it fails."""
     if counts(result):
         run.end_host(host(result), outcome)
+    elif outcome in LOSSES:
+        run.lose_host(host(result), outcome)
 
 
 def _is_among(task: Any, tasks: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import (
+    LOSSES,
     Phase,
     Run,
     Task,
@@ -81,7 +82,7 @@ def done(phase: Phase, width: int) -> str:
     number = phase.count("changed")
     if number:
         parts.append(f"{number} would change" if phase.check_mode else f"{number} changed")
-    for outcome in ("failed", "unreachable"):
+    for outcome in LOSSES:
         number = phase.count(outcome)
         if number:
             parts.append(f"{number} {outcome}")

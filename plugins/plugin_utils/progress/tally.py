@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 #: How a host can end a task. After a rescued one, it continues with the rescue section of its block.
 OUTCOMES = ("ok", "changed", "skipped", "failed", "unreachable", "ignored", "rescued")
+#: Those after which a host takes no part in the run.
+LOSSES = ("failed", "unreachable")
 
 
 @dataclass
@@ -46,6 +48,8 @@ class Phase:
     started: float
     check_mode: bool = False
     tasks: list[Task] = field(default_factory=list)
+    #: The outcome of hosts that were lost between the counted tasks.
+    lost: dict[str, str] = field(default_factory=dict)
     ended: float | None = None
 
     def host_times(self) -> dict[str, float]:
@@ -66,7 +70,8 @@ class Phase:
 
     def count(self, *outcomes: str) -> int:
         """The number of results with one of these outcomes."""
-        return sum(1 for task in self.tasks for one in task.outcome.values() if one in outcomes)
+        found = [one for task in self.tasks for one in task.outcome.values()]
+        return sum(1 for one in [*found, *self.lost.values()] if one in outcomes)
 
 
 class Run:
@@ -128,13 +133,23 @@ class Run:
         if self.task is not None:
             self.task.began.setdefault(host, self.now())
 
+    def _part_with(self, host: str) -> None:
+        """The following tasks run without the host."""
+        self.gone.add(host)
+        if self.phase is not None:
+            self.phase.hosts = max(self.phase.hosts - 1, 0)
+
+    def lose_host(self, host: str, outcome: str) -> None:
+        """A host has failed at a task that is not counted, such as one that includes a file that does not exist."""
+        phase = self.phase
+        if phase is not None and host not in phase.lost:
+            phase.lost[host] = outcome
+            self._part_with(host)
+
     def end_host(self, host: str, outcome: str) -> None:
         """A host has ended the task."""
-        if outcome in ("failed", "unreachable"):
-            self.gone.add(host)
-            if self.phase is not None:
-                # The following tasks run without it.
-                self.phase.hosts = max(self.phase.hosts - 1, 0)
+        if outcome in LOSSES:
+            self._part_with(host)
         task = self.task
         if task is not None:
             task.outcome[host] = outcome

@@ -36,6 +36,12 @@ def check(
     }
 
 
+def unjudged(beside: Check, reason: str, actual: Any = None, unit: str = "") -> Check:
+    """What a check does not judge, as a skipped check of its own: the result of that check does not cover it."""
+    name = f"{beside['id']}_unjudged"
+    return check(name, beside["purpose"], beside["host"], "skipped", actual, unit=unit, reason=reason)
+
+
 def by_sender(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     """The pairs of each machine with all others, in one pass: a thousand members have a million."""
     found: dict[str, list[Pair]] = {}

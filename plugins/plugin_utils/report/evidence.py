@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record.derive impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import rdma
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check, unjudged
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.tracking import tracking_checks
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import (
     Check,
@@ -264,7 +264,9 @@ def bandwidth_checks(
             made.append(check(name, purpose, machine, "skipped", reason=f"No throughput from {machine} was measured."))
             continue
         slow = [pair for pair in own if pair["slow"]]
-        least = min(slow or own, key=lambda pair: float(pair["bandwidth_gbps"]))
+        judged = [pair for pair in own if _like(sites, pair) in gates]
+        alone = [pair for pair in own if _like(sites, pair) not in gates]
+        least = _slowest(slow or judged or alone)
         gate = gates.get(_like(sites, least))
         words = [_slow_words(pair, gates[_like(sites, pair)], minimum_gbps, _like(sites, pair)) for pair in slow]
         remedy = (
@@ -273,20 +275,34 @@ def bandwidth_checks(
         if lost and not slow:
             words = [f"The throughput from {machine} to {', '.join(lost)} could not be measured."]
             remedy = "Check whether the members are busy, and run it again."
+        too_few = _too_few({_like(sites, pair) for pair in alone})
+        status = "fail" if slow else "error" if lost else "pass" if judged else "skipped"
         made.append(
             check(
                 name,
                 purpose,
                 machine,
-                "fail" if slow else "error" if lost else "pass",
+                status,
                 round(float(least["bandwidth_gbps"]), 3),
                 f"≥ {gate:.3g}" if gate is not None else None,
                 "Gbit/s",
-                " ".join(words),
+                " ".join(words) if status != "skipped" else too_few,
                 remedy if words else "",
             )
         )
+        if alone and status != "skipped":
+            made.append(unjudged(made[-1], too_few, round(float(_slowest(alone)["bandwidth_gbps"]), 3), "Gbit/s"))
     return made
+
+
+def _slowest(pairs: Sequence[Pair]) -> Pair:
+    return min(pairs, key=lambda pair: float(pair["bandwidth_gbps"]))
+
+
+def _too_few(kinds: Collection[str]) -> str:
+    """Why links of these kinds are not judged."""
+    words = f"Measured, but not judged: there are too few links {' and '.join(sorted(kinds))} to compare."
+    return words if kinds == {_OF_PODS} else f"{words} Set check_min_bandwidth_gbps to require a minimum."
 
 
 def _slow_words(pair: Pair, gate: float, minimum_gbps: float, kind: str) -> str:
@@ -331,22 +347,6 @@ def health_checks(
         else:
             reason = f"{machine} did not answer, so its health is not known."
             made.append(check("health.node", "The node is healthy", machine, "skipped", reason=reason))
-    return _once(made)
-
-
-def _once(checks: Sequence[Check]) -> list[Check]:
-    """A volume that several members cannot use for the same reason is a single finding, about its server."""
-    machines: dict[str, list[str]] = {}
-    for one in checks:
-        if one["id"] == "storage.mounts" and one["status"] == "fail":
-            machines.setdefault(one["reason"], []).append(one["host"])
-    made: list[Check] = []
-    for one in checks:
-        having = machines.get(one["reason"], []) if one["id"] == "storage.mounts" and one["status"] == "fail" else []
-        if len(having) < 2:
-            made.append(one)
-        elif having[0] == one["host"]:
-            made.append({**one, "host": None, "reason": f"On {', '.join(having)}: {one['reason']}"})
     return made
 
 

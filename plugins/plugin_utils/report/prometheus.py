@@ -22,11 +22,13 @@ def _metric(name: str, text: str, samples: list[Sample]) -> list[str]:
     """A gauge with its samples; empty if there are none."""
     if not samples:
         return []
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+    series: dict[str, float] = {}
     for labels, value in samples:
         inside = ",".join(f'{key}="{_label(one)}"' for key, one in labels.items())
-        lines.append(f"{name}{{{inside}}} {value!r}")
-    return lines
+        # A file in which a series occurs twice is rejected as a whole, so the worse of two results is taken.
+        series[inside] = min(value, series.get(inside, value))
+    lines = [f"{name}{{{inside}}} {value!r}" for inside, value in series.items()]
+    return [f"# HELP {name} {text}", f"# TYPE {name} gauge", *lines]
 
 
 def render(verdict: Mapping[str, Any]) -> str:

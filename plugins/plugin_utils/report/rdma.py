@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import by_sender, check, unjudged
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, Pair
 
 #: The minimum fraction of the slower port's rate that RDMA reaches on a healthy fabric.
@@ -48,6 +48,7 @@ class _Kind(NamedTuple):
     unit: str
     words: str
     sign: str
+    without_gate: str
 
 
 _BANDWIDTH = _Kind(
@@ -57,6 +58,8 @@ _BANDWIDTH = _Kind(
     "Gbit/s",
     "carries {:.3g} Gbit/s, but {:.3g} are required",
     "≥",
+    "Measured, but not judged: ports of software RDMA have no rate to compare it with. Set check_min_rdma_gbps to require "
+    "a minimum.",
 )
 _LATENCY = _Kind(
     "reachability.rdma_latency",
@@ -65,6 +68,7 @@ _LATENCY = _Kind(
     "µs",
     "takes {:.3g} µs, but only {:.3g} are allowed",
     "≤",
+    "Measured, but not judged: there are too few links to compare. Set check_max_rdma_latency_us to require a maximum.",
 )
 
 
@@ -96,34 +100,47 @@ def checks(pairs: Sequence[Pair], ends: Ends, limits: Limits, asked: Sequence[st
         own = [pair for pair in leaving.get(machine, []) if pair["to"] in reached and pair["status"] == "pass"]
         for kind in (_BANDWIDTH, _LATENCY):
             gates = [_least(pair, ends, limits) if kind is _BANDWIDTH else longest for pair in own]
-            made.append(_judge(kind, machine, own, gates, _absent(machine, able, ends, own)))
+            made += _judge(kind, machine, own, gates, _absent(machine, able, ends, own))
     return made
 
 
-def _judge(kind: _Kind, machine: str, own: Sequence[Pair], gates: Sequence[float | None], absent: str) -> Check:
+def _judge(kind: _Kind, machine: str, own: Sequence[Pair], gates: Sequence[float | None], absent: str) -> list[Check]:
+    """The check of a member, and one for its links that have no requirement."""
     if absent:
-        return check(kind.name, kind.purpose, machine, "skipped", reason=f"Not checked: {absent}.")
+        return [check(kind.name, kind.purpose, machine, "skipped", reason=f"Not checked: {absent}.")]
     lost = [pair for pair in own if pair.get(kind.key) is None]
     found = [(pair, gate) for pair, gate in zip(own, gates) if pair.get(kind.key) is not None]
-    slow = [(pair, gate) for pair, gate in found if gate is not None and _is_slow(kind, pair, gate)]
+    judged = [(pair, gate) for pair, gate in found if gate is not None]
+    alone = [(pair, gate) for pair, gate in found if gate is None]
+    slow = [(pair, gate) for pair, gate in judged if _is_slow(kind, pair, gate)]
     words = [
         f"RDMA from {machine} to {pair['to']} {kind.words.format(pair[kind.key], gate)}." for pair, gate in slow
     ] + [
         f"RDMA from {machine} to {pair['to']} returned no result: {pair.get('rdma_error') or 'none'}." for pair in lost
     ]
-    sign = 1 if kind is _BANDWIDTH else -1
-    worst, gate = min(slow or found, key=lambda one: sign * float(one[0][kind.key]), default=(None, None))
-    return check(
+    worst, gate = _worst(kind, slow or judged or alone)
+    status = "fail" if slow else "error" if lost else "pass" if judged else "skipped"
+    made = check(
         kind.name,
         kind.purpose,
         machine,
-        "fail" if slow else "error" if lost else "pass",
-        round(float(worst[kind.key]), 3) if worst else None,
+        status,
+        worst,
         f"{kind.sign} {gate:.3g}" if gate is not None else None,
         kind.unit,
-        " ".join(words),
+        " ".join(words) if status != "skipped" else kind.without_gate,
         _LOOK if words else "",
     )
+    if not alone or status == "skipped":
+        return [made]
+    return [made, unjudged(made, kind.without_gate, _worst(kind, alone)[0], kind.unit)]
+
+
+def _worst(kind: _Kind, found: Sequence[tuple[Pair, float | None]]) -> tuple[float | None, float | None]:
+    """The worst measured value, and what is required of its link."""
+    sign = 1 if kind is _BANDWIDTH else -1
+    worst, gate = min(found, key=lambda one: sign * float(one[0][kind.key]), default=(None, None))
+    return round(float(worst[kind.key]), 3) if worst else None, gate
 
 
 def _least(pair: Pair, ends: Ends, limits: Limits) -> float | None:

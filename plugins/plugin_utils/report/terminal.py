@@ -67,7 +67,8 @@ def render(verdict: Mapping[str, Any], width: int = 100) -> str:
         # One line per reason: a host without GPUs skips half a dozen checks for the same one.
         reasons: dict[tuple[str, str], list[str]] = {}
         for finding in skipped:
-            reasons.setdefault((_hosts(finding["hosts"]), finding["reason"]), []).append(finding["id"])
+            name = f"{finding['id']}: {finding['measured']}" if finding["measured"] else finding["id"]
+            reasons.setdefault((_hosts(finding["hosts"]), finding["reason"]), []).append(name)
         lines += ["", "Skipped:"]
         for (hosts, reason), names in reasons.items():
             lines += _paragraph(f"{hosts}: {reason} ({', '.join(names)})", width, "  ", "    ")

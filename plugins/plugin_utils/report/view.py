@@ -17,7 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict imp
     headline,
     summarise,
 )
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import rows
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import rows, span
 
 WORDS = {"pass": "Passed", "fail": "Failed", "error": "Not checked", "skipped": "Skipped"}
 _LINK_WORDS = {
@@ -75,6 +75,14 @@ def quantity(value: Any, unit: str) -> str:
     return f"{text} {unit}".strip()
 
 
+def _measured(checks: Sequence[Mapping[str, Any]]) -> str:
+    """The range of the values of checks with the same unit; empty if they have none."""
+    numbers = [
+        check for check in checks if isinstance(check["actual"], (int, float)) and not isinstance(check["actual"], bool)
+    ]
+    return f"{span([check['actual'] for check in numbers])} {numbers[0]['unit']}".strip() if numbers else ""
+
+
 def findings(
     checks: Sequence[Mapping[str, Any]], statuses: Sequence[str], by_remedy: bool = False
 ) -> list[dict[str, Any]]:
@@ -82,7 +90,7 @@ def findings(
 
     With ``by_remedy``, also those that only have the same remedy: the messages of a thousand members may all differ.
     """
-    groups: dict[tuple[str, ...], dict[str, Any]] = {}
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     order = [layer.id for layer in LAYERS]
     for status in statuses:
         chosen = [check for check in checks if check["status"] == status]
@@ -93,9 +101,20 @@ def findings(
             key: tuple[str, ...] = (status, check["id"], *measured, check["reason"], check["remedy"])
             if by_remedy and check["remedy"]:
                 key = (status, check["id"], check["remedy"])
-            entry = groups.setdefault(key, {**check, "actual": actual, "required": required, "hosts": []})
-            entry["hosts"].append(check["host"] or "cluster")
-    return list(groups.values())
+            groups.setdefault(key, []).append(check)
+    return [_finding(same) for same in groups.values()]
+
+
+def _finding(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first = same[0]
+    return {
+        **first,
+        "actual": quantity(first["actual"], first["unit"]),
+        "required": quantity(first["required"], first["unit"]),
+        # The values of skipped checks differ although their reason is the same.
+        "measured": _measured(same) if first["status"] == "skipped" else "",
+        "hosts": [check["host"] or "cluster" for check in same],
+    }
 
 
 def matrix(

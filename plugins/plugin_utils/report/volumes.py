@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import probe
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.volumes import trouble_of
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.checks import check, unjudged
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.verdict import Check, worst
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render
 
@@ -31,6 +31,10 @@ _USERS = ("storage.users", "Users have the same UID on all members")
 _RATE_REMEDY = (
     "All members were measured at the same time and share the capacity of the server and its link: compare with "
     "reachability.bandwidth, and check the server's disks (iostat -x 1) and the mount options of the volume."
+)
+_NO_MINIMUM = (
+    "Measured, but not judged: no minimum is set (check_min_volume_write_mbps, check_min_volume_read_mbps, "
+    "check_min_volume_files)."
 )
 _LOCK_REMEDY = (
     "Mount it so that locks reach the other members: NFS without nolock and local_lock, Lustre with the option flock, "
@@ -118,11 +122,11 @@ def volume_checks(
     found = Found(record, evidence)
     checks = [_space(found, limits.max_used_percent), _users(found)]
     for machine in found.ring:
-        checks.append(_over_volumes(_SHARED, machine, found, _shared))
-        checks.append(_over_volumes(_LOCKS, machine, found, _locks))
+        checks += _over_volumes(_SHARED, machine, found, _shared)
+        checks += _over_volumes(_LOCKS, machine, found, _locks)
         for rate, least in zip(_RATES, limits[:3], strict=True):
             if level != "quick":
-                checks.append(_rate(rate, machine, found, least))
+                checks += _rate(rate, machine, found, least)
     if level == "quick":
         reason = "Volumes are only measured at levels full and burn."
         checks += [check(name, purpose, None, "skipped", reason=reason) for name, _key, _unit, purpose in _RATES]
@@ -134,22 +138,32 @@ def _over_volumes(
     machine: str,
     found: Found,
     judge: Callable[[Found, str, Mapping[str, Any]], Finding],
-) -> Check:
-    """One check of a member for all its volumes."""
+) -> list[Check]:
+    """One check of a member for all its volumes, and one for those that could not be tested."""
     findings = [judge(found, machine, volume) for volume in found.volumes]
     status = worst([finding.status for finding in findings])
-    judged = [finding for finding in findings if finding.status != "skipped"]
     telling = [finding for finding in findings if finding.status == status and finding.words]
-    return check(
+    made = check(
         *title,
         machine,
         status,
-        None if status == "skipped" else sum(1 for finding in judged if finding.status == "pass"),
-        None if status == "skipped" else len(judged),
+        None if status == "skipped" else sum(1 for finding in findings if finding.status == "pass"),
+        None if status == "skipped" else len(findings),
         "" if status == "skipped" else "volumes",
         _joined(finding.words for finding in telling) if status != "pass" else "",
         _joined(finding.remedy for finding in telling) if status in ("fail", "error") else "",
     )
+    return [made, *_left_out(made, findings)]
+
+
+def _left_out(made: Check, findings: Sequence[Finding], unit: str = "") -> list[Check]:
+    """A check for the volumes that a check does not judge, with the reasons."""
+    left = [finding for finding in findings if finding.status == "skipped"]
+    if not left or made["status"] == "skipped":
+        return []
+    values = [finding.value for finding in left if finding.value is not None]
+    reason = _joined(finding.words for finding in left)
+    return [unjudged(made, reason, min(values) if values else None, unit if values else "")]
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -205,14 +219,14 @@ def _locks(found: Found, machine: str, volume: Mapping[str, Any]) -> Finding:
     return Finding("pass")
 
 
-def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: float) -> Check:
-    """One measurement of a member, on its slowest volume."""
+def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: float) -> list[Check]:
+    """One measurement of a member, on its slowest volume, and a check for the volumes that are not judged."""
     name, _key, unit, purpose = rate
     findings = [_rate_of(rate, machine, found, volume, least) for volume in found.volumes]
     status = worst([finding.status for finding in findings])
     telling = [finding for finding in findings if finding.status == status]
     values = [finding.value for finding in telling if finding.value is not None]
-    return check(
+    made = check(
         name,
         purpose,
         machine,
@@ -223,6 +237,7 @@ def _rate(rate: tuple[str, str, str, str], machine: str, found: Found, least: fl
         _joined(finding.words for finding in telling) if status != "pass" else "",
         _joined(finding.remedy for finding in telling),
     )
+    return [made, *_left_out(made, findings, unit)]
 
 
 def _rate_of(
@@ -248,7 +263,7 @@ def _rate_of(
     if least and value < least:
         words = f"{volume['name']} does {value:g} {unit} on {machine}, but {least:g} are required."
         return Finding("fail", words, _RATE_REMEDY, value)
-    return Finding("pass", value=value)
+    return Finding("pass" if least else "skipped", "" if least else _NO_MINIMUM, value=value)
 
 
 def _space(found: Found, limit: float) -> Check:
@@ -356,14 +371,17 @@ def in_bytes(value: int | None) -> str:
     return f"{amount:.3g} {units[0]}" if amount < 1000 else f"{amount:.0f} {units[0]}"
 
 
-def _span(volume: Mapping[str, Any], key: str) -> str:
-    """The slowest and the fastest member; one number if they are equal."""
-    values = [float(member[key]) for member in volume.get("members", []) if member.get(key) is not None]
+def span(values: Sequence[float]) -> str:
+    """The lowest and the highest value; one number if they are equal, and empty if there is none."""
     if not values:
         return ""
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
-    low, high = (f"{float(text):g}" for text in (low, high))
+    low, high = (f"{float(f'{value:.3g}'):g}" for value in (min(values), max(values)))
     return low if low == high else f"{low} – {high}"
+
+
+def _of_members(volume: Mapping[str, Any], key: str) -> str:
+    """The slowest and the fastest member."""
+    return span([float(member[key]) for member in volume.get("members", []) if member.get(key) is not None])
 
 
 def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, str]]:
@@ -379,9 +397,9 @@ def rows(volumes: Sequence[Mapping[str, Any]], members: int) -> list[dict[str, s
             "mounted_on": "every member"
             if len(volume["mounted_on"]) == members
             else ", ".join(volume["mounted_on"]) or "none",
-            "write": _span(volume, "write_mbps"),
-            "read": _span(volume, "read_mbps"),
-            "files": _span(volume, "files_per_second"),
+            "write": _of_members(volume, "write_mbps"),
+            "read": _of_members(volume, "read_mbps"),
+            "files": _of_members(volume, "files_per_second"),
         }
         for volume in volumes
     ]

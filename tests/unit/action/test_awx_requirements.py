@@ -18,10 +18,14 @@ from ansible_collections.gpumesh.cluster.plugins.action import awx_requirements
 THERE: dict[str, list[dict[str, Any]]] = {
     "organizations": [{"id": 7, "name": "Research"}],
     "organizations/7/galaxy_credentials": [{"id": 1}],
-    "credentials": [{"name": "machines"}],
-    "notification_templates": [{"name": "chat"}],
-    "execution_environments": [{"name": "ours"}],
-    "workflow_job_template_nodes": [{"identifier": "join"}],
+    "credentials": [{"id": 1, "name": "machines", "organization": 7}],
+    "notification_templates": [{"id": 2, "name": "chat", "organization": None}],
+    "execution_environments": [{"name": "ours", "organization": None}],
+    "workflow_job_template_nodes": [
+        {"identifier": "join", "workflow_job_template__organization": "7"},
+        {"identifier": "check", "workflow_job_template__organization": "8"},
+    ],
+    "inventories": [{"name": "gpumesh machines", "organization": "8"}],
 }
 GIVEN: dict[str, Any] = {
     "collection": "awx.awx",
@@ -59,7 +63,41 @@ def looked(
 
 
 def test_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert looked(monkeypatch, {}) == {"changed": False, "missing": [], "to_make": ["check"]}
+    ids = {"credentials": {"machines": 1}, "notification_templates": {"chat": 2}}
+    assert looked(monkeypatch, {}) == {"changed": False, "missing": [], "to_make": ["check"], "ids": ids}
+
+
+def test_what_another_organization_has_is_still_to_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = {"inventories": ["gpumesh machines"], "execution_environments": ["ours"]}
+    assert looked(monkeypatch, {"planned": planned})["to_make"] == ["gpumesh machines"]
+
+
+def test_a_name_that_others_use_too_means_the_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [{"id": 11, "name": "machines", "organization": 8}, {"id": 12, "name": "machines", "organization": 9}]
+    there = {**THERE, "credentials": [*others, *THERE["credentials"]]}
+    assert looked(monkeypatch, {}, there)["ids"]["credentials"] == {"machines": 1}
+    (said,) = looked(monkeypatch, {}, {**THERE, "credentials": others})["missing"]
+    assert "more than one credential 'machines'" in said
+
+
+def test_an_environment_of_others_is_not_taken_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {**THERE, "execution_environments": [{"name": "ours", "organization": 8}]}
+    (said,) = looked(monkeypatch, {"environment_image": "ee:1"}, there)["missing"]
+    assert "'ours' belongs to another organization" in said
+    assert looked(monkeypatch, {}, there)["missing"] == []
+
+
+def test_each_kind_is_queried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    lookup = Lookup(THERE)
+    run = lookup.run
+    monkeypatch.setattr(
+        lookup, "run", lambda terms, *more, **options: asked.extend(terms) or run(terms, *more, **options)
+    )
+    monkeypatch.setattr(awx_requirements, "lookup_loader", lookup)
+    names = {"workflow_job_template_nodes": ["a", "b", "c"]}
+    assert play(awx_requirements.ActionModule, {**GIVEN, "planned": names}, {}).result["to_make"] == ["a", "b", "c"]
+    assert asked.count("workflow_job_template_nodes") == 1
 
 
 def test_all_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.progress.tally import Run
+
 PLAYBOOK = shutil.which("ansible-playbook", path=os.path.dirname(sys.executable))
 
 INVENTORY = """
@@ -209,6 +211,59 @@ def test_what_a_block_rescues_is_no_failure(files: Path) -> None:
     assert "rescued  n1: It is not there." in shown
     assert "✓ Look before it leaps" in shown
     assert "Nothing to change" in shown
+
+
+LOST = """
+- name: Phase one
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Before
+      ansible.builtin.command: "true"
+      changed_when: false
+    - name: Include
+      {include}
+      when: inventory_hostname == 'n1'
+    - name: After
+      ansible.builtin.command: "true"
+      changed_when: false
+"""
+ONLY_LOST = """
+- name: Phase one
+  hosts: n1
+  gather_facts: false
+  tasks:
+    - name: Include
+      ansible.builtin.include_tasks: gone.yml
+"""
+
+
+@pytest.mark.parametrize(
+    "include",
+    ['ansible.builtin.include_tasks: "{{ nothere }}"', "ansible.builtin.include_tasks: gone.yml",
+     "ansible.builtin.include_role: {name: gone}"],
+)  # fmt: skip
+def test_a_file_or_role_that_cannot_be_included_is_a_failure(files: Path, include: str) -> None:
+    (files / "play.yml").write_text(LOST.replace("{include}", include), encoding="utf-8")
+    shown = through_pipe(files)
+    assert "✕ n1: Include" in shown, shown
+    assert re.search(r"^✕ Phase one .*1 failed", shown, re.MULTILINE), shown
+    assert "✓" not in shown
+
+
+def test_a_phase_in_which_nothing_else_runs_is_a_failure_too(files: Path) -> None:
+    (files / "play.yml").write_text(ONLY_LOST, encoding="utf-8")
+    assert re.search(r"^✕ Phase one .*1 failed", through_pipe(files), re.MULTILINE)
+
+
+def test_a_host_that_is_lost_at_an_include_is_not_waited_for() -> None:
+    run = Run()
+    run.begin_phase("one", ["n1", "n2"])
+    run.begin_task("first")
+    run.lose_host("n1", "failed")
+    assert run.begin_task("second").total == 1
+    assert run.begin_phase("two", ["n1", "n2"]).hosts == 1
+    assert [phase.count("failed") for phase in run.phases] == [1, 0]
 
 
 def test_what_a_rescue_cannot_help_is_a_failure(files: Path) -> None:

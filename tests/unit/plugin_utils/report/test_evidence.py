@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import evidence
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report import evidence, html, prometheus, terminal
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.rdma import Limits
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import build
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.view import build, findings
 from ansible_collections.gpumesh.cluster.tests.unit.plugin_utils.report import samples
 
 AT = "2026-11-20T20:31:00Z"
@@ -173,6 +173,29 @@ def test_a_node_without_a_health_result_is_an_error_with_its_message() -> None:
     assert verdict["status"] == "error"
 
 
+def test_each_member_that_cannot_use_a_volume_has_a_result_of_its_own() -> None:
+    reasons = {
+        "n1": "/data: does not answer.",
+        "n2": "/data: does not answer.",
+        "n3": "/data: nothing is mounted there.",
+    }
+    found = healthy()
+    for machine, reason in reasons.items():
+        given = {"reason": reason, "actual": 0, "required": 1, "unit": "volumes", "remedy": "Check the server."}
+        found["health"][machine]["checks"].append(samples.check("storage.mounts", machine, "fail", **given))
+    verdict = judged(found)
+    lines = [line.rsplit(" ", 1) for line in prometheus.render(verdict).splitlines() if not line.startswith("#")]
+    series = [name for name, _value in lines]
+    assert len(series) == len(set(series))
+    values = {name: value for name, value in lines if "storage.mounts" in name}
+    assert values == {
+        f'gpumesh_check_ok{{cluster="lab",host="{machine}",check="storage.mounts"}}': "0.0" for machine in reasons
+    }
+    # People read each reason once.
+    shown = [(one["hosts"], one["reason"]) for one in findings(verdict["checks"], ("fail",))]
+    assert shown == [(["n1", "n2"], reasons["n1"]), (["n3"], reasons["n3"])]
+
+
 def test_collectives_are_judged_by_their_own_status() -> None:
     found = healthy()
     found["collectives"] = [
@@ -293,9 +316,51 @@ def test_throughput_that_was_not_measured_says_so() -> None:
     for pair in found["reachability"]["pairs"]:
         if (pair["from"], pair["to"]) == ("n1", "n3"):
             pair["bandwidth_gbps"] = None
-    checks = bandwidth(judged(found, level="full"))
+    checks = bandwidth(judged(found, level="full", min_bandwidth_gbps=1))
     assert (checks["n1"]["status"], checks["n2"]["status"]) == ("error", "pass")
     assert "n1 to n3 could not be measured" in checks["n1"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("sites", "kinds"),
+    [
+        (("a", "a"), {"n1": "within a site", "n2": "within a site"}),
+        (("a", "a", "b"), {"n1": "between two sites and within a site", "n3": "between two sites"}),
+    ],
+)
+def test_too_few_links_to_compare_are_reported_and_not_judged(sites: tuple[str, ...], kinds: dict[str, str]) -> None:
+    record = samples.record(len(sites), sites)
+    machines = [member["machine"] for member in record["members"]]
+    found = {"asked": machines, "answered": machines, "reachability": {"pairs": samples.pairs(record)}}
+    for pair in found["reachability"]["pairs"]:
+        pair["bandwidth_gbps"] = 0.001 if (pair["from"], pair["to"]) == ("n1", "n2") else 25.0
+    verdict = evidence.judge(record, found, AT, level="full")
+    assert verdict["status"] == "pass"
+    checks = bandwidth(verdict)
+    assert {check["status"] for check in checks.values()} == {"skipped"}
+    assert (checks["n1"]["actual"], checks["n1"]["required"]) == (0.001, None)
+    for machine, words in kinds.items():
+        assert f"too few links {words} to compare" in checks[machine]["reason"]
+        assert "check_min_bandwidth_gbps" in checks[machine]["reason"]
+    assert "reachability.bandwidth: 0.001" in " ".join(terminal.render(verdict).split())
+    assert "reachability.bandwidth: 0.001" in html.render(verdict)
+    assert bad(evidence.judge(record, found, AT, level="full", min_bandwidth_gbps=1)) == ["reachability.bandwidth@n1"]
+
+
+def test_links_that_cannot_be_compared_are_named_beside_those_that_can() -> None:
+    """Ten links of pods, and two others."""
+    record = samples.record(4)
+    record["members"][2]["mesh"]["userspace"] = record["members"][3]["mesh"]["userspace"] = True
+    machines = [member["machine"] for member in record["members"]]
+    found = {"asked": machines, "answered": machines, "reachability": {"pairs": samples.pairs(record)}}
+    for pair in found["reachability"]["pairs"]:
+        pair["bandwidth_gbps"] = 0.001 if (pair["from"], pair["to"]) == ("n1", "n2") else 0.5
+    checks = {f"{c['id']}@{c['host']}": c for c in evidence.judge(record, found, AT, level="full")["checks"]}
+    assert checks["reachability.bandwidth@n1"]["status"] == "pass"
+    assert checks["reachability.bandwidth@n1"]["actual"] == 0.5
+    alone = checks["reachability.bandwidth_unjudged@n1"]
+    assert (alone["status"], alone["actual"]) == ("skipped", 0.001)
+    assert "reachability.bandwidth_unjudged@n3" not in checks
 
 
 def with_rdma(rate: float | None = 400.0, **changed: tuple[float | None, float | None]) -> dict[str, Any]:
@@ -328,6 +393,9 @@ def test_rdma_is_held_to_the_rate_of_the_slower_port() -> None:
 def test_rdma_in_software_is_judged_only_by_what_is_asked_for() -> None:
     slow = with_rdma(rate=None, n2_n3=(0.4, 90.0))
     assert bad(judged(slow, level="full", rdma_limits=Limits(max_latency_us=100.0))) == []
+    without = rdma(judged(slow, level="full"))["n2"]
+    assert (without["status"], without["actual"], without["required"]) == ("skipped", 0.4, None)
+    assert "check_min_rdma_gbps" in without["reason"]
     verdict = judged(slow, level="full", rdma_limits=Limits(0.5, 50.0))
     assert bad(verdict) == ["reachability.rdma_bandwidth@n2", "reachability.rdma_latency@n2"]
     assert rdma(verdict, "latency")["n2"]["reason"] == "RDMA from n2 to n3 takes 90 µs, but only 50 are allowed."
@@ -336,6 +404,16 @@ def test_rdma_in_software_is_judged_only_by_what_is_asked_for() -> None:
 def test_a_latency_far_above_the_others_is_named() -> None:
     verdict = judged(with_rdma(n3_n1=(391.0, 30.0)), level="full")
     assert bad(verdict) == ["reachability.rdma_latency@n3"]
+
+
+def test_too_few_latencies_to_compare_are_reported_and_not_judged() -> None:
+    found = with_rdma(n1_n3=(None, None), n2_n1=(391.0, 900.0))
+    verdict = judged(found, level="full")
+    assert bad(verdict) == ["reachability.rdma_bandwidth@n1", "reachability.rdma_latency@n1"]
+    alone = rdma(verdict, "latency")["n2"]
+    assert (alone["status"], alone["actual"]) == ("skipped", 900.0)
+    assert "check_max_rdma_latency_us" in alone["reason"]
+    assert rdma(verdict)["n2"]["status"] == "pass"
 
 
 def test_rdma_that_gave_no_result_says_why() -> None:

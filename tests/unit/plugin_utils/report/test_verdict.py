@@ -109,6 +109,13 @@ def test_prometheus_lines_are_well_formed_and_skipped_checks_are_left_out() -> N
     assert text.count("gpumesh_pair_ok{") == 6
 
 
+def test_a_series_of_two_results_has_the_worse_one() -> None:
+    verdict = samples.verdict(3)
+    verdict["collectives"].append({**verdict["collectives"][0], "busbw_gbps": 0.5})
+    found = [line for line in prometheus.render(verdict).splitlines() if 'collective="all_reduce"' in line]
+    assert [line.rsplit(" ", 1)[1] for line in found] == ["500000000.0"]
+
+
 def test_terminal_text_names_exactly_the_broken_pairs() -> None:
     text = terminal.render(samples.verdict(3, dead=["n3"]))
     named = [

@@ -69,11 +69,20 @@ def bad(checks: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def test_a_good_volume_passes_every_check() -> None:
-    checks = judged(healthy())
+    checks = judged(healthy(), write_mbps=100, read_mbps=100, files_per_second=10)
     assert bad(checks) == {}
     assert {check["status"] for check in checks.values()} == {"pass"}
     assert checks["storage.write@n2"]["actual"] == 900.0
     assert len(checks) == 2 + 5 * len(MACHINES)
+
+
+def test_a_speed_without_a_minimum_is_reported_and_not_judged() -> None:
+    checks = judged(healthy(), read_mbps=100)
+    for name, value in (("write", 900.0), ("files", 300.0)):
+        found = checks[f"storage.{name}@n2"]
+        assert (found["status"], found["actual"], found["required"]) == ("skipped", value, None)
+        assert "check_min_volume_write_mbps" in found["reason"]
+    assert checks["storage.read@n2"]["status"] == "pass"
 
 
 def test_at_level_quick_nothing_is_measured() -> None:
@@ -153,6 +162,44 @@ def test_where_nobody_may_write_nothing_is_claimed() -> None:
     assert bad(checks) == {}
     assert checks["storage.shared@n1"]["reason"] == "shared could not be written to: root may not."
     assert judged(healthy(), declared=record(read_only=True))["storage.locks@n1"]["status"] == "skipped"
+
+
+def two_volumes() -> tuple[Any, dict[str, Any]]:
+    """A record with a healthy volume and with one to which no member may write, and the results."""
+    declared, found = record(), healthy()
+    declared["storage"]["volumes"].append({"name": "scratch", "mount_point": "/mnt/scratch"})
+    refused = {"uid": None, "refusal": "root may not", "write_mbps": None, "files_per_second": None}
+    for machine in MACHINES:
+        for phase, values in {"write": refused, "compare": {"lock": None, "read_mbps": None}}.items():
+            results = found[phase][machine]["volumes"]
+            results["scratch"] = {**results["shared"], **values}
+        for phase in ("release", "take"):
+            found[phase][machine]["volumes"]["scratch"] = {"trouble": "", "held": "", "lock": None}
+    return declared, found
+
+
+@pytest.mark.parametrize(
+    ("level", "names"), [("quick", ["shared", "locks"]), ("full", ["shared", "locks", "write", "read", "files"])]
+)
+def test_a_volume_that_was_not_tested_is_named_beside_those_that_pass(level: str, names: list[str]) -> None:
+    declared, found = two_volumes()
+    checks = judged(found, level, declared, write_mbps=50, read_mbps=50, files_per_second=50)
+    assert bad(checks) == {}
+    for name in names:
+        for machine in MACHINES:
+            assert checks[f"storage.{name}@{machine}"]["status"] == "pass"
+            left = checks[f"storage.{name}_unjudged@{machine}"]
+            assert left["status"] == "skipped"
+            assert "scratch" in left["reason"] and "root may not" in left["reason"]
+    assert (checks["storage.shared@n1"]["actual"], checks["storage.shared@n1"]["required"]) == (1, 2)
+
+
+def test_a_volume_that_fails_does_not_hide_one_that_was_not_tested() -> None:
+    declared, found = two_volumes()
+    found["compare"]["n2"]["volumes"]["shared"]["unseen"] = ["n3"]
+    checks = judged(found, declared=declared)
+    assert list(bad(checks)) == ["storage.shared@n2"]
+    assert checks["storage.shared_unjudged@n2"]["status"] == "skipped"
 
 
 def test_what_was_left_out_is_skipped() -> None:
