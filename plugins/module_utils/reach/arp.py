@@ -10,14 +10,13 @@ only the permission to open such a socket.
 from __future__ import annotations
 
 import ipaddress
-import os
 import select
 import socket
 import struct
 import time
 from typing import Dict, List, NamedTuple, Optional, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Nic
 
 _ETHERNET = struct.Struct("!6s6sH")
@@ -88,21 +87,23 @@ def ask(nic: Nic, senders: Dict[str, str], seconds: float) -> Dict[str, List[str
 
 
 def read_nic(name: str, root: str = "/sys/class/net") -> Nic:
-    """This host's interface, from sysfs."""
-    folder = os.path.join(root, name)
-    mtu = (read_text(os.path.join(folder, "mtu")) or "").strip()
-    kind = (read_text(os.path.join(folder, "type")) or "").strip()
-    mac = (read_text(os.path.join(folder, "address")) or "").strip()
-    return {"name": name, "mtu": int(mtu) if mtu.isdecimal() else None, "mac": mac if kind == _ARPHRD_ETHER else None}
+    """This host's interface, from sysfs. It may vanish while it is read."""
+    tree = Tree(root)
+    mtu = tree.read(name, "mtu") or ""
+    mac = tree.read(name, "address") or None
+    return {
+        "name": name,
+        "mtu": int(mtu) if mtu.isdecimal() else None,
+        "mac": mac if tree.read(name, "type") == _ARPHRD_ETHER else None,
+    }
 
 
 def own_macs(root: str = "/sys/class/net") -> List[str]:
-    """The MACs of all of this host's interfaces: if two of them are on one network, both may answer for one address."""
-    try:
-        names = os.listdir(root)
-    except OSError:
-        return []
-    return sorted({mac for mac in (read_nic(name, root)["mac"] for name in names if "/" not in name) if mac})
+    """The MACs of all of this host's interfaces: if two of them are on one network, both may answer for one address.
+
+    The folder also has plain files, such as the bonding driver's list of bonds.
+    """
+    return sorted({mac for mac in (read_nic(name, root)["mac"] for name in Tree(root).names()) if mac})
 
 
 def _packed(address: str) -> bytes:

@@ -262,6 +262,11 @@ class TestArp:
         assert arp.read_nic("wg0", str(tmp_path)) == {"name": "wg0", "mtu": 1420, "mac": None}
         assert arp.read_nic("eth0", str(tmp_path))["mac"] == "56:cd:e4:3c:b2:c4"
         assert arp.read_nic("eth9", str(tmp_path)) == {"name": "eth9", "mtu": None, "mac": None}
+        # The kernel answers EINVAL for an interface that vanishes meanwhile, as it always does for the speed of lo.
+        (tmp_path / "veth0").mkdir()
+        for entry in ("mtu", "type", "address"):
+            (tmp_path / "veth0" / entry).symlink_to("/sys/class/net/lo/speed")
+        assert arp.own_macs(str(tmp_path)) == ["56:cd:e4:3c:b2:c4"]
 
 
 class TestSchedule:
