@@ -48,6 +48,7 @@ def gather(
     return {
         "interfaces": build_interfaces(links, nics, ports),
         "host": {
+            "boot_id": tree.read("proc/sys/kernel/random/boot_id"),
             "default_routes": routes,
             "hostname": judge(hostname, tree.read("etc/hosts") or "", resolve(hostname)),
             "efa": efa_hint(tree, ports, pci_devices),
