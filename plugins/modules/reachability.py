@@ -119,7 +119,7 @@ probe:
       to_peer, from_peer, signalled; in bytes), C(sent) and C(received) (outcome, size, passed, detail), and
       C(finished). Values that could not be measured are V(none).
     - The C(outcome) of a port is one of C(ok), C(connected), C(refused), C(filtered), C(no_route), C(closed),
-      C(stranger) and C(not_checked); that of a payload is one of C(ok), C(stalled), C(corrupted), C(broken) and
+      C(mute), C(stranger) and C(not_checked); that of a payload is one of C(ok), C(stalled), C(corrupted), C(broken) and
       C(not_checked).
   returned: success
   type: dict

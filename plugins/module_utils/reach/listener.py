@@ -20,8 +20,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detac
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.payload import Payloads
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
 
-#: Seconds in which a stranger must authenticate, and after which a silent session is closed. Long, since a prober
-#: connects to all ports first, and then communicates with a few at a time.
+#: Seconds in which a stranger must authenticate, and after which a silent session is closed. Long, since a prober may
+#: be busy with other peers.
 _HANDSHAKE_SECONDS = 120.0
 _IDLE_SECONDS = 120.0
 #: Sessions at a time, so that strangers cannot use up this host's memory or files.

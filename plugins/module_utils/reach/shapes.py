@@ -55,7 +55,7 @@ class PortResult(TypedDict):
     ``outcome``: ``ok`` (our listener authenticated and echoed), ``connected`` (another program accepts), ``refused``,
     ``filtered`` (no answer in time), ``no_route`` (the network reports that there is no route), ``closed`` (accepted
     and closed), ``mute`` (accepted, then silent), ``stranger`` (the other side does not know the token),
-    ``not_checked``. ``detail`` is a message or empty.
+    ``not_checked`` (for TCP: this host could not open a connection). ``detail`` is a message or empty.
     """
 
     port: int

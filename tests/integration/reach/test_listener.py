@@ -180,7 +180,7 @@ def test_a_wrong_token_meets_a_stranger(pair: tuple[Host, Host]) -> None:
     result = one.listener(run=uuid4().hex, token=TOKEN, ports=[], sample_count=1, lifetime=30)
     peers = [{"machine": "n1", "address": one.address, "ports": result["ports"]}]
     probed = other.probe(run=uuid4().hex, token="another", peers=peers)["probe"]["peers"][0]
-    assert [port["outcome"] for port in probed["ports"]] == ["closed", "not_checked"]
+    assert [port["outcome"] for port in probed["ports"]] == ["stranger", "not_checked"]
     assert probed["seen"] is None
 
 

@@ -224,7 +224,8 @@ def test_an_address_that_the_sender_has_itself() -> None:
         (("refused", "refused"), "refused", "although it listens"),
         (("mute", "mute"), "filtered", "but no data passes"),
         (("connected", "stranger"), "wrong_host", "does not know the token"),
-        (("closed", "closed"), "wrong_host", "does not know the token"),
+        (("closed", "closed"), "filtered", "closed before any data passes"),
+        (("closed", "ok"), "filtered", "closes the connections of n1 on TCP 22"),
         (("no_route", "no_route"), "filtered", "rejected by a firewall"),
         (("connected", "filtered"), "filtered", "TCP 22 and UDP 40001 pass"),
         (("filtered", "ok"), "filtered", "on TCP 22"),
@@ -265,6 +266,17 @@ def test_udp_alone_is_filtered() -> None:
     found = pair(judge(results, members(2)), "n1", "n2")
     assert found["verdict"] == "filtered"
     assert "UDP 40001" in found["message"]
+
+
+@pytest.mark.parametrize("outcomes", [("not_checked", "ok", "ok"), ("not_checked", "not_checked", "not_checked")])
+def test_a_host_that_could_open_no_connection_is_not_checked(outcomes: tuple[str, ...]) -> None:
+    results = sound(2)
+    for port, outcome in zip(there(results, "n1", "n2")["ports"], outcomes):
+        port.update({"outcome": outcome, "detail": "n1 could not open another connection: Too many open files"})
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert (found["status"], found["verdict"]) == ("error", "not_checked")
+    assert "n1 could not open another connection" in found["message"]
+    assert "n1" in found["remedy"]
 
 
 def test_another_own_source_is_no_nat() -> None:
