@@ -464,15 +464,33 @@ def _clock_skew(pair: _Pair) -> Finding | None:
 def _cut_short(pair: _Pair) -> Finding | None:
     if pair.there["finished"]:
         return None
-    sent = pair.there["sent"]
+    sent, received = pair.there["sent"], pair.there["received"]
+    what = f"the connection of {pair.one.machine} and {pair.other.machine} broke before the tests ended"
     if sent is not None and sent["outcome"] == "ok" and pair.back is not None:
-        # The reverse direction failed, which is judged with the other pair.
+        again = pair.back["sent"]
+        if received is None or received["outcome"] == "ok" or again is None or again["outcome"] != "ok":
+            # The reverse direction failed, which is judged with the other pair.
+            return None
+        ends = f"{pair.one.machine} received from {pair.other.machine}"
+        what = f"{received['detail']} once when {ends}, while another transfer passed"
+    return Finding(
+        "error",
+        "not_checked",
+        f"Not checked: {what}.",
+        "Check again; if it happens again, check the load of both hosts.",
+    )
+
+
+def _no_path_mtu(pair: _Pair) -> Finding | None:
+    mtu = pair.there["path_mtu"]
+    if mtu is None or mtu["to_peer"] is not None:
         return None
     return Finding(
         "error",
         "not_checked",
-        f"Not checked: the connection of {pair.one.machine} and {pair.other.machine} broke before the tests ended.",
-        "Check again; if it happens again, check the load of both hosts.",
+        f"Not checked: the path MTU from {pair.one.machine} to {pair.other.machine}. All packets that measure it were "
+        "lost, although one had passed before.",
+        "Check again; if it happens again, look for packet loss between both hosts.",
     )
 
 
@@ -502,6 +520,7 @@ _CAUSES: tuple[Callable[[_Pair], Finding | None], ...] = (
     _loopback_name,
     _clock_skew,
     _cut_short,
+    _no_path_mtu,
     _good,
 )
 

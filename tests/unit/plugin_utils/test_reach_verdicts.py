@@ -314,6 +314,33 @@ def test_a_transfer_that_stalls_without_a_known_mtu() -> None:
     assert found["lingering"] == ["n2"]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "detail"), [("stalled", "the transfer stalled"), ("broken", "the connection broke")]
+)
+def test_a_transfer_that_fails_once_is_not_checked(outcome: str, detail: str) -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["finished"] = False
+    there(results, "n1", "n2")["received"].update({"outcome": outcome, "detail": detail})
+    found = judge(results, members(2))
+    assert (pair(found, "n1", "n2")["status"], pair(found, "n1", "n2")["verdict"]) == ("error", "not_checked")
+    assert detail in pair(found, "n1", "n2")["message"]
+    assert pair(found, "n2", "n1")["status"] == "pass"
+    # If it fails in the other probe too, that pair has the verdict.
+    there(results, "n2", "n1")["finished"] = False
+    there(results, "n2", "n1")["sent"].update({"outcome": outcome, "detail": detail})
+    found = judge(results, members(2))
+    assert pair(found, "n1", "n2")["status"] == "pass"
+    assert pair(found, "n2", "n1")["status"] == ("fail" if outcome == "stalled" else "error")
+
+
+def test_a_path_mtu_that_could_not_be_measured_is_not_checked() -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["path_mtu"]["to_peer"] = None
+    found = judge(results, members(2))
+    assert (pair(found, "n1", "n2")["status"], pair(found, "n1", "n2")["verdict"]) == ("error", "not_checked")
+    assert pair(found, "n2", "n1")["status"] == "pass"
+
+
 def test_a_payload_that_changes_on_the_way() -> None:
     results = sound(2)
     there(results, "n1", "n2")["sent"]["outcome"] = "corrupted"
