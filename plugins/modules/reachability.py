@@ -66,7 +66,7 @@ options:
             description: The state of the port at the listener.
             type: str
             required: true
-            choices: [listening, service, forbidden, unknown]
+            choices: [listening, service, busy, forbidden, unknown]
       rdma:
         description: Whether its listener has returned a device in C(rdma).
         type: bool
@@ -198,7 +198,7 @@ def main() -> None:
                             "state": {
                                 "type": "str",
                                 "required": True,
-                                "choices": ["listening", "service", "forbidden", "unknown"],
+                                "choices": ["listening", "service", "busy", "forbidden", "unknown"],
                             },
                         },
                     },

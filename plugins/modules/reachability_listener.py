@@ -106,8 +106,8 @@ ports:
       type: str
     state:
       description:
-        - C(listening) if the listener uses it, C(service) if another program listens there, C(forbidden) if this user
-          may not open it.
+        - C(listening) if the listener uses it, C(service) if another program listens there, C(busy) if that is the
+          listener of another run, C(forbidden) if this user may not open it.
       type: str
 rdma:
   description:

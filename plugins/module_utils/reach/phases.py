@@ -81,6 +81,11 @@ def listen(
     opened: List[socket.socket] = []
     try:
         found, opened = sockets.open_ports(own.address, wanted.named, wanted.ephemeral, wanted.sample, run)
+        if any(port["state"] == "service" for port in found):
+            others = detach.ports_of_others(run)
+            for port in found:
+                if port["state"] == "service" and port["port"] in others:
+                    port["state"] = "busy"
         mtu = arp.read_nic(own.interface)["mtu"] or 0
         settings = listener.Settings(run, token, own.address, mtu, visitors, end)
         keep = [one.fileno() for one in (control, *opened)]

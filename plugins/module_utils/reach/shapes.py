@@ -14,8 +14,9 @@ class Port(TypedDict):
     """One port that a member could or could not open.
 
     ``role`` is ``named`` or ``ephemeral``, ``protocol`` is ``tcp`` or ``udp``. ``state`` is ``listening`` (ours),
-    ``service`` (another program already listens there, so it can only be connected to), ``forbidden`` (only root may
-    open it) or ``unknown`` (the member has no listener).
+    ``service`` (another program already listens there, so it can only be connected to), ``busy`` (the same, by the
+    listener of another run, which may end at any time), ``forbidden`` (only root may open it) or ``unknown`` (the
+    member has no listener).
     """
 
     port: int

@@ -279,6 +279,14 @@ def test_a_host_that_could_open_no_connection_is_not_checked(outcomes: tuple[str
     assert "n1" in found["remedy"]
 
 
+@pytest.mark.parametrize(("state", "verdict"), [("busy", "ok"), ("service", "refused")])
+def test_a_port_of_another_run_that_has_ended_is_not_refused(state: str, verdict: str) -> None:
+    results = sound(2)
+    results["listen"]["n2"]["ports"][0]["state"] = state
+    there(results, "n1", "n2")["ports"][0]["outcome"] = "refused"
+    assert pair(judge(results, members(2)), "n1", "n2")["verdict"] == verdict
+
+
 def test_another_own_source_is_no_nat() -> None:
     results = sound(2)
     there(results, "n1", "n2").update({"source": "10.0.0.77", "seen": "10.0.0.77"})
