@@ -32,7 +32,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
 )
 
 #: The maximum number of connections waiting to be accepted, and of peers in conversation. The kernel handles the former;
-#: the latter are few, so that no reply is late only because both hosts are busy with other sessions.
+#: the latter are few, so that no reply is late only because both hosts are busy with other sessions. Half of the files
+#: that this host may open are for the former.
 _CONNECTIONS = 800
 _SESSIONS = 8
 #: Seconds to wait for a peer that has accepted a connection: it is up, but may be busy.
@@ -101,14 +102,13 @@ class Prober:
         self._limits = limits
         self._mtu = mtu
         # Created inside the event loop: older Pythons bind them to the loop in which they are created.
-        self._connections = asyncio.Semaphore(_CONNECTIONS)
+        self._connections = asyncio.Semaphore(max(1, min(_CONNECTIONS, sockets.raise_file_limit() // 2)))
         self._sessions = asyncio.Semaphore(_SESSIONS)
         self._transfers = asyncio.Semaphore(_TRANSFERS)
         self._payloads = Payloads()
 
     async def all(self, peers: Sequence[Peer], routes: Dict[str, Route]) -> List[PeerResult]:
         """One result for each peer, in their order."""
-        sockets.raise_file_limit()
         return list(await asyncio.gather(*(self._peer(place, peer, routes) for place, peer in enumerate(peers))))
 
     async def _peer(self, place: int, peer: Peer, routes: Dict[str, Route]) -> PeerResult:

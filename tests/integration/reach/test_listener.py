@@ -184,6 +184,13 @@ def test_a_wrong_token_meets_a_stranger(pair: tuple[Host, Host]) -> None:
     assert probed["seen"] is None
 
 
+def test_a_payload_that_no_listener_takes_is_refused_in_words(pair: tuple[Host, Host]) -> None:
+    result = pair[0].probe(run=uuid4().hex, token=TOKEN, peers=[], payload_bytes=1 << 29)
+    assert result["failed"] is True
+    assert result["error"]["kind"] == "input"
+    assert "payload_bytes" in result["msg"]
+
+
 def test_a_run_has_one_listener_on_a_host(pair: tuple[Host, Host]) -> None:
     one, _other = pair
     run, _ports = listen(one)
@@ -199,6 +206,7 @@ def test_a_run_has_one_listener_on_a_host(pair: tuple[Host, Host]) -> None:
         ({"ephemeral_range": "5"}, "invalid range of ports"),
         ({"ports": [70000]}, "70000 is an invalid port"),
         ({"address": "10.50.0.77"}, "Cannot listen on 10.50.0.77"),
+        ({"lifetime": 0}, "lifetime is 0"),
     ],
 )
 def test_bad_options_are_refused_in_words(pair: tuple[Host, Host], options: dict[str, Any], words: str) -> None:

@@ -9,6 +9,8 @@ import asyncio
 import errno
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -157,3 +159,16 @@ def test_a_host_that_is_out_of_resources_blames_itself(monkeypatch: pytest.Monke
     assert outcomes(found) == ["not_checked"]
     assert "n0" in found["ports"][0]["detail"]
     assert os.strerror(number) in found["ports"][0]["detail"]
+
+
+def test_few_open_files_are_enough_for_many_ports() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from ansible_collections.gpumesh.cluster.tests.unit.module_utils.reach.test_prober import outcomes, peer, probe\n"
+        "(found,) = asyncio.run(probe([peer('n1', [int(sys.argv[1])] * 300, 'service')]))\n"
+        "print(set(outcomes(found)))\n"
+    )
+    with socket.create_server((HERE, 0), backlog=1024) as service:
+        argv = ["prlimit", "--nofile=64:64", sys.executable, "-c", code, str(service.getsockname()[1])]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "{'connected'}", done.stderr
