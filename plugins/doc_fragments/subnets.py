@@ -10,7 +10,9 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   prefer:
-    description: Patterns of interface names to prefer. A subnet that uses such interfaces on all hosts comes first.
+    description:
+      - Patterns of interface names to prefer. A subnet that uses such interfaces on all hosts comes first, and a host with
+        several interfaces in a subnet uses such a one.
     type: list
     elements: str
     default: []

@@ -14,7 +14,8 @@ description:
   - Finds the subnets in which every host has an address that other machines can reach, and ranks them by the following
     criteria, in this order.
     Your preference; physical before virtual before tunnels; RDMA on every host; the speed of the slowest host; the smallest
-    MTU; private addresses; the same interface name on all hosts; the smaller subnet.
+    MTU; private addresses; the same interface name on all hosts; the smaller subnet. The speed of a bridge, bond or macvlan
+    without its own is that of its fastest port.
   - Bridges of container runtimes and hypervisors, bridges without a physical port, loopback, link-local and single
     addresses are ignored. So are subnets in which two hosts have the same address, since these are separate networks.
   - The interface of a container that is itself a host, a veth with an address, is used.

@@ -40,9 +40,8 @@ options:
     env:
       - name: GPUMESH_MANAGER
   port:
-    description: The SSH port of O(host).
+    description: The SSH port of O(host). By default, that of the SSH configuration.
     type: int
-    default: 22
   private_key_file:
     description: The private key for O(host). By default, the SSH configuration and agent are used.
     type: path
@@ -96,6 +95,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleParserError
@@ -122,9 +122,11 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh.silence import
 #: Prints every record of a folder as one JSON list. One call of Python, so that nothing has to be installed there.
 _READER = (
     "import glob, json, os, sys;"
-    "print(json.dumps([[path, open(path, encoding='utf-8').read()]"
+    "print(sys.argv[2] + json.dumps([[path, open(path, encoding='utf-8').read()]"
     " for path in sorted(glob.glob(os.path.join(sys.argv[1], '*.json')))]))"
 )
+#: What it prints first. Files that the account's shell reads at its start may have printed something before.
+_MARK = "gpumesh records: "
 
 #: The exit status of ssh itself; any other one is that of the far side's command.
 _SSH_FAILED = 255
@@ -168,8 +170,18 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             if self.get_option("cache"):
                 self._cache[key] = files
         wanted = self.get_option("names")
-        records = [_parsed(path, text) for path, text in files]
-        return [record for record in records if not wanted or record["name"] in wanted]
+        records = []
+        for path, text in files:
+            try:
+                record = _parsed(path, text)
+            except AnsibleParserError:
+                # A manager's file has the name of its cluster.
+                if wanted and Path(path).stem not in wanted:
+                    continue
+                raise
+            if not wanted or record["name"] in wanted:
+                records.append(record)
+        return records
 
     def _read(self, source: str) -> list[list[str]]:
         """Path and text of every record."""
@@ -178,14 +190,14 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             folder = os.path.join(os.path.dirname(os.path.abspath(source)), self.get_option("path"))
             if not os.path.isdir(folder):
                 raise AnsibleParserError(f"{source}: {folder} is not a directory of cluster records. Set path or host.")
-            return self._run(source, ["python3", "-c", _READER, folder])
+            return self._run(source, ["python3", "-c", _READER, folder, _MARK])
         # The far side's shell reads this line, so every word of it is quoted.
-        remote = ["python3", "-c", _READER, self.get_option("path")]
+        remote = ["python3", "-c", _READER, self.get_option("path"), _MARK]
         if self.get_option("become"):
             remote = ["sudo", "-n", *remote]
-        key = self.get_option("private_key_file") or ""
+        key, port = self.get_option("private_key_file") or "", self.get_option("port")
         arguments = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.get_option('timeout')}"]
-        arguments += ["-p", str(self.get_option("port")), *(["-i", key] if key else [])]
+        arguments += [*(["-p", str(port)] if port else []), *(["-i", key] if key else [])]
         arguments += shlex.split(self.get_option("ssh_common_args"))
         # By ssh itself, which knows jump hosts, agents, tokens and certificates as the runs that follow do.
         return self._run(
@@ -209,7 +221,14 @@ class InventoryModule(BaseInventoryPlugin, Constructable, Cacheable):
             raise AnsibleParserError(f"{told}: {why} ssh said: {said}")
         if done.returncode != 0:
             raise AnsibleParserError(f"{told}: {said}. Check that the account can read the directory (become: true).")
-        files: list[list[str]] = json.loads(done.stdout)
+        printed = done.stdout.partition(_MARK)[2].partition("\n")[0]
+        try:
+            files: list[list[str]] = json.loads(printed)
+        except ValueError as failure:
+            begin = done.stdout.strip()[:400]
+            raise AnsibleParserError(
+                f"{told}: its account runs another program than the reader, which printed {begin!r}. Check its shell."
+            ) from failure
         return files
 
     def _add(self, record: Record) -> None:

@@ -163,6 +163,10 @@ host:
   returned: always
   type: dict
   contains:
+    boot_id:
+      description: The kernel's ID of its current start, which no other machine has. Containers have that of their host.
+      type: str
+      sample: 3f0c8f5e-6b0a-4c8e-9d1b-0d6f2a1c7e55
     default_routes:
       description: The default routes of both address families, one per next hop, best metric first.
       type: list

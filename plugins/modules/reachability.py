@@ -66,7 +66,7 @@ options:
             description: The state of the port at the listener.
             type: str
             required: true
-            choices: [listening, service, forbidden, unknown]
+            choices: [listening, service, busy, forbidden, unknown]
       rdma:
         description: Whether its listener has returned a device in C(rdma).
         type: bool
@@ -76,7 +76,7 @@ options:
     type: float
     default: 5
   payload_bytes:
-    description: The size of the payload in each direction; V(0) for none.
+    description: The size of the payload in each direction, up to V(268435456); V(0) for none.
     type: int
     default: 1048576
   check_name:
@@ -85,9 +85,9 @@ options:
     default: true
   throughput_seconds:
     description:
-      - The duration of each throughput measurement in seconds. If it is not V(0), the throughput to all O(peers) with a
-        listener is measured afterwards, in the background. The measurements start when all hosts are ready, and no host
-        takes part in two at a time. M(gpumesh.cluster.reachability_listener) returns the results when it is stopped.
+      - The duration of each throughput measurement in seconds, up to V(50). If it is not V(0), the throughput to all
+        O(peers) with a listener is measured afterwards, in the background. The measurements start when all hosts are
+        ready, and no host takes part in two at a time. M(gpumesh.cluster.reachability_listener) returns the results when it is stopped.
       - If two hosts have RDMA, each direction takes another two times as long, plus four seconds.
     type: int
     default: 0
@@ -119,7 +119,7 @@ probe:
       to_peer, from_peer, signalled; in bytes), C(sent) and C(received) (outcome, size, passed, detail), and
       C(finished). Values that could not be measured are V(none).
     - The C(outcome) of a port is one of C(ok), C(connected), C(refused), C(filtered), C(no_route), C(closed),
-      C(stranger) and C(not_checked); that of a payload is one of C(ok), C(stalled), C(corrupted), C(broken) and
+      C(mute), C(stranger) and C(not_checked); that of a payload is one of C(ok), C(stalled), C(corrupted), C(broken) and
       C(not_checked).
   returned: success
   type: dict
@@ -135,6 +135,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import phases
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.options import check_prober
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.ports import check_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Limits, Peer, Port, Self
 
@@ -155,6 +156,7 @@ def read_peers(given: List[Dict[str, Any]], named: List[int]) -> List[Peer]:
 
 def work(params: Dict[str, Any]) -> Outcome:
     """Connect to all peers, and start to measure the throughput where that is wanted."""
+    check_prober(params)
     peers = read_peers(params["peers"], check_ports(params["ports"]))
     own, token = Self(params["machine"], params["address"], params["interface"]), params["token"]
     limits = Limits(params["timeout"], params["payload_bytes"])
@@ -198,7 +200,7 @@ def main() -> None:
                             "state": {
                                 "type": "str",
                                 "required": True,
-                                "choices": ["listening", "service", "forbidden", "unknown"],
+                                "choices": ["listening", "service", "busy", "forbidden", "unknown"],
                             },
                         },
                     },

@@ -106,8 +106,8 @@ ports:
       type: str
     state:
       description:
-        - C(listening) if the listener uses it, C(service) if another program listens there, C(forbidden) if this user
-          may not open it.
+        - C(listening) if the listener uses it, C(service) if another program listens there, C(busy) if that is the
+          listener of another run, C(forbidden) if this user may not open it.
       type: str
 rdma:
   description:
@@ -136,12 +136,14 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import phases
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.options import check_listener
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.ports import check_ports, parse_range
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import Self
 
 
 def start(params: Dict[str, Any]) -> Dict[str, Any]:
     """Start the listener."""
+    check_listener(params)
     own = Self(params["machine"], params["address"], params["interface"])
     wanted = phases.Wanted(
         check_ports(params["ports"]),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import printable
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.same_machine import same_machines
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared, listed, speed_words
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import Judge, Options
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tables import render, wrap
@@ -216,7 +217,7 @@ def _silent_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _notes(found: Mapping[str, Any]) -> list[str]:
     """Everything that will cause problems later, one sentence each."""
-    notes: list[str] = []
+    notes = [f"{listed(names)} are the same machine: correct ansible_host." for names in same_machines(found["hosts"])]
     for host, host_facts in found["hosts"].items():
         about = host_facts["host"]
         name = about["hostname"]

@@ -78,6 +78,13 @@ def _by_tcp_alone(found: PeerResult) -> PeerResult:
     return {**found, "route": route, "macs": None, "ports": ports, "path_mtu": None}
 
 
+def _without_ended(found: PeerResult, ports: Sequence[Port]) -> PeerResult:
+    """The results without ports that are refused because the listener of another run, which had them, has ended."""
+    busy = {port["port"] for port in ports if port["state"] == "busy"}
+    kept = [port for port in found["ports"] if port["outcome"] != "refused" or port["port"] not in busy]
+    return {**found, "ports": kept}
+
+
 def peers(listening: Mapping[str, Mapping[str, Any]], members: Any) -> list[dict[str, Any]]:
     """The members in the form that the module expects: with the ports of each one's listener, if it has one.
 
@@ -121,7 +128,8 @@ class Evidence:
                 for peer in probe["peers"]:
                     other = self.members.get(peer["machine"])
                     confined = self.members[machine].pod or (other is not None and other.pod)
-                    self._peers[machine, peer["machine"]] = _by_tcp_alone(peer) if confined else peer
+                    found = _without_ended(peer, self.ports(peer["machine"]) if other is not None else ())
+                    self._peers[machine, peer["machine"]] = _by_tcp_alone(found) if confined else found
         self._rates: dict[str, dict[str, Mapping[str, Any]]] = {}
         for machine in self.members:
             collected = (self._results[machine].get("throughput") or {}).get("throughput") or []

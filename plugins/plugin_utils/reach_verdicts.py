@@ -262,7 +262,9 @@ def _nothing_passes(pair: _Pair) -> Finding | None:
             f"Not checked: {other.machine} could not listen on any of the ports.",
             "Choose ports that are free.",
         )
-    if outcomes & {"stranger", "closed"}:
+    if outcomes == {"not_checked"}:
+        return _unopened(pair)
+    if "stranger" in outcomes:
         return _stranger(pair)
     verdict, words = _how_nothing_passes(pair, outcomes)
     if pair.back is not None and any(port["outcome"] == "ok" for port in pair.back["ports"]):
@@ -275,6 +277,10 @@ def _nothing_passes(pair: _Pair) -> Finding | None:
         )
     if verdict == "no_route":
         remedy = "Check the cables, the VLANs of the switch and the routes: both hosts are up, but not on one network."
+    elif "closed" in outcomes:
+        remedy = (
+            f"Look for a proxy, port forwarding or an inspecting firewall between {one.machine} and {other.machine}."
+        )
     else:
         remedy = f"Allow {one.address} to connect to {other.address} on all ports in both firewalls and on the path."
     return Finding("fail", verdict, f"{words[0].upper()}{words[1:]}.", remedy)
@@ -285,6 +291,8 @@ def _how_nothing_passes(pair: _Pair, outcomes: set[str]) -> tuple[str, str]:
     one, other, answered = pair.one.machine, pair.other.machine, pair.there["macs"]
     if outcomes == {"refused"}:
         return "refused", f"{other} refuses every connection from {one}, although it listens"
+    if "closed" in outcomes:
+        return "filtered", f"connections from {one} to {other} are accepted, but closed before any data passes"
     if outcomes == {"mute"}:
         return "filtered", f"{other} accepts connections from {one}, but no data passes"
     if "no_route" not in outcomes:
@@ -314,17 +322,31 @@ def _some_ports(pair: _Pair) -> Finding | None:
     failed = [port for port in pair.there["ports"] if port["outcome"] not in (*_PASSED, "not_checked")]
     if not failed:
         return None
-    if any(port["outcome"] in ("stranger", "closed") for port in failed):
+    if any(port["outcome"] == "stranger" for port in failed):
         return _stranger(pair)
     refused = all(port["outcome"] == "refused" for port in failed)
+    closed = all(port["outcome"] == "closed" for port in failed)
     passed = [port for port in pair.there["ports"] if port["outcome"] in _PASSED]
-    deed = "refuses" if refused else "does not answer"
+    deed = "refuses" if refused else "closes the connections of" if closed else "does not answer"
     opening = "TCP and UDP on the whole ephemeral range" if _ephemeral_only(failed) else _port_names(failed)
     return Finding(
         "fail",
         "refused" if refused else "filtered",
         f"{other.machine} {deed} {one.machine} on {_port_names(failed)}; {_port_names(passed)} pass.",
         f"Open {opening} from {one.address} in the firewall of {other.machine} (`nft list ruleset`) and on the path.",
+    )
+
+
+def _unopened(pair: _Pair) -> Finding | None:
+    """Ports to which the probing host itself could open no connection."""
+    ports = [port for port in pair.ports("tcp") if port["outcome"] == "not_checked"]
+    if not ports:
+        return None
+    return Finding(
+        "error",
+        "not_checked",
+        f"Not checked: {_port_names(ports)} of {pair.other.machine}, since {ports[0]['detail']}.",
+        f"Raise the limit of open files on {pair.one.machine} (`ulimit -n`), or free memory there; then check again.",
     )
 
 
@@ -442,15 +464,33 @@ def _clock_skew(pair: _Pair) -> Finding | None:
 def _cut_short(pair: _Pair) -> Finding | None:
     if pair.there["finished"]:
         return None
-    sent = pair.there["sent"]
+    sent, received = pair.there["sent"], pair.there["received"]
+    what = f"the connection of {pair.one.machine} and {pair.other.machine} broke before the tests ended"
     if sent is not None and sent["outcome"] == "ok" and pair.back is not None:
-        # The reverse direction failed, which is judged with the other pair.
+        again = pair.back["sent"]
+        if received is None or received["outcome"] == "ok" or again is None or again["outcome"] != "ok":
+            # The reverse direction failed, which is judged with the other pair.
+            return None
+        ends = f"{pair.one.machine} received from {pair.other.machine}"
+        what = f"{received['detail']} once when {ends}, while another transfer passed"
+    return Finding(
+        "error",
+        "not_checked",
+        f"Not checked: {what}.",
+        "Check again; if it happens again, check the load of both hosts.",
+    )
+
+
+def _no_path_mtu(pair: _Pair) -> Finding | None:
+    mtu = pair.there["path_mtu"]
+    if mtu is None or mtu["to_peer"] is not None:
         return None
     return Finding(
         "error",
         "not_checked",
-        f"Not checked: the connection of {pair.one.machine} and {pair.other.machine} broke before the tests ended.",
-        "Check again; if it happens again, check the load of both hosts.",
+        f"Not checked: the path MTU from {pair.one.machine} to {pair.other.machine}. All packets that measure it were "
+        "lost, although one had passed before.",
+        "Check again; if it happens again, look for packet loss between both hosts.",
     )
 
 
@@ -473,12 +513,14 @@ _CAUSES: tuple[Callable[[_Pair], Finding | None], ...] = (
     _no_listener,
     _nothing_passes,
     _some_ports,
+    _unopened,
     _translated,
     _large_packets,
     _corrupted,
     _loopback_name,
     _clock_skew,
     _cut_short,
+    _no_path_mtu,
     _good,
 )
 

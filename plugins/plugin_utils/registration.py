@@ -15,7 +15,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import DEFAULT_SITE, Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import address_in
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.same_machine import same_machines
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared, listed
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_choice import choose
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
 
@@ -83,6 +84,7 @@ def decide(
     joining = [machine for machine in asked if machine not in present]
     taking_part = [machine for machine in hosts if machine in present or machine in joining]
     _refuse_silent({machine: hosts[machine] for machine in taking_part}, facts)
+    _refuse_same({machine: hosts[machine] for machine in taking_part}, facts)
     manager = _manager(wish, record, taking_part)
     mesh = (
         {**plan.mesh_base(plan.DEFAULT_MESH, wish.mesh.get("backend")), **wish.mesh} if not record else record["mesh"]
@@ -243,6 +245,16 @@ def _refuse_silent(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, A
             if unexplained
             else "To continue without it, exclude it with --limit.",
             machines=list(silent),
+        )
+
+
+def _refuse_same(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
+    for names in same_machines({machine: facts[machine] for machine in hosts}):
+        told = listed([f"{machine} ({hosts[machine].dialled})" for machine in names])
+        raise InputError(
+            f"Nothing has been changed. {told} are the same machine.",
+            "Correct ansible_host of the wrong one, or keep only one of the names in the inventory.",
+            machines=names,
         )
 
 

@@ -17,7 +17,6 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places imp
     Options,
     Place,
     Survey,
-    matches_any,
     survey,
 )
 
@@ -67,7 +66,7 @@ def find_shared(facts: Mapping[str, Any], options: Options = DEFAULTS) -> Shared
     for network in {**found.usable, **found.unusable}:
         reason = _why_not(network, found, needed, options)
         if reason is None:
-            candidates.append((network, _candidate(network, found, options)))
+            candidates.append((network, _candidate(network, found)))
         else:
             rejected.append((network, reason))
     candidates.sort(key=lambda item: (-len(item[1]["members"]), -item[1]["score"], item[0].version, item[0]))
@@ -151,10 +150,10 @@ def _why_missing(network: Network, places: Sequence[Place]) -> str:
     return "no address in it"
 
 
-def _candidate(network: Network, found: Survey, options: Options) -> dict[str, Any]:
+def _candidate(network: Network, found: Survey) -> dict[str, Any]:
     sole, _twice = sole_places(network, found)
     chosen = {host: min(places, key=Place.quality) for host, places in sorted(sole.items())}
-    score, reasons = _score(network, chosen, options)
+    score, reasons = _score(network, chosen)
     return {
         "subnet": str(network),
         "family": _family(network),
@@ -194,11 +193,11 @@ def _warnings(sole: Mapping[str, Sequence[Place]]) -> list[str]:
     return warnings
 
 
-def _score(network: Network, chosen: Mapping[str, Place], options: Options) -> tuple[int, list[str]]:
+def _score(network: Network, chosen: Mapping[str, Place]) -> tuple[int, list[str]]:
     """The points and the messages for them, the most important first."""
     places = list(chosen.values())
     parts = [
-        _preferred(places, options),
+        _preferred(places),
         _tier(chosen),
         _rdma(chosen),
         _speed(places),
@@ -210,9 +209,8 @@ def _score(network: Network, chosen: Mapping[str, Place], options: Options) -> t
     return sum(points for points, _words in parts), [words for _points, words in parts if words]
 
 
-def _preferred(places: Sequence[Place], options: Options) -> tuple[int, str]:
-    preferred = bool(options.prefer) and all(matches_any(place.interface, options.prefer) for place in places)
-    return (_PREFERRED, "preferred by you") if preferred else (0, "")
+def _preferred(places: Sequence[Place]) -> tuple[int, str]:
+    return (_PREFERRED, "preferred by you") if all(place.preferred for place in places) else (0, "")
 
 
 def _tier(chosen: Mapping[str, Place]) -> tuple[int, str]:

@@ -71,6 +71,7 @@ class Place(NamedTuple):
     speed_mbps: int | None
     rdma: Mapping[str, Any] | None
     secondary: bool
+    preferred: bool  # by the user's patterns
 
     @property
     def rdma_active(self) -> bool:
@@ -80,6 +81,7 @@ class Place(NamedTuple):
     def quality(self) -> tuple[Any, ...]:
         """A sort key, best first; the name and the address make it deterministic."""
         return (
+            not self.preferred,
             -self.tier,
             not self.rdma_active,
             -(self.speed_mbps or 0),
@@ -108,6 +110,14 @@ class Survey(NamedTuple):
     by_host: dict[str, list[Place]]
 
 
+class _Rank(NamedTuple):
+    """What decides between the addresses of different interfaces, as in Place."""
+
+    tier: int
+    speed_mbps: int | None
+    preferred: bool
+
+
 def survey(facts: Mapping[str, Any], options: Options) -> Survey:
     """Sort all addresses of all hosts into usable and unusable ones. Raises InputError for invalid facts."""
     result = Survey(tuple(str(host) for host in facts), {}, {}, {})
@@ -119,9 +129,13 @@ def survey(facts: Mapping[str, Any], options: Options) -> Survey:
         by_name = {str(interface["name"]): interface for interface in interfaces}
         for interface in interfaces:
             why = judge.interface(interface, by_name)
-            tier = _tier(interface, by_name)
+            rank = _Rank(
+                tier := _tier(interface, by_name),
+                _speed(interface, by_name) if tier == HARDWARE else interface.get("speed_mbps"),
+                judge.prefer.match(str(interface["name"])) is not None,
+            )
             for entry in interface["addresses"]:
-                _sort_in(result, name, interface, tier, why, entry, options.wanted)
+                _sort_in(result, name, interface, rank, why, entry, options.wanted)
     for places in result.by_host.values():
         places.sort(key=Place.quality)
     return result
@@ -142,7 +156,7 @@ def _sort_in(
     result: Survey,
     host: str,
     interface: Mapping[str, Any],
-    tier: int,
+    rank: _Rank,
     interface_why: str | None,
     entry: Mapping[str, Any],
     wanted: Network | None,
@@ -159,14 +173,15 @@ def _sort_in(
     place = Place(
         interface=str(interface["name"]),
         kind=str(interface["kind"]),
-        tier=tier,
+        tier=rank.tier,
         address=str(parsed.ip),
         parsed=parsed.ip,
         prefix_length=parsed.network.prefixlen,
         mtu=int(interface["mtu"]),
-        speed_mbps=interface.get("speed_mbps"),
+        speed_mbps=rank.speed_mbps,
         rdma=interface.get("rdma"),
         secondary=bool(entry.get("secondary")),
+        preferred=rank.preferred,
     )
     result.usable.setdefault(network, {}).setdefault(host, []).append(place)
     result.by_host[host].append(place)
@@ -196,6 +211,7 @@ class Judge:
         self.runtime = re.compile(f"{_pattern(RUNTIME_INTERFACES).pattern}|{_DOCKER_BRIDGE}\\Z")
         self.exclude = _pattern(options.exclude)
         self.include = _pattern(options.include)
+        self.prefer = _pattern(options.prefer)
         self.own = _pattern(options.own_tunnels)
 
     def interface(self, interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -223,11 +239,6 @@ def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(translate(pattern) for pattern in patterns) or r"(?!)")
 
 
-def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Whether an interface's name matches one of the patterns."""
-    return _pattern(patterns).match(name) is not None
-
-
 def _tier(interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> int:
     if interface["kind"] in _OVERLAYS or interface.get("link_kind") in _OVERLAYS:
         return OVERLAY
@@ -247,20 +258,36 @@ def _on_hardware(
     return any(_on_hardware(by_name[name], by_name, seen | {interface["name"]}) for name in below if name in by_name)
 
 
+def _speed(
+    interface: Mapping[str, Any], by_name: Mapping[str, Mapping[str, Any]], seen: frozenset[str] = frozenset()
+) -> int | None:
+    """The speed in Mbit/s; that of the fastest port below a bridge or a similar interface, which has none itself."""
+    if interface["physical"] or interface.get("speed_mbps"):
+        return interface.get("speed_mbps")
+    below = {*interface.get("members", ()), interface.get("parent")} - {None} - seen
+    speeds = [_speed(by_name[name], by_name, seen | {interface["name"]}) for name in below if name in by_name]
+    return max(filter(None, speeds), default=None)
+
+
 def options_from(
     subnet: str | None = None,
     min_hosts: int = 0,
-    prefer: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    include: Sequence[str] = (),
-    own_tunnels: Sequence[str] = OWN_TUNNELS,
+    prefer: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    own_tunnels: str | Sequence[str] = OWN_TUNNELS,
 ) -> Options:
-    """Options from a playbook; an empty subnet counts as none. Raises InputError."""
+    """Options from a playbook; an empty subnet counts as none, and a text as one pattern. Raises InputError."""
     return Options(
         wanted=normalise_subnet(subnet) if subnet else None,
         min_hosts=min_hosts,
-        prefer=tuple(prefer),
-        exclude=tuple(exclude),
-        include=tuple(include),
-        own_tunnels=tuple(own_tunnels),
+        prefer=_patterns(prefer),
+        exclude=_patterns(exclude),
+        include=_patterns(include),
+        own_tunnels=_patterns(own_tunnels),
     )
+
+
+def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The patterns of an option. A filter gets its options as they are written, so a text may stand for a list."""
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -113,8 +113,11 @@ def judge_lost(message: str, files: int, expected: Optional[int]) -> Judgement:
 
 
 def judge_count(found: int, problem: Optional[str], expected: Optional[int]) -> Judgement:
-    """Judge whether the number of GPUs matches the record."""
-    if problem:
+    """Judge whether the number of GPUs matches the record.
+
+    If it does, others on the bus may belong to a virtual machine, or to other containers.
+    """
+    if problem and (not found or expected not in (None, found)):
         return failed(
             found, expected, problem, "Load the driver, or make the GPUs available in this container.", "GPUs"
         )

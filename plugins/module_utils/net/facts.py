@@ -54,6 +54,7 @@ def gather(
     return {
         "interfaces": interfaces,
         "host": {
+            "boot_id": tree.read("proc/sys/kernel/random/boot_id"),
             "default_routes": routes,
             "hostname": judge(hostname, tree.read("etc/hosts") or "", resolve(hostname)),
             "efa": efa_hint(tree, ports, pci_devices),

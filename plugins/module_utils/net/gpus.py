@@ -44,16 +44,20 @@ def _gpus(vendor: Optional[str], files: List[str], models: List[str], on_bus: Li
         "type": models[0] if len(set(models)) == 1 else None,
         "files": files,
         "pci_addresses": [device["address"] for device in (known if vendor else idle)],
-        "problem": _problem(idle),
+        "problem": _problem(known if vendor else idle, len(files)),
     }
 
 
-def _problem(idle: List[PciDevice]) -> Optional[str]:
-    if not idle:
+def _problem(on_bus: List[PciDevice], files: int) -> Optional[str]:
+    """``on_bus`` are GPUs of one vendor, or of any if none has a file."""
+    if len(on_bus) <= files:
         return None
-    names = ", ".join(f"{_VENDORS[device['vendor']]} {device['address']}" for device in idle)
+    # Files do not have the addresses of their devices.
+    names = f"{files} of {len(on_bus)} have one"
+    if not files:
+        names = ", ".join(f"{_VENDORS[device['vendor']]} {device['address']}" for device in on_bus)
     return (
-        f"{len(idle)} GPU(s) on the PCI bus have no device file ({names}): "
+        f"{len(on_bus) - files} GPU(s) on the PCI bus have no device file ({names}): "
         "the driver is not loaded, or they are not available in this container."
     )
 

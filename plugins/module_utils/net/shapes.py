@@ -140,8 +140,9 @@ class LocalPorts(TypedDict):
 
 
 class Host(TypedDict):
-    """The facts of the host that do not belong to an interface."""
+    """The facts of the host that do not belong to an interface. ``boot_id`` differs for each start of a kernel."""
 
+    boot_id: Optional[str]
     default_routes: List[Route]
     hostname: HostnameResolution
     efa: Hint

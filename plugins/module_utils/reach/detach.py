@@ -12,6 +12,7 @@ one whose controller is gone or starts again; both are answered when its ports a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import socket
 import struct
 import threading
 import time
-from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Set
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -150,6 +151,16 @@ def replace_others(run: str, spared: Collection[str] = ()) -> int:
     """
     kept = {run, *spared}
     return _ask_all([name for name in _names() if name.rpartition("/")[2] not in kept], "replace")
+
+
+def ports_of_others(run: str) -> Set[int]:
+    """The TCP ports on which the listeners of other runs listen."""
+    found: Set[int] = set()
+    for name in _names():
+        if name.startswith(_name("listener", "")) and name != _name("listener", run):
+            with contextlib.suppress(HostStateError):
+                found.update((_ask(name, "ports", _REPLACE_SECONDS) or {}).get("ports", ()))
+    return found
 
 
 def stop_all() -> int:

@@ -20,8 +20,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detac
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.payload import Payloads
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import RdmaEnd
 
-#: Seconds in which a stranger must authenticate, and after which a silent session is closed. Long, since a prober
-#: connects to all ports first, and then communicates with a few at a time.
+#: Seconds in which a stranger must authenticate, and after which a silent session is closed. Long, since a prober may
+#: be busy with other peers.
 _HANDSHAKE_SECONDS = 120.0
 _IDLE_SECONDS = 120.0
 #: Sessions at a time, so that strangers cannot use up this host's memory or files.
@@ -75,6 +75,7 @@ class Listener:
         #: The numbers received in each active session; a repeated one is a replay.
         self._numbers: Dict[bytes, Set[int]] = {}
         self._payloads = Payloads()
+        self._ports: List[int] = []
         self._ready: List[asyncio.StreamWriter] = []
         self._end: Optional[asyncio.Event] = None
         self._servers: List[asyncio.AbstractServer] = []
@@ -88,6 +89,7 @@ class Listener:
         sockets.raise_file_limit()
         for one in opened:
             if one.type == socket.SOCK_STREAM:
+                self._ports.append(one.getsockname()[1])
                 self._servers.append(await asyncio.start_server(self._visitor, sock=one))
             else:
                 transport, _protocol = await loop.create_datagram_endpoint(
@@ -108,7 +110,7 @@ class Listener:
             if ends and self._end is not None:
                 await self._close_ports()
                 self._end.set()
-            state = {"refused": self._refused, "left": len(self._expected)}
+            state = {"refused": self._refused, "left": len(self._expected), "ports": self._ports}
             writer.write(json.dumps(state).encode())
         except (asyncio.TimeoutError, ConnectionError):
             return

@@ -81,6 +81,11 @@ def listen(
     opened: List[socket.socket] = []
     try:
         found, opened = sockets.open_ports(own.address, wanted.named, wanted.ephemeral, wanted.sample, run)
+        if any(port["state"] == "service" for port in found):
+            others = detach.ports_of_others(run)
+            for port in found:
+                if port["state"] == "service" and port["port"] in others:
+                    port["state"] = "busy"
         mtu = arp.read_nic(own.interface)["mtu"] or 0
         settings = listener.Settings(run, token, own.address, mtu, visitors, end)
         keep = [one.fileno() for one in (control, *opened)]
@@ -184,7 +189,7 @@ def _after(machine: str, peers: Sequence[Peer]) -> List[Peer]:
     ]
 
 
-def _ask_arp(own: Self, nic: Nic, known: Dict[str, Route]) -> Tuple[Duplicate, Dict[str, List[str]]]:
+def _ask_arp(own: Self, nic: Nic, known: Dict[str, Route]) -> Tuple[Duplicate, Dict[str, Optional[List[str]]]]:
     """Which hosts answer for this host's address, and for those of the peers on the same link."""
     reason = ""
     if ipaddress.ip_address(own.address).version != 4:
@@ -203,7 +208,10 @@ def _ask_arp(own: Self, nic: Nic, known: Dict[str, Route]) -> Tuple[Duplicate, D
         return {"checked": False, "reason": "only root can send ARP requests", "macs": []}, {}
     except OSError as failure:
         return {"checked": False, "reason": f"{own.interface} cannot be used: {failure.strerror}", "macs": []}, {}
-    return {"checked": True, "reason": "", "macs": found.pop(own.address)}, found
+    own_replies = found.pop(own.address)
+    if own_replies is None:
+        return {"checked": False, "reason": f"{own.machine} lost replies to ARP requests", "macs": []}, found
+    return {"checked": True, "reason": "", "macs": own_replies}, found
 
 
 def _resolve_own_name() -> Optional[HostnameResolution]:

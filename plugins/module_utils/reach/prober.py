@@ -31,8 +31,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes impor
     Transfer,
 )
 
-#: The maximum number of connections waiting to be accepted, and of active sessions. The kernel handles the former; the
-#: latter are few, so that no reply is late only because both hosts are busy with other sessions.
+#: The maximum number of connections waiting to be accepted, and of peers in conversation. The kernel handles the former;
+#: the latter are few, so that no reply is late only because both hosts are busy with other sessions. Half of the files
+#: that this host may open are for the former.
 _CONNECTIONS = 800
 _SESSIONS = 8
 #: Seconds to wait for a peer that has accepted a connection: it is up, but may be busy.
@@ -48,6 +49,8 @@ _AGAIN = 1.0
 _SPACING = 0.5
 _TRIES = 3
 
+#: This host itself has too many connections or too little memory.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL, errno.ENETDOWN)
 
 _Answer = TypeVar("_Answer")
@@ -99,25 +102,33 @@ class Prober:
         self._limits = limits
         self._mtu = mtu
         # Created inside the event loop: older Pythons bind them to the loop in which they are created.
-        self._connections = asyncio.Semaphore(_CONNECTIONS)
+        self._connections = asyncio.Semaphore(max(1, min(_CONNECTIONS, sockets.raise_file_limit() // 2)))
         self._sessions = asyncio.Semaphore(_SESSIONS)
         self._transfers = asyncio.Semaphore(_TRANSFERS)
         self._payloads = Payloads()
 
     async def all(self, peers: Sequence[Peer], routes: Dict[str, Route]) -> List[PeerResult]:
         """One result for each peer, in their order."""
-        sockets.raise_file_limit()
         return list(await asyncio.gather(*(self._peer(place, peer, routes) for place, peer in enumerate(peers))))
 
     async def _peer(self, place: int, peer: Peer, routes: Dict[str, Route]) -> PeerResult:
         tcp = [port for port in peer["ports"] if port["protocol"] == "tcp" and port["state"] != "forbidden"]
         udp = [port for port in peer["ports"] if port["protocol"] == "udp"]
-        tried = await asyncio.gather(*(self._port(place, peer["address"], port) for port in tcp))
+        reached = await asyncio.gather(*(self._reach(place, peer["address"], port) for port in tcp))
+        async with self._sessions:
+            # Only now, since the peer drops connections that wait for long.
+            ours = [port for port, found in zip(tcp, reached) if found is None]
+            proven = iter(await asyncio.gather(*(self._prove(peer["address"], port) for port in ours)))
+            tried = [found or next(proven) for found in reached]
+            return await self._measure(peer, routes[peer["address"]], tried, udp)
+
+    async def _measure(self, peer: Peer, route: Route, tried: Sequence[_Port], udp: Sequence[Port]) -> PeerResult:
+        """The result for a peer; ``tried`` are its TCP ports."""
         sessions = [one.session for one in tried if one.session is not None]
         result: PeerResult = {
             "machine": peer["machine"],
             "address": peer["address"],
-            "route": routes[peer["address"]],
+            "route": route,
             "macs": None,
             "ports": [one.result for one in tried],
             "source": None,
@@ -136,8 +147,7 @@ class Prober:
         for one in spare:
             _hang_up(one.writer)
         try:
-            async with self._sessions:
-                await self._converse(session, peer["address"], udp, result)
+            await self._converse(session, peer["address"], udp, result)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, protocol.ProtocolError):
             # The results so far are kept, and `finished` shows that they are incomplete.
             pass
@@ -145,27 +155,32 @@ class Prober:
             _hang_up(session.writer)
         return result
 
-    async def _port(self, place: int, address: str, port: Port) -> _Port:
+    async def _reach(self, place: int, address: str, port: Port) -> Optional[_Port]:
+        """Whether a port accepts connections; None if it does, and our listener has yet to prove itself there."""
         ours = port["state"] == "listening"
         if not ours:
             await asyncio.sleep(place * _SERVICE_SPACING)
         async with self._connections:
             try:
                 tcp = await (self._connect_again if ours else self._connect)(address, port["port"])
-            except asyncio.TimeoutError:
-                return _Port(port, "filtered", f"no answer within {self._limits.timeout:g} s")
-            except OSError as failure:
-                outcome = "no_route" if failure.errno in _NO_WAY else "refused"
-                if failure.errno == errno.ETIMEDOUT:
-                    outcome = "filtered"
-                return _Port(port, outcome, os.strerror(failure.errno or 0))
-        if not ours:
-            # Reset instead of closed, so that the service drops the connection immediately.
-            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            tcp.close()
-            return _Port(port, "connected")
-        async with self._sessions:
-            return await self._prove(port, tcp)
+            except (OSError, asyncio.TimeoutError) as failure:
+                return self._unreached(port, failure)
+        # Reset instead of closed, so that the service drops the connection immediately.
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        tcp.close()
+        return None if ours else _Port(port, "connected")
+
+    def _unreached(self, port: Port, failure: BaseException) -> _Port:
+        """The result for a port to which no connection could be established."""
+        if isinstance(failure, asyncio.TimeoutError):
+            return _Port(port, "filtered", f"no answer within {self._limits.timeout:g} s")
+        number = failure.errno if isinstance(failure, OSError) else None
+        reason = os.strerror(number or 0)
+        if number in _EXHAUSTED:
+            return _Port(port, "not_checked", f"{self._own.machine} could not open another connection: {reason}")
+        if number == errno.ETIMEDOUT:
+            return _Port(port, "filtered", reason)
+        return _Port(port, "no_route" if number in _NO_WAY else "refused", reason)
 
     async def _connect(self, address: str, number: int) -> socket.socket:
         """Raises OSError, asyncio.TimeoutError."""
@@ -190,9 +205,12 @@ class Prober:
             await asyncio.sleep(_AGAIN)
             return await self._connect(address, number)
 
-    async def _prove(self, port: Port, tcp: socket.socket) -> _Port:
+    async def _prove(self, address: str, port: Port) -> _Port:
         """Let both sides prove that they know the token, and echo a text."""
-        reader, writer = await asyncio.open_connection(sock=tcp)
+        try:
+            reader, writer = await asyncio.open_connection(sock=await self._connect_again(address, port["port"]))
+        except (OSError, asyncio.TimeoutError) as failure:
+            return self._unreached(port, failure)
         try:
             welcome = await self._handshake(reader, writer)
             return _Port(port, "ok", session=Session(reader, writer, welcome))
@@ -213,15 +231,13 @@ class Prober:
         ours, text = protocol.nonce(), protocol.nonce()
         await send(writer, {"gpumesh": protocol.VERSION, "nonce": ours})
         theirs = protocol.text_of(await receive(reader, _PATIENCE), "nonce")
-        await send(
-            writer,
-            {
-                "proof": protocol.proof(self._token, "client", ours, theirs),
-                "machine": self._own.machine,
-                "echo": text,
-            },
-        )
-        welcome = await receive(reader, _PATIENCE)
+        proof = protocol.proof(self._token, "client", ours, theirs)
+        try:
+            await send(writer, {"proof": proof, "machine": self._own.machine, "echo": text})
+            welcome = await receive(reader, _PATIENCE)
+        except (asyncio.IncompleteReadError, ConnectionError) as failure:
+            # A listener of another run hangs up on a proof that is wrong to it.
+            raise protocol.StrangerError("the peer rejects the proof") from failure
         protocol.check_proof(self._token, "server", ours, theirs, protocol.text_of(welcome, "proof"))
         if protocol.text_of(welcome, "echo") != text:
             raise protocol.ProtocolError("a different text came back")

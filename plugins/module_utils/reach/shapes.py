@@ -14,8 +14,9 @@ class Port(TypedDict):
     """One port that a member could or could not open.
 
     ``role`` is ``named`` or ``ephemeral``, ``protocol`` is ``tcp`` or ``udp``. ``state`` is ``listening`` (ours),
-    ``service`` (another program already listens there, so it can only be connected to), ``forbidden`` (only root may
-    open it) or ``unknown`` (the member has no listener).
+    ``service`` (another program already listens there, so it can only be connected to), ``busy`` (the same, by the
+    listener of another run, which may end at any time), ``forbidden`` (only root may open it) or ``unknown`` (the
+    member has no listener).
     """
 
     port: int
@@ -55,7 +56,7 @@ class PortResult(TypedDict):
     ``outcome``: ``ok`` (our listener authenticated and echoed), ``connected`` (another program accepts), ``refused``,
     ``filtered`` (no answer in time), ``no_route`` (the network reports that there is no route), ``closed`` (accepted
     and closed), ``mute`` (accepted, then silent), ``stranger`` (the other side does not know the token),
-    ``not_checked``. ``detail`` is a message or empty.
+    ``not_checked`` (for TCP: this host could not open a connection). ``detail`` is a message or empty.
     """
 
     port: int

@@ -33,11 +33,12 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
 
 
-def raise_file_limit() -> None:
-    """Raise the limit of open files to its maximum: the usual 1,024 are too few for a thousand peers."""
+def raise_file_limit() -> int:
+    """Raise the limit of open files to its maximum: the usual 1,024 are too few for a thousand peers. Returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def dont_fragment(udp: socket.socket) -> None:

@@ -33,7 +33,8 @@ try:
 except ImportError:
     _PARAMIKO = False
 else:
-    _PARAMIKO = True
+    # Since 3.2, which is the first with the fingerprints of keys as well.
+    _PARAMIKO = hasattr(paramiko.PKey, "from_path")
 
 #: Seconds for each step, out of LIMIT for all of them. Ansible's ssh has already waited before, in vain.
 _LOOKUP, _CONNECT, _GREETING, _ANSWER = 4.0, 4.0, 5.0, 4.0
@@ -258,10 +259,20 @@ class Examination:
     def _known(self) -> list[known_hosts.Known]:
         return known_hosts.find(self._settings.known_as, self._settings.known_hosts)
 
+    def _is_known_without_port(self, key: paramiko.PKey) -> bool:
+        """Whether the key is known under the name alone, which ssh accepts for any port as well."""
+        wanted = self._settings
+        if wanted.known_as != f"[{wanted.host}]:{wanted.port}":
+            return False
+        known = known_hosts.find(wanted.host, wanted.known_hosts)
+        return known_hosts.judge(known, key.get_name(), key.get_base64()) == "known"
+
     def _compare_host_key(self, transport: paramiko.Transport) -> None:
         key = transport.get_remote_server_key()
         known = self._known()
         verdict = known_hosts.judge(known, key.get_name(), key.get_base64())
+        if verdict == "unknown" and self._is_known_without_port(key):
+            return
         name = key.get_name()
         kind = name.removeprefix("ssh-").split("-")[0]
         fingerprint = f"{name} {key.fingerprint}"
@@ -415,8 +426,8 @@ def examine(question: Question) -> SilentHostError:
     if not _PARAMIKO:
         return SilentHostError(
             "not_checked",
-            "The reason was not examined: the Python that runs Ansible has no paramiko.",
-            f"Install it: {sys.executable} -m pip install paramiko",
+            "The reason was not examined: the Python that runs Ansible has no paramiko 3.2 or later.",
+            f"Install it: {sys.executable} -m pip install 'paramiko>=3.2'",
         )
     # Its threads log the exceptions as well.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Network, kill_group
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.reach_verdicts import judge
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Network, kill_group, record_of
 
 ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.reachability"}}
 PORTS = [6817, 6818]
@@ -144,6 +145,25 @@ def test_two_playbooks_at_once_on_one_controller_do_not_disturb_each_other(farm:
         )
         assert done.returncode == 0, done.stdout
         assert listening(farm) == left
+
+
+def test_a_port_of_another_run_that_ends_meanwhile_is_not_refused(net: Network) -> None:
+    members = [net.member(1), net.member(2)]
+    listening: dict[str, Any] = {}
+    for run, spared in (("first", []), ("second", ["first"])):
+        for member in members:
+            options = {"run": run, "spared": spared, "token": "T0ken", "ports": PORTS, "lifetime": 60}
+            listening[member.machine] = member.listener(**options)
+    states = {port["state"] for port in listening["n2"]["ports"] if port["role"] == "named"}
+    assert states == {"busy"}
+    for member in members:
+        assert member.listener(state="stopped", run="first")["stopped"] is True
+    probed = {}
+    for one, other in (members, members[::-1]):
+        peers = [{"machine": other.machine, "address": other.address, "ports": listening[other.machine]["ports"]}]
+        probed[one.machine] = one.probe(run="second", token="T0ken", peers=peers, timeout=2)
+    found = judge({"listen": listening, "probe": probed}, record_of(members))
+    assert found["counts"] == {"ok": 2}, found["pairs"]
 
 
 def test_a_service_gets_its_port(net: Network) -> None:

@@ -180,8 +180,15 @@ def test_a_wrong_token_meets_a_stranger(pair: tuple[Host, Host]) -> None:
     result = one.listener(run=uuid4().hex, token=TOKEN, ports=[], sample_count=1, lifetime=30)
     peers = [{"machine": "n1", "address": one.address, "ports": result["ports"]}]
     probed = other.probe(run=uuid4().hex, token="another", peers=peers)["probe"]["peers"][0]
-    assert [port["outcome"] for port in probed["ports"]] == ["closed", "not_checked"]
+    assert [port["outcome"] for port in probed["ports"]] == ["stranger", "not_checked"]
     assert probed["seen"] is None
+
+
+def test_a_payload_that_no_listener_takes_is_refused_in_words(pair: tuple[Host, Host]) -> None:
+    result = pair[0].probe(run=uuid4().hex, token=TOKEN, peers=[], payload_bytes=1 << 29)
+    assert result["failed"] is True
+    assert result["error"]["kind"] == "input"
+    assert "payload_bytes" in result["msg"]
 
 
 def test_a_run_has_one_listener_on_a_host(pair: tuple[Host, Host]) -> None:
@@ -199,6 +206,7 @@ def test_a_run_has_one_listener_on_a_host(pair: tuple[Host, Host]) -> None:
         ({"ephemeral_range": "5"}, "invalid range of ports"),
         ({"ports": [70000]}, "70000 is an invalid port"),
         ({"address": "10.50.0.77"}, "Cannot listen on 10.50.0.77"),
+        ({"lifetime": 0}, "lifetime is 0"),
     ],
 )
 def test_bad_options_are_refused_in_words(pair: tuple[Host, Host], options: dict[str, Any], words: str) -> None:

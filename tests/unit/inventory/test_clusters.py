@@ -112,18 +112,53 @@ def test_the_cache_answers_when_the_records_cannot(tmp_path: Path) -> None:
     assert hosts(load(tmp_path)) == {}
 
 
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> Path:
+    """A program that takes the place of ssh; its arguments are in the file that this returns."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\necho "$@" > "$0.argv"\nfor last; do :; done\n{lines}\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:/usr/bin:/bin")
+    return ssh.with_name("ssh.argv")
+
+
 def test_over_ssh_nothing_is_expanded_by_the_far_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in does what sshd does: it passes the last word to a shell."""
     write_record(tmp_path / "re$(touch oops)cords")
-    stand_in = tmp_path / "bin" / "ssh"
-    stand_in.parent.mkdir()
-    stand_in.write_text('#!/bin/sh\necho "$@" > "$0.argv"\nfor last; do :; done\nexec sh -c "$last"\n')
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{stand_in.parent}:/usr/bin:/bin")
+    argv = stand_in(tmp_path, monkeypatch, 'exec sh -c "$last"')
     found = load(tmp_path, host="root@gpu1", port=2222, path=f"{tmp_path}/re$(touch oops)cords")
     assert set(hosts(found)) == {"a", "b"}
     assert not (tmp_path / "oops").exists()
-    assert "-p 2222 -- root@gpu1" in (tmp_path / "bin" / "ssh.argv").read_text()
+    assert "-p 2222 -- root@gpu1" in argv.read_text()
+
+
+def test_without_a_port_that_of_the_ssh_configuration_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_record(tmp_path / "records")
+    argv = stand_in(tmp_path, monkeypatch, 'exec sh -c "$last"')
+    assert set(hosts(load(tmp_path, host="gpu1", path=f"{tmp_path}/records"))) == {"a", "b"}
+    assert "-p" not in argv.read_text().partition(" -- ")[0].split()
+
+
+def test_what_the_shell_of_the_account_prints_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_record(tmp_path / "records")
+    stand_in(tmp_path, monkeypatch, 'echo "Welcome [to] gpu1"; sh -c "$last"; echo Bye')
+    assert set(hosts(load(tmp_path, host="gpu1", path=f"{tmp_path}/records"))) == {"a", "b"}
+
+
+def test_an_account_that_runs_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, "echo This account is not available")
+    done = ask(tmp_path, host="gpu1")
+    assert done.returncode != 0
+    assert "This account is not available" in " ".join(done.stderr.split())
+    assert "records of gpu1 cannot be read" in " ".join(done.stderr.split())
+
+
+def test_a_damaged_record_of_another_cluster_does_not_matter(tmp_path: Path) -> None:
+    write_record(tmp_path / "records")
+    (tmp_path / "records" / "other.json").write_text("{")
+    assert set(hosts(load(tmp_path, names=["lab"]))) == {"a", "b"}
+    for names in ([], ["other"]):
+        assert "other.json is invalid" in " ".join(ask(tmp_path, names=names).stderr.split())
 
 
 @pytest.mark.parametrize(

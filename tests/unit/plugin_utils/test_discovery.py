@@ -49,6 +49,13 @@ def test_a_duplicate_address_on_two_hosts_is_seen_on_the_page() -> None:
     assert "No subnet is shared by the 2 hosts that answered" in text
 
 
+def test_two_names_of_one_machine_are_told() -> None:
+    twice = {**RESULTS["n1"], "host": {**RESULTS["n1"]["host"], "boot_id": "b-1"}}
+    note = "n1 and n2 are the same machine"
+    assert note in page(report({"n1": twice, "n2": twice}, DEFAULTS), DEFAULTS)
+    assert note not in page(report({"n1": twice, "n2": RESULTS["n1"]}, DEFAULTS), DEFAULTS)
+
+
 def test_no_answer_at_all_still_gives_a_page() -> None:
     found = report({"n3": RESULTS["n3"]}, DEFAULTS)
     assert found["candidates"] == [] and found["hosts"] == {}

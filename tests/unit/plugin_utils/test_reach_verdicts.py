@@ -224,7 +224,8 @@ def test_an_address_that_the_sender_has_itself() -> None:
         (("refused", "refused"), "refused", "although it listens"),
         (("mute", "mute"), "filtered", "but no data passes"),
         (("connected", "stranger"), "wrong_host", "does not know the token"),
-        (("closed", "closed"), "wrong_host", "does not know the token"),
+        (("closed", "closed"), "filtered", "closed before any data passes"),
+        (("closed", "ok"), "filtered", "closes the connections of n1 on TCP 22"),
         (("no_route", "no_route"), "filtered", "rejected by a firewall"),
         (("connected", "filtered"), "filtered", "TCP 22 and UDP 40001 pass"),
         (("filtered", "ok"), "filtered", "on TCP 22"),
@@ -267,6 +268,25 @@ def test_udp_alone_is_filtered() -> None:
     assert "UDP 40001" in found["message"]
 
 
+@pytest.mark.parametrize("outcomes", [("not_checked", "ok", "ok"), ("not_checked", "not_checked", "not_checked")])
+def test_a_host_that_could_open_no_connection_is_not_checked(outcomes: tuple[str, ...]) -> None:
+    results = sound(2)
+    for port, outcome in zip(there(results, "n1", "n2")["ports"], outcomes):
+        port.update({"outcome": outcome, "detail": "n1 could not open another connection: Too many open files"})
+    found = pair(judge(results, members(2)), "n1", "n2")
+    assert (found["status"], found["verdict"]) == ("error", "not_checked")
+    assert "n1 could not open another connection" in found["message"]
+    assert "n1" in found["remedy"]
+
+
+@pytest.mark.parametrize(("state", "verdict"), [("busy", "ok"), ("service", "refused")])
+def test_a_port_of_another_run_that_has_ended_is_not_refused(state: str, verdict: str) -> None:
+    results = sound(2)
+    results["listen"]["n2"]["ports"][0]["state"] = state
+    there(results, "n1", "n2")["ports"][0]["outcome"] = "refused"
+    assert pair(judge(results, members(2)), "n1", "n2")["verdict"] == verdict
+
+
 def test_another_own_source_is_no_nat() -> None:
     results = sound(2)
     there(results, "n1", "n2").update({"source": "10.0.0.77", "seen": "10.0.0.77"})
@@ -300,6 +320,33 @@ def test_a_transfer_that_stalls_without_a_known_mtu() -> None:
     found = judge(results, members(2))
     assert pair(found, "n1", "n2")["verdict"] == "mtu_black_hole"
     assert found["lingering"] == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "detail"), [("stalled", "the transfer stalled"), ("broken", "the connection broke")]
+)
+def test_a_transfer_that_fails_once_is_not_checked(outcome: str, detail: str) -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["finished"] = False
+    there(results, "n1", "n2")["received"].update({"outcome": outcome, "detail": detail})
+    found = judge(results, members(2))
+    assert (pair(found, "n1", "n2")["status"], pair(found, "n1", "n2")["verdict"]) == ("error", "not_checked")
+    assert detail in pair(found, "n1", "n2")["message"]
+    assert pair(found, "n2", "n1")["status"] == "pass"
+    # If it fails in the other probe too, that pair has the verdict.
+    there(results, "n2", "n1")["finished"] = False
+    there(results, "n2", "n1")["sent"].update({"outcome": outcome, "detail": detail})
+    found = judge(results, members(2))
+    assert pair(found, "n1", "n2")["status"] == "pass"
+    assert pair(found, "n2", "n1")["status"] == ("fail" if outcome == "stalled" else "error")
+
+
+def test_a_path_mtu_that_could_not_be_measured_is_not_checked() -> None:
+    results = sound(2)
+    there(results, "n1", "n2")["path_mtu"]["to_peer"] = None
+    found = judge(results, members(2))
+    assert (pair(found, "n1", "n2")["status"], pair(found, "n1", "n2")["verdict"]) == ("error", "not_checked")
+    assert pair(found, "n2", "n1")["status"] == "pass"
 
 
 def test_a_payload_that_changes_on_the_way() -> None:

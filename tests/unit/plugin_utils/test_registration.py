@@ -308,6 +308,49 @@ def test_what_is_refused(given: dict[str, Any], more: dict[str, Any], said: str)
     assert list(decided) == ["refusal"]
 
 
+def started(found: dict[str, Any], boot_id: str | None, name: str, physical: bool = True) -> dict[str, Any]:
+    """These facts of a host with the name, on a kernel that has been started with this ID."""
+    interfaces = [{**interface, "physical": physical} for interface in found["interfaces"]]
+    return {"interfaces": interfaces, "host": {**found["host"], "boot_id": boot_id, "hostname": {"name": name}}}
+
+
+@pytest.mark.parametrize("more", [{}, {"subnet": "10.99.0.0/16"}, {"record": RECORD}])
+@pytest.mark.parametrize("physical", [True, False])
+def test_two_names_of_one_machine_are_refused(more: dict[str, Any], physical: bool) -> None:
+    one = started(facts("10.0.0.2/24"), "b-2", "gpu2", physical)
+    given = {"n1": started(facts("10.0.0.1/24"), "b-1", "gpu1"), "n2": one, "n3": one}
+    addresses = {"n1": "10.0.0.1", "n2": "10.0.0.2", "n3": "10.0.0.2"}
+    decided = decide(given, addresses=addresses, **more)
+    assert "n2 (10.0.0.2) and n3 (10.0.0.2) are the same machine" in decided["refusal"]
+    assert "ansible_host" in decided["refusal"]
+    # Without a network that all of them share, only the machines that take part matter.
+    assert decide(given, addresses=addresses, machines=["n1", "n2"], **{**more, "record": None})["refusal"] == ""
+
+
+def with_macs(found: dict[str, Any], *macs: str) -> dict[str, Any]:
+    return {**found, "interfaces": [{**one, "mac": mac} for one, mac in zip(found["interfaces"], macs)]}
+
+
+def test_clones_and_the_containers_of_one_machine_are_separate() -> None:
+    clone = facts("192.168.0.5/24")
+    apart = {
+        # Virtual machines behind the NAT of their hosts, from one image, and with it the same MAC address and name.
+        "a": started(clone, "b-1", "vm"),
+        "b": started(clone, "b-2", "vm"),
+        # Containers on one kernel.
+        "c": started(with_macs(clone, "02:42:ac:11:00:02"), "b-3", "image", physical=False),
+        "d": started(with_macs(clone, "02:42:ac:11:00:03"), "b-3", "image", physical=False),
+        # The same, in networks that are both the first of their engine.
+        "e": started(with_macs(clone, "02:42:ac:11:00:02"), "b-3", "e", physical=False),
+        # A kernel that does not say it, and a container with tunnels alone.
+        "f": started(clone, None, "vm"),
+        "g": started(clone, None, "vm"),
+        "h": started({**clone, "interfaces": []}, "b-4", "vm"),
+        "i": started({**clone, "interfaces": []}, "b-4", "vm"),
+    }
+    assert decide(apart, subnet="10.99.0.0/16", addresses=dict.fromkeys(apart, "8.8.8.8"))["refusal"] == ""
+
+
 TAILNET = {"backend": "tailscale"}
 
 

@@ -224,6 +224,60 @@ def test_bridges_count_by_what_is_below_them() -> None:
     assert why(facts, "10.2.0.0/24")["reason"] == "br1 is a bridge without a physical port"
 
 
+@pytest.mark.parametrize(
+    "above",
+    [
+        bridge("vmbr0", members=["tap1", "ens1"]),
+        bridge("vmbr0", members=["bond0"]),
+        virtual("mac0", kind="other", link_kind="macvlan", parent="ens1"),
+        virtual("bond9", kind="bond", members=["ens1", "eno1"]),
+    ],
+    ids=["bridge", "bridge over bond", "macvlan", "bond that does not say it"],
+)
+def test_the_speed_of_what_is_above_a_port_is_that_of_the_port(above: dict[str, Any]) -> None:
+    facts = hosts(
+        *[
+            [
+                {**interface(above["name"], f"10.0.0.{host}/24"), **_without_addresses(above)},
+                interface("eno1", f"192.168.1.{host}/24", speed_mbps=1000),
+                interface("ens1", speed_mbps=100_000),
+                virtual("tap1", kind="tun"),
+                virtual("bond0", kind="bond", members=["ens1"], speed_mbps=100_000),
+            ]
+            for host in (1, 2)
+        ]
+    )
+    assert ranked(facts) == ["10.0.0.0/24", "192.168.1.0/24"]
+    (best, _other) = find_shared(facts).candidates
+    assert best["members"]["n1"]["speed_mbps"] == 100_000
+    assert "100 Gbit/s" in best["reasons"]
+
+
+def test_a_tunnel_has_no_speed() -> None:
+    tunnel = virtual("vx0", "10.0.0.1/24", kind="vxlan", parent="ens1")
+    facts = hosts([tunnel, interface("ens1", speed_mbps=100_000)])
+    assert find_shared(facts).candidates[0]["members"]["n1"]["speed_mbps"] is None
+
+
+def test_the_preferred_one_of_two_interfaces_in_a_subnet_is_used() -> None:
+    facts = hosts(
+        *[
+            [interface("ens1", f"10.0.0.{host}/24", speed_mbps=100_000), interface("ens2", f"10.0.0.1{host}/24")]
+            for host in (1, 2)
+        ]
+    )
+    assert choose(facts)["members"]["n1"]["interface"] == "ens1"
+    chosen = choose(facts, options_from(prefer=["ens2"]))
+    assert {member["interface"] for member in chosen["members"].values()} == {"ens2"}
+    assert "preferred by you" in chosen["reasons"]
+
+
+def test_a_text_is_one_pattern() -> None:
+    facts = hosts(*[[interface("ib0", f"10.1.0.{host}/24"), interface("eno1", f"10.2.0.{host}/24")] for host in (1, 2)])
+    assert ranked(facts, exclude="ib*") == ["10.2.0.0/24"]
+    assert ranked(facts, prefer="ib*") == ["10.1.0.0/24", "10.2.0.0/24"]
+
+
 def test_a_ring_of_interfaces_ends() -> None:
     facts = hosts([virtual("a", "10.1.0.1/24", parent="b"), virtual("b", parent="a")])
     assert ranked(facts) == ["10.1.0.0/24"]

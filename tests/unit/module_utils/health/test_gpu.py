@@ -69,6 +69,11 @@ def test_an_error_message_of_nvidia_smi_is_not_a_table() -> None:
         (0, "no driver", 8, "fail"),
         (2, None, None, "skipped"),
         (0, None, 0, "pass"),
+        (0, "no driver", 0, "fail"),
+        (7, "one has no file", 8, "fail"),
+        # The other one may be that of a virtual machine.
+        (7, "one has no file", 7, "pass"),
+        (7, "one has no file", None, "skipped"),
     ],
 )
 def test_count(found: int, problem: str | None, expected: int | None, status: str) -> None:

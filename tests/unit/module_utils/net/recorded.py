@@ -17,6 +17,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = sorted(folder.name for folder in FIXTURES.iterdir() if folder.is_dir())
+#: The same on every recorded host.
+BOOT_ID = "3f0c8f5e-6b0a-4c8e-9d1b-0d6f2a1c7e55"
 
 
 class RecordedIp:
@@ -35,6 +37,7 @@ class RecordedIp:
 def lay_out(case: str, root: Path) -> Tree:
     """Create the recorded files and links below ``root``."""
     files = json.loads((FIXTURES / case / "tree.json").read_text(encoding="utf-8"))
+    files["proc/sys/kernel/random/boot_id"] = f"{BOOT_ID}\n"
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.iproute import
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.tests.unit.module_utils.net.recorded import (
+    BOOT_ID,
     CASES,
     FIXTURES,
     RecordedIp,
@@ -35,6 +36,7 @@ RECORDED_ADDRESSES = {case: (FIXTURES / case / "addr.json").read_text(encoding="
 @pytest.mark.parametrize("case", CASES)
 def test_a_recorded_host_gives_the_expected_facts(case: str, tmp_path: Path) -> None:
     expected = json.loads((FIXTURES / case / "expected.json").read_text(encoding="utf-8"))
+    expected["host"]["boot_id"] = BOOT_ID
     assert facts_of(case, tmp_path) == expected
 
 

@@ -17,6 +17,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.addresses impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.kinds import kind_of, speed_of, state_of
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import parse_rate, parse_state
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import PciDevice
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 
@@ -167,6 +168,31 @@ def test_ten_gpus_are_counted_in_their_own_order(tmp_path: Path) -> None:
     gpus = read_gpus(Tree(str(tmp_path)), [])
     assert (gpus["count"], gpus["files"][2], gpus["files"][10]) == (11, "/dev/nvidia2", "/dev/nvidia10")
     assert gpus["type"] is None
+
+
+def bus(vendor: str, number: int) -> list[PciDevice]:
+    return [
+        {"address": f"0000:{index:02x}:00.0", "vendor": vendor, "device": "2330", "device_class": "0302"}
+        for index in range(number)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("on_bus", "problem"),
+    [
+        (bus("10de", 8), "1 GPU(s) on the PCI bus have no device file (7 of 8 have one)"),
+        (bus("10de", 7), None),
+        # The files are not those of another vendor's, such as of a processor that has graphics.
+        ([*bus("10de", 7), *bus("1002", 1)], None),
+    ],
+)
+def test_a_gpu_without_a_file_beside_others(tmp_path: Path, on_bus: list[PciDevice], problem: str | None) -> None:
+    (tmp_path / "dev").mkdir()
+    for number in range(7):
+        (tmp_path / "dev" / f"nvidia{number}").touch()
+    gpus = read_gpus(Tree(str(tmp_path)), on_bus)
+    assert gpus["count"] == 7
+    assert gpus["problem"] is None if problem is None else str(gpus["problem"]).startswith(problem)
 
 
 def test_different_models_have_no_common_type(tmp_path: Path) -> None:

@@ -1,45 +1,102 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Connections of the prober to ports of this machine that refuse the first one."""
+"""The prober against listeners on this machine: real ones, and ports that refuse, hang up or stay silent."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
-from typing import Any, cast
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import prober
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach, lease, listener, prober
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.prober import Prober
+from ansible_collections.gpumesh.cluster.plugins.module_utils.reach.shapes import (
+    Limits,
+    Peer,
+    PeerResult,
+    RdmaEnd,
+    Self,
+)
+
+HERE = "127.0.0.1"
+NO_RDMA: RdmaEnd = {"device": "", "port": 1, "gid_index": None, "rate_gbps": None, "reason": "none"}
+
+
+async def probe(peers: Sequence[Peer], token: str = "T0ken", payload: int = 0) -> list[PeerResult]:
+    nowhere: Any = {"dev": None, "prefsrc": None, "gateway": None, "error": None}
+    probing = Prober(Self("n0", HERE, "lo"), token, Limits(0.5, payload), None)
+    return await probing.all(peers, dict.fromkeys([HERE], nowhere))
+
+
+def peer(machine: str, ports: Sequence[int], state: str = "listening", udp: Sequence[int] = ()) -> Peer:
+    return {
+        "machine": machine,
+        "address": HERE,
+        "ports": [
+            *({"port": port, "role": "named", "protocol": "tcp", "state": state} for port in ports),
+            *({"port": port, "role": "ephemeral", "protocol": "udp", "state": "listening"} for port in udp),
+        ],
+        "rdma": False,
+    }
+
+
+def outcomes(found: PeerResult) -> list[str]:
+    return [port["outcome"] for port in found["ports"]]
+
+
+@asynccontextmanager
+async def serving(number: int = 1) -> AsyncIterator[list[int]]:
+    """A real listener on this number of ports."""
+    run = uuid4().hex
+    opened = [socket.create_server((HERE, 0)) for _port in range(number)]
+    settings = listener.Settings(run, "T0ken", HERE, 1500, [], NO_RDMA)
+    with detach.control_socket("listener", run) as control:
+        for one in (control, *opened):
+            one.setblocking(False)
+        work = asyncio.ensure_future(listener.Listener(settings, lease.Lease(60, None, Tree())).serve(opened, control))
+        yield [one.getsockname()[1] for one in opened]
+        await asyncio.to_thread(detach.ask, "listener", run, "stop", 5.0)
+        await work
+
+
+@asynccontextmanager
+async def silent(number: int) -> AsyncIterator[list[int]]:
+    """Ports that accept connections and say nothing."""
+    opened = [socket.create_server((HERE, 0)) for _port in range(number)]
+    yield [one.getsockname()[1] for one in opened]
+    for one in opened:
+        one.close()
 
 
 def outcome(monkeypatch: pytest.MonkeyPatch, state: str, opens: bool) -> str:
     """The result for a port on which nothing listens at first; if it ``opens``, something does a moment later."""
     monkeypatch.setattr(prober, "_AGAIN", 0.3)
     with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
+        reserved.bind((HERE, 0))
         number = reserved.getsockname()[1]
 
-    async def probe() -> str:
-        limits = cast(Any, type("Limits", (), {"timeout": 5.0}))
-        probing = asyncio.ensure_future(
-            Prober(cast(Any, None), "", limits, None)._port(
-                0, "127.0.0.1", cast(Any, {"port": number, "role": "service", "protocol": "tcp", "state": state})
-            )
-        )
+    async def run() -> str:
+        probing = asyncio.ensure_future(probe([peer("n1", [number], state)]))
         await asyncio.sleep(0.1)
         # It shows immediately that it does not know the protocol.
-        server = (
-            await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", number) if opens else None
-        )
-        found = await probing
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), HERE, number) if opens else None
+        ((found,),) = [outcomes(result) for result in await probing]
         if server:
             server.close()
-        return found.result["outcome"]
+        return found
 
-    return asyncio.run(probe())
+    return asyncio.run(run())
 
 
 def test_a_connection_that_a_busy_listener_refuses_is_attempted_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +108,67 @@ def test_what_is_refused_for_good_or_is_not_ours_is_refused(
     monkeypatch: pytest.MonkeyPatch, state: str, opens: bool
 ) -> None:
     assert outcome(monkeypatch, state, opens) == "refused"
+
+
+def test_a_wrong_proof_is_that_of_a_stranger() -> None:
+    async def run() -> list[PeerResult]:
+        async with serving() as ports:
+            return await probe([peer("n1", ports)], token="another")
+
+    (found,) = asyncio.run(run())
+    assert outcomes(found) == ["stranger"]
+
+
+def test_silent_peers_do_not_keep_the_others_waiting_until_these_hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober, "_SESSIONS", 2)
+    monkeypatch.setattr(prober, "_PATIENCE", 0.4)
+    monkeypatch.setattr(listener, "_HANDSHAKE_SECONDS", 0.6)
+
+    async def run() -> list[PeerResult]:
+        async with silent(35) as mute, serving(7) as ports:
+            peers = [peer(f"m{number}", mute[7 * number : 7 * number + 7]) for number in range(5)]
+            return await probe([*peers, peer("n1", ports)])
+
+    *mute, sound = asyncio.run(run())
+    assert {one for found in mute for one in outcomes(found)} == {"mute"}
+    assert (set(outcomes(sound)), sound["finished"]) == ({"ok"}, True)
+
+
+def test_sessions_do_not_expire_while_others_wait_for_datagrams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober, "_SESSIONS", 2)
+    monkeypatch.setattr(listener, "_IDLE_SECONDS", 0.8)
+
+    async def run() -> list[PeerResult]:
+        with socket.socket(type=socket.SOCK_DGRAM) as deaf:
+            deaf.bind((HERE, 0))
+            async with serving() as ports:
+                return await probe([peer(f"n{one}", ports, udp=[deaf.getsockname()[1]]) for one in range(8)])
+
+    found = asyncio.run(run())
+    assert [outcomes(one) for one in found] == [["ok", "filtered"]] * 8
+    assert [one["finished"] for one in found] == [True] * 8
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_a_host_that_is_out_of_resources_blames_itself(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    async def refuse(_self: Prober, _address: str, _port: int) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Prober, "_connect", refuse)
+    (found,) = asyncio.run(probe([peer("n1", [1])]))
+    assert outcomes(found) == ["not_checked"]
+    assert "n0" in found["ports"][0]["detail"]
+    assert os.strerror(number) in found["ports"][0]["detail"]
+
+
+def test_few_open_files_are_enough_for_many_ports() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from ansible_collections.gpumesh.cluster.tests.unit.module_utils.reach.test_prober import outcomes, peer, probe\n"
+        "(found,) = asyncio.run(probe([peer('n1', [int(sys.argv[1])] * 300, 'service')]))\n"
+        "print(set(outcomes(found)))\n"
+    )
+    with socket.create_server((HERE, 0), backlog=1024) as service:
+        argv = ["prlimit", "--nofile=64:64", sys.executable, "-c", code, str(service.getsockname()[1])]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "{'connected'}", done.stderr

@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import (
     arp,
     clock,
+    options,
     path_mtu,
     ports,
     routes,
@@ -64,6 +65,31 @@ class TestPorts:
         assert found == ports.candidates(part, seed)
         assert len(set(found)) == len(found) == min(16, more + 1)
         assert all(part.first <= port <= part.last for port in found)
+
+
+class TestOptions:
+    PROBER = {"timeout": 5.0, "payload_bytes": 1 << 20, "throughput_seconds": 3}
+    LISTENER = {"lifetime": 300, "sample_count": 4}
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            *(("timeout", 0.0), ("timeout", float("nan")), ("payload_bytes", -1), ("payload_bytes", (1 << 28) + 1)),
+            *(("throughput_seconds", -1), ("throughput_seconds", 60)),
+            *(("lifetime", 0), ("lifetime", -5), ("lifetime", 1 << 31), ("sample_count", -1)),
+        ],
+    )
+    def test_what_is_out_of_range_is_refused_by_its_name(self, option: str, value: float) -> None:
+        given, check = (
+            (self.LISTENER, options.check_listener) if option in self.LISTENER else (self.PROBER, options.check_prober)
+        )
+        check(given)
+        with pytest.raises(InputError) as caught:
+            check({**given, option: value})
+        assert caught.value.details["option"] == option
+
+    def test_nothing_to_send_and_nothing_to_measure(self) -> None:
+        options.check_prober({"timeout": 0.5, "payload_bytes": 0, "throughput_seconds": 0})
 
 
 class TestClock:
@@ -262,6 +288,11 @@ class TestArp:
         assert arp.read_nic("wg0", str(tmp_path)) == {"name": "wg0", "mtu": 1420, "mac": None}
         assert arp.read_nic("eth0", str(tmp_path))["mac"] == "56:cd:e4:3c:b2:c4"
         assert arp.read_nic("eth9", str(tmp_path)) == {"name": "eth9", "mtu": None, "mac": None}
+        # The kernel answers EINVAL for an interface that vanishes meanwhile, as it always does for the speed of lo.
+        (tmp_path / "veth0").mkdir()
+        for entry in ("mtu", "type", "address"):
+            (tmp_path / "veth0" / entry).symlink_to("/sys/class/net/lo/speed")
+        assert arp.own_macs(str(tmp_path)) == ["56:cd:e4:3c:b2:c4"]
 
 
 class TestSchedule:

@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import paramiko
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh import examine, keys, known_hosts, settings, silence
@@ -130,7 +134,49 @@ def test_without_an_agent_there_are_the_files(monkeypatch: pytest.MonkeyPatch) -
 def test_without_paramiko_the_remedy_is_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "_PARAMIKO", False)
     why = examine.examine(Question("127.0.0.1"))
-    assert why.cause == "not_checked" and "-m pip install paramiko" in why.remedy
+    assert why.cause == "not_checked" and "-m pip install 'paramiko>=" in why.remedy
+
+
+def test_a_paramiko_that_is_too_old_is_told(tmp_path: Path) -> None:
+    (tmp_path / "paramiko.py").write_text("class PKey:\n    pass\n")
+    code = (
+        "from ansible_collections.gpumesh.cluster.plugins.plugin_utils.ssh import examine, silence\n"
+        "print(examine.examine(silence.Question('127.0.0.1', ('-F', 'none', '-p', '1'))).message)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert "3.2 or later" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "options", "cause"),
+    [
+        ("[gpu1]:2222 {one}", (), None),
+        ("gpu1 {one}", (), None),
+        ("gpu1 {other}", (), "host_key_unknown"),
+        ("gpu2 {one}", (), "host_key_unknown"),
+        ("[gpu1]:2222 {other}\ngpu1 {one}", (), "host_key_changed"),
+        ("gpu1 {one}", ("-oHostKeyAlias=front",), "host_key_unknown"),
+    ],
+)
+def test_a_host_key_that_is_known_without_the_port(
+    tmp_path: Path, entry: str, options: tuple[str, ...], cause: str | None
+) -> None:
+    held = {name: f"ssh-ed25519 {make_key(tmp_path / name)}" for name in ("one", "other")}
+    (tmp_path / "known").write_text(f"{entry.format(**held)}\n")
+    files = (f"-oUserKnownHostsFile={tmp_path}/known", "-oGlobalKnownHostsFile=/dev/null")
+    strict = ("-oStrictHostKeyChecking=yes", "-p", "2222")
+    examination = examine.Examination(Question("gpu1", ("-F", "none", *files, *strict, *options)))
+
+    class Server:
+        def get_remote_server_key(self) -> paramiko.PKey:
+            return paramiko.PKey.from_path(tmp_path / "one")
+
+    refused = pytest.raises(SilentHostError) if cause else contextlib.nullcontext()
+    with refused as why:
+        examination._compare_host_key(cast(Any, Server()))
+    assert why is None or why.value.cause == cause
 
 
 def test_an_examination_that_breaks_is_only_said(monkeypatch: pytest.MonkeyPatch) -> None:
