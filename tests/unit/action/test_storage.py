@@ -106,8 +106,8 @@ def test_no_volume_is_taken_from_members_outside_the_play(volumes: list[dict[str
 
 
 def test_backend_none_withdraws_no_export_from_members_outside_the_play() -> None:
-    def check(result: dict[str, Any] = RAN, **given: Any) -> dict[str, Any]:
-        return run(result, check_mode=True, backend="none", **given).result
+    def check(result: dict[str, Any] | None = None, **given: Any) -> dict[str, Any]:
+        return run(result or RAN, check_mode=True, backend="none", **given).result
 
     refused = check(host="n1", hosts=["n1"])
     assert refused["msg"].startswith("n2 not in this play, or unreachable: volume data may be in use there")
