@@ -183,9 +183,10 @@ State = Tuple[float, float, str, int]
 class Analysis(NamedTuple):
     """A run. ``moment``: the drawn step, as (number, start, end) by the clock of rank 0, with the states of each rank.
 
-    ``activity``: the states in all steps. ``missing``: ranks without a trace. ``unmatched``: exchanges that could not
-    be found in all traces; ``ungrouped``: exchanges of an unknown group. ``late``: by how much a collective ends on a rank before another one has started it; in
-    microseconds, by which the clocks must be wrong. ``skipped``: the number of damaged events.
+    ``activity``: the states in all steps. ``missing``: ranks without a trace. ``unmatched``: exchanges that could not be
+    found in all traces; ``ungrouped``: exchanges of an unknown group. ``late``: by how much a collective ends on a rank
+    before another one has started it; in microseconds, by which the clocks must be wrong. ``skipped``: the number of
+    damaged events.
     """
 
     name: str
