@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import struct
-from typing import Dict, Iterator, NamedTuple, Set
+from typing import Dict, Iterator, List, NamedTuple, Set
 
 #: Links of a process that hold a mount: see proc(5).
 _LINKS = ("cwd", "root", "exe")
@@ -26,9 +26,10 @@ ESTABLISHED, LISTENING = "01", "0A"
 
 
 class TcpSocket(NamedTuple):
-    """A TCP socket. ``state``: as in /proc/net/tcp."""
+    """A TCP socket. ``state``: as in /proc/net/tcp. ``local`` and ``port`` are those of this host."""
 
     state: str
+    local: str
     port: int
     remote: str
 
@@ -46,9 +47,10 @@ def parse_tcp_sockets(table: str) -> Dict[str, TcpSocket]:
         fields = line.split()
         if len(fields) <= 9:
             continue
-        remote, port = fields[2].partition(":")[0], fields[1].partition(":")[2]
-        if _DIGITS.fullmatch(remote) and _PORT_DIGITS.fullmatch(port):
-            found[fields[9]] = TcpSocket(fields[3], int(port, 16), _address(remote))
+        local, _colon, port = fields[1].partition(":")
+        remote = fields[2].partition(":")[0]
+        if _DIGITS.fullmatch(local) and _DIGITS.fullmatch(remote) and _PORT_DIGITS.fullmatch(port):
+            found[fields[9]] = TcpSocket(fields[3], _address(local), int(port, 16), _address(remote))
     return found
 
 
@@ -68,11 +70,11 @@ def pids(proc: str) -> Iterator[int]:
     return (int(name) for name in os.listdir(proc) if name.isdigit())
 
 
-def ancestors(proc: str, pid: int) -> Set[int]:
+def ancestors(proc: str, pid: int) -> List[int]:
     """A process, its parent, and so on."""
-    found = set()
+    found: List[int] = []
     while pid and pid not in found:
-        found.add(pid)
+        found.append(pid)
         # The name, in brackets, may contain any character; the parent is the second field after it.
         fields = text(proc, str(pid), "stat").rpartition(")")[2].split()
         pid = int(fields[1]) if len(fields) > 1 else 0

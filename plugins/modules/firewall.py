@@ -37,7 +37,7 @@ options:
   state:
     description:
       - V(absent) removes the cluster's part of the table, or with the last one the table, now and at boot.
-      - V(admitted) only accepts O(members), for 15 minutes or until the table is next changed, whichever clusters it is
+      - V(admitted) only accepts O(members), for O(seconds) or until the table is next changed, whichever clusters it is
         for. This is for probes before machines join, since they become members only if these succeed. It does nothing on
         a host without the table.
     type: str
@@ -48,6 +48,10 @@ options:
     type: list
     elements: str
     default: []
+  seconds:
+    description: With O(state=admitted), the time for which the addresses are accepted.
+    type: int
+    default: 900
   mesh_members:
     description: Mesh addresses of the members, accepted only on O(mesh_interface).
     type: list
@@ -82,13 +86,14 @@ options:
     default: []
   ssh_port:
     description:
-      - The port of SSH. Ports on which C(sshd) listens, and the one over which the module itself runs, are treated alike.
+      - The port of SSH. It stays open whatever O(tcp_ports) and O(ephemeral) close, unless O(ssh_from) restricts it, and
+        so do other ports on which C(sshd) listens, and the one over which the module itself runs.
     type: int
     default: 22
   ssh_from:
     description:
-      - Networks that can use SSH besides the members; SSH is closed to all others. If empty, SSH is not restricted, even
-        on a port that O(tcp_ports) or O(ephemeral) closes.
+      - Networks that can use SSH on O(ssh_port) besides the members; it is closed to all others. If empty, SSH is not
+        restricted.
       - The machine that runs Ansible must be in one of them. A host that it reaches over SSH refuses a table that would
         close this connection.
     type: list
@@ -158,7 +163,7 @@ def work(module: AnsibleModule) -> Outcome:
     if given["state"] == "absent":
         result = absent(host, cluster)
     elif given["state"] == "admitted":
-        result = admitted(host, given["members"])
+        result = admitted(host, given["members"], given["seconds"])
     else:
         ephemeral = [ephemeral_range(read_text(_RANGE) or "")] if given["ephemeral"] else []
         ports = {name: [*given[name], *ephemeral] for name in ("tcp_ports", "udp_ports")}
@@ -177,6 +182,7 @@ def main() -> None:
             "cluster": {"type": "str"},
             "state": {"type": "str", "choices": ["present", "absent", "admitted"], "default": "present"},
             "members": texts,
+            "seconds": {"type": "int", "default": 900},
             "mesh_members": texts,
             "mesh_interface": {"type": "str"},
             "trusted": texts,

@@ -247,10 +247,14 @@ def mount_by_units(params: Mapping[str, Any]) -> Tuple[Part, List[str], List[str
         mounted,
         mounts.stale(command.run, mounted),
         mounts.idle_automounts(command.run, [one.name for one in given if one.name + ".automount" in ours]),
-        holders.volume_users("/proc", mounted),
+        (),
         options_by_point(read("self/mountinfo")),
     )
     plan = mounts.make_plan(given, host, params["force"])
+    if plan.stop:
+        # Only now: a server that is dead may delay this.
+        host = host._replace(users=holders.volume_users("/proc", mounted))
+        plan = mounts.make_plan(given, host, params["force"])
     part = Part(plan.changed, *mounts.as_diff(plan, host), functools.partial(mounts.apply, command.run, plan))
     return part, [units.mount_point for units in given if units.name in plan.heal], plan.delete
 
@@ -261,9 +265,11 @@ def mount_by_fstab(params: Mapping[str, Any]) -> Tuple[Part, List[str], List[str
     lines = fstab.parse(files.read_text(fstab.PATH) or "", params["cluster"])
     mounted = holders.mounted(read("self/mounts"), sorted({*given, *lines}))
     stale = mounts.stale(command.run, mounted)
-    users = holders.volume_users("/proc", mounted)
-    host = fstab.Host(lines, mounted, stale, users, options_by_point(read("self/mountinfo")))
+    host = fstab.Host(lines, mounted, stale, (), options_by_point(read("self/mountinfo")))
     plan = fstab.make_plan(given, host, params["force"])
+    if plan.unmount:
+        host = host._replace(users=holders.volume_users("/proc", mounted))
+        plan = fstab.make_plan(given, host, params["force"])
     apply = functools.partial(fstab.apply, command.run, plan, given, params["cluster"])
     healed = [point for point in plan.unmount if point in stale and point in given]
     return Part(plan.changed, *fstab.as_diff(plan, given, host), apply), healed, sorted(set(lines) - set(given))

@@ -57,9 +57,6 @@ table inet {TABLE} {{
 }}
 """
 
-#: How long the addresses of machines that join are accepted: more than the probes before the record is changed can take.
-_ADMISSION = "15m"
-
 #: A packet that opens a TCP connection. Only these are dropped: the kernel may not have tracked connections before the
 #: table was loaded, and would then take the next packet of an open one for the first.
 _OPENING = "tcp flags & (fin | syn | rst | ack) == syn"
@@ -84,8 +81,8 @@ class Desired(NamedTuple):
     udp_ports: Tuple[str, ...]
     #: UDP ports that stay open to everyone: the endpoints of tunnels.
     open_udp_ports: Tuple[str, ...]
-    #: TCP ports of SSH.
-    ssh_ports: Tuple[str, ...]
+    #: The TCP port of SSH.
+    ssh_port: str
     #: Networks from which SSH is allowed, besides the members; if empty, SSH is not restricted.
     ssh_from: Tuple[str, ...]
 
@@ -115,7 +112,7 @@ def make_desired(cluster: str, given: Mapping[str, Any], reached: Reached = NOT_
             "A firewall without members would lock out the cluster itself.", "Set the addresses of the members."
         )
     ssh_from = _networks(given.get("ssh_from") or ())
-    ssh_ports = [int(given.get("ssh_port") or 22), *reached.ports]
+    ssh_port = int(given.get("ssh_port") or 22)
     desired = Desired(
         checked_name(cluster),
         members,
@@ -123,13 +120,13 @@ def make_desired(cluster: str, given: Mapping[str, Any], reached: Reached = NOT_
         interface,
         _networks(given.get("trusted") or ()),
         # Whatever the ranges contain: only ssh_from restricts SSH.
-        _ports(given.get("tcp_ports") or (), ssh_ports),
+        _ports(given.get("tcp_ports") or (), [ssh_port, *reached.ports]),
         _ports(given.get("udp_ports") or ()),
         _ports(given.get("open_udp_ports") or ()),
-        _ports(ssh_ports),
+        _ports([ssh_port])[0],
         ssh_from,
     )
-    _refuse_lockout(desired, reached.peers)
+    _refuse_lockout(desired, [one.peer for one in reached.own if one.port == ssh_port])
     return desired
 
 
@@ -170,7 +167,7 @@ def render_part(desired: Desired) -> str:
     accepted += _from(f"trusted_{cluster}", desired.trusted)
     closed = []
     if desired.ssh_from:
-        ssh = f"tcp dport {{ {', '.join(desired.ssh_ports)} }}"
+        ssh = f"tcp dport {desired.ssh_port}"
         accepted += [f"{ssh} {rule}" for rule in _from(f"ssh_{cluster}", desired.ssh_from)]
         closed.append(f"{ssh} {_OPENING}")
     if desired.tcp_ports:
@@ -195,7 +192,7 @@ def render_part(desired: Desired) -> str:
     return "\n".join([*lines, ""])
 
 
-def render_admission(addresses: Iterable[str]) -> str:
+def render_admission(addresses: Iterable[str], seconds: int) -> str:
     """The text for nft that accepts these addresses for a limited time, or until the table is loaded again."""
     lines = []
     for version, elements in _by_version(_addresses(addresses)).items():
@@ -203,7 +200,7 @@ def render_admission(addresses: Iterable[str]) -> str:
             # Adding what is in a set already does not extend its time, and deleting what is not in it fails.
             name, listed = f"element inet {TABLE} joining_{version}", ", ".join(elements)
             lines += [f"add {name} {{ {listed} }}", f"delete {name} {{ {listed} }}"]
-            lines.append(f"add {name} {{ {', '.join(f'{one} timeout {_ADMISSION}' for one in elements)} }}")
+            lines.append(f"add {name} {{ {', '.join(f'{one} timeout {seconds}s' for one in elements)} }}")
     return "\n".join([*lines, ""])
 
 

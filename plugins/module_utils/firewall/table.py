@@ -8,11 +8,13 @@ The part of each cluster is a file of its own, so that a cluster changes and rem
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import hashlib
 import os
 import re
-from typing import Dict, NamedTuple, Optional, Sequence
+from typing import Dict, Iterator, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -33,6 +35,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules imp
     render_part,
     render_unit,
 )
+
+#: The elements of a set of addresses that are admitted, as nft prints them.
+_JOINING = re.compile(r"(set joining_[46] \{[^{}]*?)\n\s*elements = \{[^{}]*\}")
 
 
 class Host(NamedTuple):
@@ -60,6 +65,23 @@ def present(host: Host, cluster: str, desired: Desired) -> Result:
     nft = find("nft")
     if nft is None:
         return Result(host.check_mode, False)
+    with _alone(host):
+        return _present(host, nft, cluster, desired)
+
+
+@contextlib.contextmanager
+def _alone(host: Host) -> Iterator[None]:
+    """Wait for the runs of other clusters: each reads the parts of all, and loads them."""
+    # The directory itself, which a removed cluster leaves as it was.
+    handle = os.open(host.loaded, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _present(host: Host, nft: str, cluster: str, desired: Desired) -> Result:
     own, text = _part_path(host, cluster), render_part(desired)
     before = read_text(own) or ""
     files = {own: text, _rules_path(host, TABLE): render_main(_parts_folder(host))}
@@ -88,13 +110,13 @@ def present(host: Host, cluster: str, desired: Desired) -> Result:
     return Result(changed, True, before + note, text)
 
 
-def admitted(host: Host, addresses: Sequence[str]) -> Result:
+def admitted(host: Host, addresses: Sequence[str], seconds: int) -> Result:
     """Accept these addresses for a limited time, if this host has the table. Nothing is written to disk.
 
     Raises GpumeshError.
     """
     live = _is_live(host, TABLE)
-    text = render_admission(addresses)
+    text = render_admission(addresses, seconds)
     if live and not host.check_mode:
         host.run(["nft", "--file", "-"], stdin=text)
     return Result(live, find("nft") is not None, "", text if live else "")
@@ -105,7 +127,13 @@ def absent(host: Host, cluster: str) -> Result:
 
     A host that cannot have a table, such as a container without the capability, has none: that is not an error.
     """
-    own = _part_path(host, checked_name(cluster))
+    checked_name(cluster)
+    with _alone(host):
+        return _absent(host, cluster)
+
+
+def _absent(host: Host, cluster: str) -> Result:
+    own = _part_path(host, cluster)
     tools = find("nft") is not None
     before = read_text(own) or ""
     rest = {name: text for name, text in _parts(host).items() if name != cluster}
@@ -195,10 +223,10 @@ def _loaded_path(host: Host, table: str) -> str:
 
 
 def _live(host: Host) -> Optional[str]:
-    """The table as the kernel lists it, without counters; None if it does not exist."""
+    """The table as the kernel lists it, without counters and admitted addresses; None if it does not exist."""
     shown = _list(host, TABLE)
     if shown.rc == 0:
-        return re.sub(r"\bcounter packets \d+ bytes \d+", "counter", shown.stdout)
+        return _JOINING.sub(r"\1", re.sub(r"\bcounter packets \d+ bytes \d+", "counter", shown.stdout))
     if "No such file" in shown.stderr:
         return None
     raise _refused(shown.stderr)

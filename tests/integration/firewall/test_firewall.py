@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -40,7 +41,7 @@ try:
     if asked["given"] is None:
         result = table.absent(host, asked["cluster"])
     elif "admitted" in asked["given"]:
-        result = table.admitted(host, asked["given"]["admitted"])
+        result = table.admitted(host, asked["given"]["admitted"], 900)
     else:
         reached = ssh.reached("/proc", os.getpid())
         result = table.present(host, asked["cluster"], rules.make_desired(asked["cluster"], asked["given"], reached))
@@ -341,9 +342,32 @@ def test_machines_that_join_are_let_in_until_the_table_is_loaded_again(pair: Pai
     pair.apply(joining)
     listed = pair.run(pair.host, "nft", "list", "set", "inet", TABLE, "joining_4")
     assert re.search(rf"{STRANGER} timeout 15m expires 14m5", listed), listed
-    assert pair.apply(GIVEN)["changed"]
-    assert pair.dropped(STRANGER, 2049)
+    # A run with the same members changes nothing, and one with others empties the set.
     assert not pair.apply(GIVEN)["changed"]
+    given = {**GIVEN, "members": [*GIVEN["members"], OTHER]}
+    assert pair.apply(given)["changed"]
+    assert pair.dropped(STRANGER, 2049)
+    assert not pair.apply(given)["changed"]
+
+
+def test_two_clusters_at_once_lose_nothing(pair: Pair) -> None:
+    """A run waits for that of another cluster, which has read all parts and is about to load them."""
+    pair.apply(GIVEN)
+    folder = os.open(pair.folder, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        argv = ["ip", "netns", "exec", pair.host, sys.executable, "-c", PROGRAM]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiting:
+            assert waiting.stdin is not None
+            waiting.stdin.write(pair.asked(TWO, cluster="two"))
+            waiting.stdin.close()
+            with pytest.raises(subprocess.TimeoutExpired):
+                waiting.wait(2)
+            fcntl.flock(folder, fcntl.LOCK_UN)
+            assert waiting.wait(30) == 0
+    finally:
+        os.close(folder)
+    assert not pair.apply(TWO, cluster="two")["changed"]
 
 
 TWO: dict[str, Any] = {
@@ -488,13 +512,17 @@ def test_the_port_on_which_sshd_listens_is_never_closed_by_a_range(pair: Pair, l
 
 
 def test_a_table_that_would_close_the_own_connection_is_refused(pair: Pair, login: list[str]) -> None:
-    done = over_ssh(pair, login, {**RANGES, "ssh_from": ["192.0.2.0/24"]})
+    given = {**RANGES, "ssh_port": 20022}
+    done = over_ssh(pair, login, {**given, "ssh_from": ["192.0.2.0/24"]})
     assert done.returncode == 1
     assert f"{STRANGER}/32" in done.stderr
     assert list(pair.folder.iterdir()) == []
     for accepting in ({"ssh_from": [f"{STRANGER}/32"]}, {"ssh_from": ["192.0.2.0/24"], "trusted": ["10.9.0.0/24"]}):
-        assert over_ssh(pair, login, {**RANGES, **accepting}).returncode == 0
+        assert over_ssh(pair, login, {**given, **accepting}).returncode == 0
         assert pair.through(STRANGER, 20022)
+    # Only the port of SSH that is named is restricted.
+    assert over_ssh(pair, login, {**RANGES, "ssh_from": ["192.0.2.0/24"]}).returncode == 0
+    assert pair.through(STRANGER, 20022)
 
 
 def test_addresses_of_both_families_and_of_the_mesh_are_taken(pair: Pair) -> None:

@@ -20,6 +20,7 @@ mount -t tmpfs none /mnt && mkdir /mnt/etc /mnt/etc.work /mnt/lib /mnt/lib.work
 mount -t overlay -o lowerdir=/etc,upperdir=/mnt/etc,workdir=/mnt/etc.work none /etc
 mount -t overlay -o lowerdir=/var/lib,upperdir=/mnt/lib,workdir=/mnt/lib.work none /var/lib
 mount -t tmpfs none /run && mkdir /run/sshd
+rm -rf /etc/gpumesh /var/lib/gpumesh
 exec "$@"
 """
 SUBNET = {"cluster_name": "lab", "cluster_subnet": "10.50.0.0/24", "mesh_backend": "none"}
@@ -60,10 +61,10 @@ def test_a_machine_joins_members_that_have_firewalls(farm: Farm) -> None:
     assert table(one) == before
     farm.arguments.remove("--check")
     changed(farm, role("cluster", "join"), cluster_machines=["n3"])
-    assert f"{three.address} timeout 15m" in table(two)
+    assert f"{three.address} timeout 10m30s" in table(two)
     changed(farm, role("cluster", "load"), role("firewall"), **restricted)
     for host in farm.members:
-        assert "timeout 15m" not in table(host)
+        assert "timeout 10m" not in table(host)
         assert "10.50.0.1-10.50.0.3" in table(host)
 
 

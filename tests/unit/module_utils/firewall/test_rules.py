@@ -11,7 +11,7 @@ import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall import rules
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import Reached
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import Connection, Reached
 
 
 def text(**given: Any) -> str:
@@ -60,10 +60,10 @@ def test_the_tunnel_stays_open_within_the_ephemeral_range() -> None:
 
 
 def test_ssh_is_closed_only_when_somebody_is_let_in() -> None:
-    assert "dport { 22 }" not in text()
+    assert "dport 22" not in text()
     rendered = text(ssh_from=["192.0.2.0/24"])
-    assert "tcp dport { 22 } ip saddr @ssh_lab_4 accept" in accepted(rendered)
-    assert closed(rendered)[0].startswith("tcp dport { 22 } tcp flags")
+    assert "tcp dport 22 ip saddr @ssh_lab_4 accept" in accepted(rendered)
+    assert closed(rendered)[0].startswith("tcp dport 22 tcp flags")
 
 
 def test_both_families_have_their_sets() -> None:
@@ -74,7 +74,7 @@ def test_both_families_have_their_sets() -> None:
 
 def test_a_range_does_not_close_ssh() -> None:
     given = {"members": ["10.0.0.1"], "tcp_ports": ["111", "15000-28999"], "ssh_port": 22222}
-    desired = rules.make_desired("lab", given, Reached((111, 15000, 22223), ("192.0.2.7",)))
+    desired = rules.make_desired("lab", given, Reached((111, 15000, 22223), (Connection(15000, "192.0.2.7"),)))
     assert desired.tcp_ports == ("15001-22221", "22224-28999")
     assert rules.make_desired("lab", {**given, "ssh_port": 28999}).tcp_ports == ("111", "15000-28998")
 
@@ -83,19 +83,22 @@ def test_a_range_does_not_close_ssh() -> None:
 def test_the_connection_of_the_module_is_not_closed(peer: str) -> None:
     given = {"members": ["10.0.0.1"], "ssh_from": ["198.51.100.0/24"]}
     with pytest.raises(InputError) as refused:
-        rules.make_desired("lab", given, Reached((22,), (peer,)))
+        rules.make_desired("lab", given, Reached((22,), (Connection(22, peer),)))
     assert refused.value.as_result()["address"] == peer
     for accepted in ({"ssh_from": []}, {"trusted": [peer]}, {"members": [peer]}, {"ssh_from": [peer]}):
-        assert rules.make_desired("lab", {**given, **accepted}, Reached((22,), (peer, "127.0.0.1", "::1")))
+        own = [Connection(22, one) for one in (peer, "127.0.0.1", "::1")]
+        assert rules.make_desired("lab", {**given, **accepted}, Reached((22,), tuple(own)))
+    # It is not restricted on another port.
+    assert rules.make_desired("lab", given, Reached((22, 2222), (Connection(2222, peer),)))
 
 
 def test_an_admission_extends_an_earlier_one() -> None:
-    lines = rules.render_admission(["10.0.0.2", "2001:db8::1"]).splitlines()
+    lines = rules.render_admission(["10.0.0.2", "2001:db8::1"], 900).splitlines()
     assert [line.split()[0] for line in lines] == ["add", "delete", "add"] * 2
-    assert "timeout" in lines[2] and "timeout" in lines[5]
-    assert rules.render_admission([]) == ""
+    assert "timeout 900s" in lines[2] and "timeout 900s" in lines[5]
+    assert rules.render_admission([], 900) == ""
     with pytest.raises(InputError):
-        rules.render_admission(["10.0.0.0/8"])
+        rules.render_admission(["10.0.0.0/8"], 900)
 
 
 def test_overlapping_ports_are_merged() -> None:

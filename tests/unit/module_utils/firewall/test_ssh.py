@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import Reached, reached
+from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.ssh import Connection, Reached, reached
 
+OWN = Connection(22, "192.0.2.7")
 #: Local port, remote address, state and inode.
 SOCKETS = [
     ("0016", "00000000", "0A", 100),
@@ -55,14 +56,34 @@ def process(proc: Path, pid: int, parent: int, name: str, sockets: list[int], ti
 
 
 def test_the_ports_of_sshd_and_the_own_connection(proc: Path) -> None:
-    assert reached(str(proc), 9) == Reached((22, 0x5708), ("192.0.2.7",))
+    assert reached(str(proc), 9) == Reached((22, 0x5708), (OWN,))
 
 
 def test_another_server_is_known_by_the_own_connection(proc: Path) -> None:
     (proc / "5" / "comm").write_text("dropbear\n")
-    assert reached(str(proc), 9) == Reached((22,), ("192.0.2.7",))
+    assert reached(str(proc), 9) == Reached((22,), (OWN,))
 
 
 def test_without_a_login_there_is_no_own_connection(proc: Path) -> None:
     process(proc, 10, 1, "python3", [])
     assert reached(str(proc), 10) == Reached((22, 0x5708), ())
+
+
+def test_connections_of_what_is_above_the_login_are_not_the_own_one(proc: Path) -> None:
+    """A service that PID 1 starts for each connection, and a web server in whose terminal Ansible was started."""
+    lines = (proc / "net" / "tcp").read_text()
+    more = [("5708", "090200C0", "01", 300), ("5708", "0A0200C0", "01", 301)]
+    for port, remote, state, inode in more:
+        lines += f"  0: 00000000:{port} {remote}:D1F2 {state} 0:0 0:0 0 0 0 {inode} 4\n"
+    (proc / "net" / "tcp").write_text(lines)
+    (proc / "1" / "fd" / "9").symlink_to("socket:[300]")
+    (proc / "5" / "fd" / "9").symlink_to("socket:[301]")
+    assert reached(str(proc), 9).own == (OWN,)
+    process(proc, 10, 1, "python3", [])
+    assert reached(str(proc), 10).own == ()
+
+
+def test_a_host_that_is_reached_from_itself_needs_no_port_for_that(proc: Path) -> None:
+    lines = (proc / "net" / "tcp").read_text()
+    (proc / "net" / "tcp").write_text(lines.replace("00000000:0016 070200C0", "070200C0:0016 070200C0"))
+    assert reached(str(proc), 9) == Reached((22, 0x5708))
