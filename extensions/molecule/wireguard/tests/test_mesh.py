@@ -383,6 +383,10 @@ def test_a_firewall_that_is_switched_off_leaves_nothing_behind(hosts: dict[str, 
     on = ("-e", "firewall_enabled=true")
     play(*on, playbook=playbook)
     assert set(changed(play(*on, playbook=playbook)).values()) == {0}
+    # Loading the host's own rules again deletes all tables.
+    for action in ("stop", "start", "reload"):
+        hosts["w1"].check_output(f"systemctl {action} nftables")
+    assert set(changed(play(*on, playbook=playbook)).values()) == {0}
     hosts["w3"].check_output("nft add table inet own")
     others = {}
     for name in MACHINES:
