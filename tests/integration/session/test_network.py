@@ -222,7 +222,18 @@ def test_a_session_reaches_others_with_its_hosts_address(two: Two) -> None:
 def test_users_of_a_host_cannot_put_packets_into_a_session(two: Two) -> None:
     send = "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x' * 64, ('10.0.0.2', 8474)); print('sent')"
     before = [received(space) for space, _one in two[0]]
-    argv = ["ip", "netns", "exec", "gmh-a", "setpriv", f"--reuid={NOBODY}", "--clear-groups", "/usr/bin/python3", "-c", send]
+    argv = [
+        "ip",
+        "netns",
+        "exec",
+        "gmh-a",
+        "setpriv",
+        f"--reuid={NOBODY}",
+        "--clear-groups",
+        "/usr/bin/python3",
+        "-c",
+        send,
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert "PermissionError" in done.stderr
     assert [received(space) for space, _one in two[0]] == before
