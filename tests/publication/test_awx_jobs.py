@@ -19,24 +19,12 @@ from pathlib import Path
 import pytest
 from awx_jobs import Job, Node
 
-from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, Host, Network, network
+from ansible_collections.gpumesh.cluster.tests.integration.reach.netns import Farm, network
 from ansible_collections.gpumesh.cluster.tests.publication.archive import ROOT, Installed
 
 RECORDS = Path("/var/lib/gpumesh")
 #: What a host does first: it gets records of its own.
 OWN_RECORDS = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {RECORDS} && exec "$@"', "sh"]
-
-
-def with_own_records(net: Network) -> None:
-    """Each host of the network that is added from now on has them."""
-    plain = net.member
-
-    def member(number: int) -> Host:
-        host = plain(number)
-        host.wrapper = OWN_RECORDS
-        return host
-
-    net.member = member
 
 
 def known_hosts(key: Path, hosts: str = "10.50.0.*") -> str:
@@ -50,8 +38,7 @@ def node(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iter
     made = not RECORDS.exists()
     RECORDS.mkdir(mode=0o755, exist_ok=True)
     with network() as net:
-        with_own_records(net)
-        farm = Farm(net, 3, folder)
+        farm = Farm(net, 3, folder, wrapper=OWN_RECORDS)
         written = json.loads(farm.inventory().read_text())["all"]
         del written["vars"]["ansible_ssh_private_key_file"]
         # The jobs have to check the keys, and know them by a credential.
