@@ -9,21 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
 
-ROOT = Path(__file__).resolve().parents[3]
 TEMPLATE = re.compile(r"\{\{.*?\}\}")
-
-
-def tasks_of(path: Path) -> list[dict[str, Any]]:
-    inner = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks")
-
-    def flat(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [
-            task for entry in entries for task in [entry, *flat([t for name in inner for t in entry.get(name, [])])]
-        ]
-
-    return flat(yaml.safe_load(path.read_text(encoding="utf-8")) or [])
 
 
 def templated(path: Path, task: dict[str, Any]) -> list[Path]:
@@ -39,8 +27,7 @@ def templated(path: Path, task: dict[str, Any]) -> list[Path]:
 
 def test_a_file_whose_name_is_a_template_imports_no_other() -> None:
     """Before ansible-core 2.19 it fails, and only when it runs."""
-    paths = [*ROOT.glob("roles/*/tasks/*.yml"), *ROOT.glob("playbooks/*.yml"), *ROOT.glob("playbooks/layers/*.yml")]
-    below = {found for path in paths for task in tasks_of(path) for found in templated(path, task)}
+    below = {found for path in PATHS for task in tasks_of(path) for found in templated(path, task)}
     assert ROOT / "roles/slurm/tasks/leave.yml" in below
     imports = {"ansible.builtin.import_tasks", "ansible.builtin.import_role"}
     assert [path for path in below if any(imports & task.keys() for task in tasks_of(path))] == []

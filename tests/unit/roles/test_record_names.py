@@ -5,31 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-import yaml
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def tasks_in(content: Any) -> Iterator[dict[str, Any]]:
-    for entry in content or []:
-        for name in ("block", "tasks", "pre_tasks", "post_tasks"):
-            yield from tasks_in(entry.get(name) if isinstance(entry, dict) else None)
-        if isinstance(entry, dict):
-            yield entry
+from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
 
 
 def test_a_record_by_name_is_for_modules_that_look_it_up() -> None:
     given = set()
-    for path in [
-        *ROOT.glob("roles/*/tasks/*.yml"),
-        *ROOT.glob("playbooks/*.yml"),
-        *ROOT.glob("playbooks/layers/*.yml"),
-    ]:
-        for task in tasks_in(yaml.safe_load(path.read_text(encoding="utf-8"))):
+    for path in PATHS:
+        for task in tasks_of(path):
             for module, arguments in task.items():
                 record = arguments.get("record") if isinstance(arguments, dict) else None
                 if module.startswith("gpumesh.cluster.") and isinstance(record, str) and "{{" not in record:
