@@ -10,7 +10,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+
+def write_programs(folder: Path, scripts: Mapping[str, str]) -> Path:
+    """Make a folder for PATH, with programs that are these scripts of the shell. Returns it."""
+    folder.mkdir()
+    for name, script in scripts.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+    return folder
 
 
 def start(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
+from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start, write_programs
 from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
 
 KEY = base64.b64encode(bytes(range(64))).decode()
@@ -46,8 +46,6 @@ def _host(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
 @pytest.fixture(name="programs")
 def _programs(tmp_path: Path) -> Path:
     """Those of a host that has everything that the modules need."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
     scripts = {
         "munged": "exit 0",
         "supervisord": "exit 0",
@@ -55,11 +53,7 @@ def _programs(tmp_path: Path) -> Path:
         "systemctl": "echo LoadState=loaded",
         "nft": '[ "$1" = --check ] || { echo "No such file or directory" >&2; exit 1; }',
     }
-    for name, script in scripts.items():
-        path = folder / name
-        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        path.chmod(0o755)
-    return folder
+    return write_programs(tmp_path / "bin", scripts)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from module_runs import result_of, start
+from module_runs import result_of, start, write_programs
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
@@ -51,8 +51,6 @@ def _given(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture(name="programs")
 def _programs(tmp_path: Path) -> Path:
     """A host with a munge that signs, and accepts only its own signature."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
     scripts = {
         "munged": "exit 0",
         "supervisord": "exit 0",
@@ -62,11 +60,7 @@ def _programs(tmp_path: Path) -> Path:
         "unmunge": 'echo asked >> "${0%/*}/../asked"; read -r given; '
         '[ "$given" = MUNGE:signed: ] || { echo "unmunge: Invalid credential" >&2; exit 14; }',
     }
-    for name, script in scripts.items():
-        path = folder / name
-        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        path.chmod(0o755)
-    return folder
+    return write_programs(tmp_path / "bin", scripts)
 
 
 def test_a_key_is_written_once_for_its_owner_alone(given: dict[str, Any], programs: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from module_runs import result_of, start
+from module_runs import result_of, start, write_programs
 
 SLURMD = {"name": "slurmd", "command": "/usr/sbin/slurmd -D", "reads": [], "drop_in": "[Unit]\n"}
 
@@ -37,19 +37,13 @@ def _given(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture(name="programs")
 def _programs(tmp_path: Path) -> Path:
     """A host whose supervisord runs everything, and whose slurmd accepts all files."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
     scripts = {
         "slurmd": '[ "$1" = -V ] && echo slurm-wlm 24.11.5; exit 0',
         "supervisord": "exit 0",
         "supervisorctl": 'case $3 in pid) echo 1;; status) echo "$4 RUNNING pid 0, uptime 1";; esac',
         "systemctl": "echo LoadState=loaded; echo ActiveState=active; echo UnitFileState=enabled",
     }
-    for name, script in scripts.items():
-        path = folder / name
-        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        path.chmod(0o755)
-    return folder
+    return write_programs(tmp_path / "bin", scripts)
 
 
 def run(folder: Path, given: dict[str, Any], **arguments: Any) -> dict[str, Any]:
