@@ -29,7 +29,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes impo
     unknown,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import Mounted, parse_mountinfo
-from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import read_ports
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.rdma import fabric_of, read_ports
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.shapes import RdmaPort
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
@@ -449,9 +449,6 @@ def _named(port: RdmaPort) -> str:
     return f"{port['device']}:{port['port']}"
 
 
-_LINK_LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
-
-
 def judge_rdma(
     ports: Sequence[RdmaPort],
     rate_gbps: Optional[float],
@@ -464,8 +461,8 @@ def judge_rdma(
     arbitrary. ``rate_gbps`` is required of the fastest kind. ``models``: the model by device. ``fabric``: infiniband or
     roce, if the other members of the site connect to this host by it.
     """
-    layer = _LINK_LAYERS.get(fabric or "")
-    if layer and not any(port["state"] == "active" and port["link_layer"] == layer for port in ports):
+    fabrics = {fabric_of([port]) for port in ports if port["state"] == "active"}
+    if fabric not in (None, "none", *fabrics):
         states = ", ".join(f"{_named(port)} ({port['link_layer'] or 'unknown'}) is {port['state']}" for port in ports)
         return failed(
             0,
