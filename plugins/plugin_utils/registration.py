@@ -76,8 +76,8 @@ def decide(
     absent = [machine for machine in asked if machine not in hosts]
     if absent:
         raise InputError(
-            f"{_listed(absent)} {'is' if len(absent) == 1 else 'are'} not among the hosts of this run "
-            f"({_listed(list(hosts))}).",
+            f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not among the hosts of this run "
+            f"({', '.join(hosts)}).",
             "Add the machine to the inventory's group 'cluster', and run without a --limit that excludes it.",
             machines=absent,
         )
@@ -286,7 +286,7 @@ def _manager(wish: Wish, record: Record | None, taking_part: Sequence[str]) -> s
     if manager not in taking_part:
         raise InputError(
             f"The manager '{manager}' is not among the machines of the new cluster '{wish.name}' "
-            f"({_listed(taking_part) or 'none'}).",
+            f"({', '.join(taking_part) or 'none'}).",
             f"Set cluster_manager to one of them, or add {manager} to the machines.",
             manager=manager,
         )
@@ -341,7 +341,7 @@ def enrolled(
             address = address_in(addresses[machine], subnet)
             if address is None:
                 raise InputError(
-                    f"{machine} has {_listed(list(addresses[machine]))} in its tailnet, but none in {subnet}.",
+                    f"{machine} has {', '.join(addresses[machine])} in its tailnet, but none in {subnet}.",
                     "Set cluster_subnet and mesh_subnet to the range of the control server.",
                     machine=machine,
                 )
@@ -395,7 +395,3 @@ def _same_network(one: str, other: str) -> bool:
         return values.subnet(one) == values.subnet(other)
     except ValueError as failure:
         raise InputError(f"{failure}.", "Write cluster_subnet and mesh_subnet as ADDRESS/MASK.") from failure
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
