@@ -17,8 +17,8 @@ description:
   - A host that is in several clusters has one table, to which each of them contributes. Whatever one cluster accepts is
     accepted, also on the ports that another one closes.
   - Rules outside this table are neither read nor changed. A port that the host's own rules close stays closed.
-  - A systemd service loads the table at boot, and again when C(nftables.service) reloads the host's own rules. Without
-    systemd, the table is loaded now, and again on the next run.
+  - A systemd service loads the table at boot, and C(nftables.service) loads it again whenever it loads the host's own
+    rules. Without systemd, the table is loaded now, and again on the next run.
   - If C(nft) is not installed, the module does nothing and RV(tools) says so. With O(record), nftables is installed.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes

@@ -25,8 +25,11 @@ MARK = "# Managed by gpumesh.cluster: edits are replaced at the next run."
 #: The table, and the name of its files and its unit. No cluster's name makes the same one out of the former ``gpumesh_``.
 TABLE = "gpumesh-firewall"
 
-#: Units that start the table's unit: at boot, and with the host's own rules, which delete the table when they are loaded.
-WANTED_BY = ("sysinit.target", "nftables.service")
+#: The unit that loads the host's own rules, which deletes all other tables when it does.
+OWN_RULES = "nftables.service"
+
+#: What starts the table's unit at boot.
+WANTED_BY = "sysinit.target"
 
 #: The table without the parts of the clusters. Declared first, so that deleting it cannot fail.
 FRAME = f"""{MARK}
@@ -210,27 +213,38 @@ def render_main(parts: str) -> str:
 
 
 def render_unit(path: str, nft: str) -> str:
-    """The systemd unit that loads the table at boot, and again whenever the host's own rules are reloaded."""
+    """The systemd unit that loads the table at boot."""
     return f"""{MARK}
 [Unit]
 Description=Firewall of the gpumesh clusters of this host
 DefaultDependencies=no
 Wants=network-pre.target
 Before=network-pre.target shutdown.target
-After=nftables.service local-fs.target
+After={OWN_RULES} local-fs.target
 Conflicts=shutdown.target
-PartOf=nftables.service
-ReloadPropagatedFrom=nftables.service
 
 [Service]
 Type=oneshot
 RemainAfterExit=yes
 ExecStart={nft} --file {path}
-ExecReload={nft} --file {path}
 ExecStop=-{nft} delete table inet {TABLE}
 
 [Install]
-WantedBy={" ".join(WANTED_BY)}
+WantedBy={WANTED_BY}
+"""
+
+
+def render_drop_in(path: str, nft: str) -> str:
+    """The addition to ``OWN_RULES`` that loads the table again whenever the host's own rules are loaded.
+
+    A unit of its own that follows this one would come too late: systemd does not pass on a reload to a unit that is
+    just being started, and starts none that was started five times in ten seconds. A failure is not one of the host's
+    own rules.
+    """
+    return f"""{MARK}
+[Service]
+ExecStartPost=-{nft} --file {path}
+ExecReload=-{nft} --file {path}
 """
 
 

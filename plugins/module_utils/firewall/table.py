@@ -14,7 +14,7 @@ import glob
 import hashlib
 import os
 import re
-from typing import Dict, Iterator, NamedTuple, Optional, Sequence
+from typing import Dict, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner, find
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
@@ -26,11 +26,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.firewall.rules import (
     FRAME,
+    OWN_RULES,
     TABLE,
     WANTED_BY,
     Desired,
     checked_name,
     render_admission,
+    render_drop_in,
     render_main,
     render_part,
     render_unit,
@@ -88,8 +90,9 @@ def _present(host: Host, nft: str, cluster: str, desired: Desired) -> Result:
     outdated = {path: wanted for path, wanted in files.items() if read_text(path) != wanted}
     whole = _whole({**_parts(host), cluster: text})
     stale = not _is_loaded(host, whole)
-    unit_path, unit = _unit_path(host, TABLE), render_unit(_rules_path(host, TABLE), nft)
-    unit_stale = bool(host.units) and not _unit_works(host, unit)
+    rules = _rules_path(host, TABLE)
+    units = {_unit_path(host, TABLE): render_unit(rules, nft), _drop_in_path(host, TABLE): render_drop_in(rules, nft)}
+    unit_stale = bool(host.units) and not _unit_works(host, units)
     former = _has_files(host, _former(cluster))
     changed = bool(outdated) or stale or unit_stale or former
     if not host.check_mode:
@@ -101,9 +104,11 @@ def _present(host: Host, nft: str, cluster: str, desired: Desired) -> Result:
         if stale:
             _load(host, whole)
         if unit_stale:
-            write_atomic(unit_path, unit, 0o644)
+            os.makedirs(os.path.dirname(_drop_in_path(host, TABLE)), mode=0o755, exist_ok=True)
+            for path, wanted in units.items():
+                write_atomic(path, wanted, 0o644)
             host.run(["systemctl", "daemon-reload"])
-            host.run(["systemctl", "enable", "--now", os.path.basename(unit_path)])
+            host.run(["systemctl", "enable", "--now", os.path.basename(_unit_path(host, TABLE))])
         if former:
             _remove(host, _former(cluster))
     note = "# not loaded\n" if stale and before == text else ""
@@ -169,6 +174,8 @@ def _remove(host: Host, table: str) -> None:
     unit_path = _unit_path(host, table)
     if host.units and os.path.exists(unit_path):
         host.run(["systemctl", "disable", "--now", os.path.basename(unit_path)])
+        remove_file(_drop_in_path(host, table))
+        remove_empty(os.path.dirname(_drop_in_path(host, table)))
         remove_file(unit_path)
         host.run(["systemctl", "daemon-reload"])
     # If the unit was running, stopping it has deleted the table.
@@ -204,16 +211,16 @@ def _unit_path(host: Host, table: str) -> str:
     return os.path.join(host.units, f"{table}.service")
 
 
-def _unit_works(host: Host, text: str) -> bool:
-    """Whether the unit of the table is as given, enabled and active.
+def _drop_in_path(host: Host, table: str) -> str:
+    return os.path.join(host.units, f"{OWN_RULES}.d", f"{table}.conf")
 
-    An inactive one would not load the table again when the host's own rules are reloaded.
-    """
+
+def _unit_works(host: Host, units: Mapping[str, str]) -> bool:
+    """Whether the files of systemd are as given, and the unit of the table is enabled and active."""
     unit = os.path.basename(_unit_path(host, TABLE))
-    links = [os.path.join(host.units, f"{wanting}.wants", unit) for wanting in WANTED_BY]
     return (
-        read_text(_unit_path(host, TABLE)) == text
-        and all(os.path.lexists(link) for link in links)
+        all(read_text(path) == text for path, text in units.items())
+        and os.path.lexists(os.path.join(host.units, f"{WANTED_BY}.wants", unit))
         and host.run(["systemctl", "is-active", "--quiet", unit], check=False).rc == 0
     )
 

@@ -383,9 +383,12 @@ def test_a_firewall_that_is_switched_off_leaves_nothing_behind(hosts: dict[str, 
     on = ("-e", "firewall_enabled=true")
     play(*on, playbook=playbook)
     assert set(changed(play(*on, playbook=playbook)).values()) == {0}
-    # Loading the host's own rules again deletes all tables.
-    for action in ("stop", "start", "reload"):
-        hosts["w1"].check_output(f"systemctl {action} nftables")
+    # Loading the host's own rules again deletes all tables. One right after the other, as a script does.
+    for actions in (["stop", "start", "reload"], ["restart", "reload"]):
+        hosts["w1"].check_output(
+            " && ".join(f"systemctl {action} nftables" for action in actions)
+            + " && nft list table inet gpumesh-firewall"
+        )
     assert set(changed(play(*on, playbook=playbook)).values()) == {0}
     hosts["w3"].check_output("nft add table inet own")
     others = {}
@@ -400,9 +403,8 @@ def test_a_firewall_that_is_switched_off_leaves_nothing_behind(hosts: dict[str, 
     assert all(count > 0 for count in changed(play(playbook=playbook)).values())
     for name in MACHINES:
         assert hosts[name].check_output("nft list tables").splitlines() == others[name]
-        assert (
-            hosts[name].run("find /etc /run -name 'gpumesh-firewall*' -o -path '/etc/gpumesh/firewall*'").stdout == ""
-        )
+        left = "-name 'gpumesh-firewall*' -o -name nftables.service.d -o -path '/etc/gpumesh/firewall*'"
+        assert hosts[name].run(f"find /etc /run {left}").stdout == ""
     assert set(changed(play(playbook=playbook)).values()) == {0}
     hosts["w3"].check_output("nft delete table inet own")
 

@@ -65,7 +65,7 @@ def applied(programs: Programs, check_mode: bool = False) -> tuple[bool, bool]:
 def test_a_unit_that_does_not_run_is_started(programs: Programs) -> None:
     assert applied(programs) == (True, True)
     assert applied(programs) == (False, False)
-    # As after nftables.service was stopped.
+    # As after both were lost.
     programs.active = programs.live = False
     assert applied(programs, check_mode=True) == (True, False)
     assert applied(programs) == (True, True)
@@ -75,11 +75,23 @@ def test_a_unit_that_does_not_run_is_started(programs: Programs) -> None:
     assert applied(programs) == (True, True)
 
 
-@pytest.mark.parametrize("target", ["sysinit.target", "nftables.service"])
-def test_it_starts_at_boot_and_with_the_rules_of_the_host(programs: Programs, target: str) -> None:
+def test_it_starts_at_boot(programs: Programs) -> None:
     applied(programs)
-    link = programs.units / f"{target}.wants" / UNIT
+    link = programs.units / "sysinit.target.wants" / UNIT
     assert link.is_symlink()
     link.unlink()
     assert applied(programs) == (True, True)
     assert link.is_symlink()
+
+
+def test_it_is_loaded_with_the_rules_of_the_host_until_it_is_removed(programs: Programs) -> None:
+    applied(programs)
+    drop_in = programs.units / "nftables.service.d" / f"{rules.TABLE}.conf"
+    again = f"-/usr/sbin/nft --file {programs.units.parent}/{rules.TABLE}.nft"
+    assert drop_in.read_text().splitlines()[2:] == [f"ExecStartPost={again}", f"ExecReload={again}"]
+    drop_in.unlink()
+    assert applied(programs) == (True, True)
+    assert drop_in.exists()
+    folder = str(programs.units.parent)
+    assert table.absent(table.Host(programs, False, folder, str(programs.units), folder), "lab").changed
+    assert not drop_in.parent.exists()
