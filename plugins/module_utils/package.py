@@ -9,15 +9,16 @@ host, since Python would compile an archive again each time that it runs. Anothe
 
 from __future__ import annotations
 
-import ast
+import functools
 import glob
 import importlib
-import inspect
 import io
 import json
 import marshal
 import os
+import re
 import zipfile
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import MAGIC_NUMBER
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -26,6 +27,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 
 _MODE, _FILE_MODE = 0o755, 0o644
 _ROOT = "ansible_collections.gpumesh.cluster.plugins.module_utils"
+#: An import of names from a module of the collection, in parentheses or on one line.
+_IMPORT = re.compile(
+    rf"^[ \t]*from[ \t]+({re.escape(_ROOT)}[\w.]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n#]+))", re.MULTILINE
+)
+#: A name in such an import, without the other name that it is given.
+_NAME = re.compile(r"(?:^|,)\s*(?:#[^\n]*\s*)*(\w+)")
 #: The same content gives the same archive: files have a fixed time.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 #: The header of byte code that Python takes without looking at the source; PEP 552.
@@ -41,34 +48,50 @@ sys.exit(main(json.loads({settings!r}), sys.argv[1:]))
 
 
 def sources(entry: str) -> Dict[str, str]:
-    """The source of each module that the program needs, by its dotted name."""
+    """The source of each module that the program needs, by its dotted name. None of them is run."""
     found: Dict[str, str] = {}
     waiting = [entry]
     while waiting:
         name = waiting.pop()
         if name not in found:
-            found[name] = inspect.getsource(importlib.import_module(name))
-            waiting += _imported(found[name])
+            source = _source(name)
+            if source is None:
+                raise ModuleNotFoundError(f"The collection has no module {name}.", name=name)
+            found[name] = source
+            waiting += imported(source)
     return found
 
 
-def _imported(source: str) -> List[str]:
-    """The modules of the collection that a source imports, as a whole or by name."""
+def imported(source: str) -> List[str]:
+    """The modules of the collection that a source imports, as a whole or by name.
+
+    Parsing a source as Python takes ten times as long, and each host does this in each run.
+    """
     names: List[str] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_ROOT):
-            module = str(node.module)
-            submodules = [f"{module}.{alias.name}" for alias in node.names if _is_module(f"{module}.{alias.name}")]
-            names += submodules or [module]
+    for match in _IMPORT.finditer(source):
+        module, listed = match.group(1), match.group(2) or match.group(3)
+        wanted = [f"{module}.{name}" for name in _NAME.findall(listed)]
+        names += [name for name in wanted if _source(name) is not None] or [module]
     return names
 
 
-def _is_module(name: str) -> bool:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
+def _source(name: str) -> Optional[str]:
+    """The source of a module of the collection; None if there is no such module, as for the name of a function."""
+    spec = _spec(name)
+    loader: Any = spec.loader if spec else None
+    return loader.get_source(name) if loader else None
+
+
+@functools.lru_cache(maxsize=None)
+def _spec(name: str) -> Optional[ModuleSpec]:
+    """Where a module is. Asking importlib.util for it would run what the module is in."""
+    above = name.rpartition(".")[0]
+    if above == _ROOT:
+        folders = list(importlib.import_module(_ROOT).__path__)
+    else:
+        parent = _spec(above)
+        folders = list(parent.submodule_search_locations or []) if parent else []
+    return PathFinder.find_spec(name, folders) if folders else None
 
 
 def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:

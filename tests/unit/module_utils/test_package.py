@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import io
 import os
 import subprocess
@@ -19,9 +21,62 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import Settings
 
+ROOT = package.__name__.rpartition(".")[0]
+MODULE_UTILS = Path(package.__file__).parent
+
 #: A program that needs other modules of the collection, and the standard library alone.
 SETTINGS = dict.fromkeys(Settings._fields, "")
 BUILT = package.build(sys.executable, program.__name__, SETTINGS)
+
+
+def test_imports_are_found_as_python_finds_them() -> None:
+    paths = sorted(MODULE_UTILS.rglob("*.py"))
+    assert len(paths) > 100
+    for path in paths:
+        source = path.read_text(encoding="utf-8")
+        expected = {
+            name
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ROOT)
+            for name in (
+                [f"{node.module}.{alias.name}" for alias in node.names if is_module(f"{node.module}.{alias.name}")]
+                or [str(node.module)]
+            )
+        }
+        assert set(package.imported(source)) == expected, path
+
+
+def is_module(name: str) -> bool:
+    """Whether the collection has this module, from its files."""
+    path = MODULE_UTILS.joinpath(*name[len(ROOT) + 1 :].split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def test_sources_are_found_without_running_them_in_an_archive_as_ansible_sends_it(tmp_path: Path) -> None:
+    archive = tmp_path / "modules.zip"
+    folder = Path(*ROOT.split("."))
+    paths = {folder / path.relative_to(MODULE_UTILS): path.read_bytes() for path in MODULE_UTILS.rglob("*.py")}
+    packages = {above / "__init__.py" for path in paths for above in path.parents if above != Path()}
+    with zipfile.ZipFile(archive, "w") as writer:
+        for path, content in {**dict.fromkeys(packages, b""), **paths}.items():
+            writer.writestr(str(path), content)
+    code = (
+        "import hashlib, sys\n"
+        f"sys.path.insert(0, {str(archive)!r})\n"
+        f"from {ROOT} import package\n"
+        f"assert package.__file__.startswith({str(archive)!r})\n"
+        "before = set(sys.modules)\n"
+        f"built = package.build(sys.executable, {program.__name__!r}, {SETTINGS!r})\n"
+        f"print(sorted(name for name in set(sys.modules) - before if name.startswith({ROOT!r})))\n"
+        "print(hashlib.sha256(built).hexdigest())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", hashlib.sha256(BUILT).hexdigest()]
+
+
+def test_a_module_that_is_missing_is_named() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        package.sources(f"{ROOT}.no_such_module")
 
 
 def installed(tmp_path: Path) -> Path:
