@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import functools
 import glob
-import importlib
 import io
 import json
 import marshal
 import os
+import pkgutil
 import re
 import zipfile
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import MAGIC_NUMBER
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -75,23 +74,19 @@ def imported(source: str) -> List[str]:
     return names
 
 
-def _source(name: str) -> Optional[str]:
-    """The source of a module of the collection; None if there is no such module, as for the name of a function."""
-    spec = _spec(name)
-    loader: Any = spec.loader if spec else None
-    return loader.get_source(name) if loader else None
-
-
 @functools.lru_cache(maxsize=None)
-def _spec(name: str) -> Optional[ModuleSpec]:
-    """Where a module is. Asking importlib.util for it would run what the module is in."""
-    above = name.rpartition(".")[0]
-    if above == _ROOT:
-        folders = list(importlib.import_module(_ROOT).__path__)
-    else:
-        parent = _spec(above)
-        folders = list(parent.submodule_search_locations or []) if parent else []
-    return PathFinder.find_spec(name, folders) if folders else None
+def _source(name: str) -> Optional[str]:
+    """The source of a module of the collection; None if there is no such module, as for the name of a function.
+
+    Asking Python where a module is would compile it, in the archive in which Ansible sends modules.
+    """
+    if not name.startswith(f"{_ROOT}."):
+        return None
+    try:
+        content = pkgutil.get_data(__name__, f"{name[len(_ROOT) + 1 :].replace('.', '/')}.py")
+    except OSError:
+        return None
+    return None if content is None else content.decode("utf-8")
 
 
 def build(interpreter: str, entry: str, settings: Mapping[str, Any]) -> bytes:
