@@ -125,8 +125,7 @@ def refusals(users: Sequence[str], host: Host) -> List[str]:
         if not account.has_home:
             reasons.append(
                 f"the home directory of {user}, {account.home}, does not exist. Create it, for example with "
-                f"'mkhomedir_helper {user}', mount the file system with it (playbook storage, if that is a volume of the "
-                "cluster), or remove the name from ssh_trust_users."
+                f"'mkhomedir_helper {user}', mount the file system with it, or remove the name from ssh_trust_users."
             )
         excluded: Dict[str, List[str]] = {}
         for answer in host.servers[user]:
