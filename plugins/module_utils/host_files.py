@@ -348,22 +348,30 @@ def owner_ids(wanted: Wanted) -> Tuple[Optional[int], Optional[int]]:
 def apply(step: Step) -> None:
     """Apply one change. A file is always either the old or the new one, except if it is a mount point."""
     try:
-        with reach(step.path, follow=step.kind != ABSENT, make=step.kind == DIRECTORY) as place:
-            if step.kind == ABSENT:
-                _remove(place)
-                return
-            if place.folder < 0:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if step.text is not None and step.kind == FILE:
-                _write(place, step)
-                return
-            if step.kind == DIRECTORY and place.found is None:
-                os.mkdir(place.name, 0o700, dir_fd=place.folder)
-            refuse_others(place)
-            with opened(place, os.O_DIRECTORY if step.kind == DIRECTORY else 0) as descriptor:
-                settle(place, descriptor, step.mode, (step.uid, step.gid))
+        try:
+            _apply(step)
+        except FileExistsError:
+            # Another member has created the directory meanwhile, in a home directory on a volume.
+            _apply(step)
     except OSError as failure:
         raise HostStateError(f"{step.path} cannot be written: {failure.strerror}.", path=step.path) from failure
+
+
+def _apply(step: Step) -> None:
+    with reach(step.path, follow=step.kind != ABSENT, make=step.kind == DIRECTORY) as place:
+        if step.kind == ABSENT:
+            _remove(place)
+            return
+        if place.folder < 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if step.text is not None and step.kind == FILE:
+            _write(place, step)
+            return
+        if step.kind == DIRECTORY and place.found is None:
+            os.mkdir(place.name, 0o700, dir_fd=place.folder)
+        refuse_others(place)
+        with opened(place, os.O_DIRECTORY if step.kind == DIRECTORY else 0) as descriptor:
+            settle(place, descriptor, step.mode, (step.uid, step.gid))
 
 
 def _remove(place: Place) -> None:

@@ -15,8 +15,8 @@ description:
   - Generates a key for each user, certified by a signing key of this host, and accepts users who were certified by the
     other members. The private keys never leave the host.
   - Maintains the verified host keys of all members, and the client configuration of C(ssh) for them.
-  - If a user has no account or home directory, or the SSH server of the host would not accept the users from another
-    member, the module fails before it changes anything.
+  - If a user has no account or home directory, or the SSH server of the host would not accept the users from one of the
+    other members, the module fails before it changes anything.
   - If other accounts own or can read a private key in the cluster's folder, all of the host's keys for its users are
     certified again with a new signing key.
   - Set O(record). The other options are derived from it on the controller.
@@ -50,12 +50,13 @@ options:
   address:
     description: The address of this host in the cluster.
     type: str
-  peer:
-    description: The name of another member. Users who come from there must be accepted by the SSH server.
-    type: str
-  peer_address:
-    description: The address of O(peer) in the cluster.
-    type: str
+  peers:
+    description:
+      - The other members, with their address in the cluster as the key and their name as the value. Users who come from
+        there must be accepted by the SSH server.
+      - The server is queried once for all members that its C(Match) blocks do not distinguish, and for at most 30 kinds of
+        members.
+    type: dict
   known_hosts:
     description: The host keys of the members, in the format of C(known_hosts).
     type: str
@@ -103,6 +104,11 @@ signing_key:
   description: The public key with which this host certifies its users. Null if there is none yet.
   type: str
   returned: with O(state=present)
+unqueried:
+  description: The number of members among O(peers) for whose logins the SSH server was not queried.
+  type: int
+  returned: when there are any
+  sample: 12
 registration:
   description: The keys of this host that are not in the record yet, as an entry for M(gpumesh.cluster.cluster_member).
   type: dict
@@ -128,10 +134,11 @@ def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
     """Look, make the keys that are missing, then write the files."""
     params = {**given, "users": given["users"] if given["state"] == "present" else []}
     cluster, users = params["cluster"], params["users"]
-    folder, identifier, login = host.folder_of(cluster), files.identifier(params), files.login(params)
-    found = host.look(run, folder, users, identifier, login)
+    folder, identifier = host.folder_of(cluster), files.identifier(params)
+    logins = files.logins(params) if users else []
+    found = host.look(run, folder, users, identifier, logins)
     if users:
-        _refuse(params["machine"], host.refusals(users, found, login))
+        _refuse(params["machine"], host.refusals(users, found))
     # Everything is checked before anything is changed.
     folders = host_files.plan_all(files.folders(cluster)) if users else []
     others = host_files.plan_all(files.entries(params, found))
@@ -147,8 +154,10 @@ def work(given: Dict[str, Any], check_mode: bool) -> Outcome:
     steps = [*folders, *others]
     values: Dict[str, Any] = {"certified": certified, "paths": [*(step.path for step in steps), *stale]}
     if users:
-        now = host.look(run, folder, users, identifier, login) if certified and not check_mode else found
+        now = host.look(run, folder, users, identifier, logins) if certified and not check_mode else found
         values.update(host_keys=now.host_keys, signing_key=now.signing_key)
+        unqueried = host.unqueried(found, logins)
+        values.update({"unqueried": unqueried} if unqueried else {})
     before, after = host_files.as_diff(steps)
     made, gone = _as_diff(folder, certified, stale)
     return Outcome(bool(certified or values["paths"]), values, before + gone[0] + made[0], after + gone[1] + made[1])
@@ -173,6 +182,18 @@ def _as_diff(folder: str, certified: List[str], stale: List[str]) -> Tuple[Tuple
     )
 
 
+def report(module: AnsibleModule) -> Outcome:
+    """Do the work, and warn about members that were left out of the queries."""
+    outcome = work(module.params, module.check_mode)
+    unqueried = outcome.values.get("unqueried")
+    if unqueried:
+        module.warn(
+            f"{module.params['machine']}: the Match blocks of the SSH server distinguish so many addresses that logins from "
+            f"only {len(module.params['peers']) - unqueried} of {len(module.params['peers'])} members were checked."
+        )
+    return outcome
+
+
 def main() -> None:
     """The module's entry point."""
     text = {"type": "str"}
@@ -185,15 +206,14 @@ def main() -> None:
             "cluster": text,
             "machine": text,
             "address": text,
-            "peer": text,
-            "peer_address": text,
+            "peers": {"type": "dict"},
             "known_hosts": text,
             "client_config": text,
             "authorized_keys": {"type": "str", "no_log": False},
         },
         supports_check_mode=True,
     )
-    exit_with(module, lambda: work(module.params, module.check_mode))
+    exit_with(module, lambda: report(module))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import DEFAULT_SITE, Record
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import Answer
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.mesh import address_in
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.same_machine import same_machines
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.same_machine import member_at, same_machines
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets import find_shared, listed
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_choice import choose
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.subnets_places import options_from
@@ -85,6 +85,8 @@ def decide(
     taking_part = [machine for machine in hosts if machine in present or machine in joining]
     _refuse_silent({machine: hosts[machine] for machine in taking_part}, facts)
     _refuse_same({machine: hosts[machine] for machine in taking_part}, facts)
+    if record is not None:
+        _refuse_other_names(record, {machine: hosts[machine] for machine in joining}, facts, answers)
     manager = _manager(wish, record, taking_part)
     mesh = (
         {**plan.mesh_base(plan.DEFAULT_MESH, wish.mesh.get("backend")), **wish.mesh} if not record else record["mesh"]
@@ -256,6 +258,43 @@ def _refuse_same(hosts: Mapping[str, Host], facts: Mapping[str, Mapping[str, Any
             "Correct ansible_host of the wrong one, or keep only one of the names in the inventory.",
             machines=names,
         )
+
+
+def _refuse_other_names(
+    record: Record,
+    joining: Mapping[str, Host],
+    facts: Mapping[str, Mapping[str, Any]],
+    answers: Mapping[str, Answer],
+) -> None:
+    """Refuse machines that are members under another name, which need not be in this run.
+
+    Only members get a copy of the record, and each is named in its own.
+    """
+    present = [member["machine"] for member in record["members"]]
+    for machine, host in joining.items():
+        copy = answers[machine].copy_of(record["name"]) if machine in answers else None
+        if copy is None or copy["id"] != record["id"] or machine in [one["machine"] for one in copy["members"]]:
+            continue
+        told = f"Nothing has been changed. {machine} ({host.dialled}) has"
+        found = member_at(copy, facts[machine])
+        if found is not None and found[0] in present:
+            name, address = found
+            raise InputError(
+                f"{told} the address {address} of {name} in cluster '{record['name']}', and a copy of its record.",
+                f"If they are the same machine, keep only the name {name} in the inventory; to rename it, remove it first "
+                f"(playbook remove with cluster_machine={name}). If {machine} is a clone of {name}, install it again.",
+                machines=[machine, name],
+            )
+        known = [one["machine"] for one in copy["members"] if one["machine"] in present]
+        # A machine that leaves may get the record without itself before it is cleaned up.
+        left = machine in [one["machine"] for one in copy["removed"]]
+        if found is None and known and not left:
+            raise InputError(
+                f"{told} a copy of the record of cluster '{record['name']}', but is not in it.",
+                f"If it is one of its members ({listed(known)}) under another name, keep only that name in the inventory; "
+                "to rename it, remove it first (playbook remove). If it is a clone of one, install it again.",
+                machines=[machine, *known],
+            )
 
 
 def _reason(result: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
+
 
 def same_machines(facts: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """The groups of hosts that are one machine. ``facts`` are the results of interface_info, by host.
@@ -25,3 +27,14 @@ def same_machines(facts: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
         if boot and name and cards:
             groups.setdefault((boot, name, frozenset(interface["mac"] for interface in cards)), []).append(host)
     return [hosts for hosts in groups.values() if len(hosts) > 1]
+
+
+def member_at(copy: Record, facts: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The member in a machine's own copy of a record that has one of the machine's addresses, and this address.
+
+    The mesh address first, since a private network may exist twice.
+    """
+    ends = [(member["machine"], member["mesh"]["address"]) for member in copy["members"] if member["mesh"]]
+    ends += [(member["machine"], member["address"]) for member in copy["members"]]
+    held = {entry["address"] for interface in facts["interfaces"] for entry in interface["addresses"]}
+    return next(((machine, address) for machine, address in ends if address in held), None)

@@ -36,7 +36,7 @@ def desired(
         return {"cluster": cluster, "state": state}
     members = named_members(record)
     # The only member of a cluster stands in for another one.
-    peer = next((named for named in members if named.machine != machine), members[0])
+    peers = [named for named in members if named.machine != machine] or members
     return {
         "cluster": cluster,
         "state": state,
@@ -44,8 +44,7 @@ def desired(
         "users": list(users),
         "port": port,
         "address": derive.cluster_address(record, derive.member_of(record, machine)),
-        "peer": (peer.names or peer.addresses)[0],
-        "peer_address": peer.addresses[0],
+        "peers": {peer.addresses[0]: (peer.names or peer.addresses)[0] for peer in peers},
         "known_hosts": known_hosts(record, port),
         "client_config": client_config(record, users, port),
         "authorized_keys": authorized_keys(record),

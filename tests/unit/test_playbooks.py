@@ -62,6 +62,25 @@ def test_members_that_cannot_connect_get_no_layer_that_connects(path: Path) -> N
                 assert skipped or USERSPACE_ONLY in step.get("when", ""), f"{play['name']}: {role}"
 
 
+def steps_of(play: dict[str, Any]) -> list[str]:
+    """The roles of a play in their order, and `end_host` where hosts are skipped."""
+    found = []
+    for step in [*play.get("pre_tasks", []), *play.get("roles", []), *play.get("tasks", [])]:
+        call = step.get("ansible.builtin.import_role") or step.get("ansible.builtin.include_role") or {}
+        name = step.get("ansible.builtin.meta") or (step.get("role") or call.get("name", "")).rpartition(".")[2]
+        found += [name] if name else []
+    return found
+
+
+@pytest.mark.parametrize("playbook", ["site", "join", "remove"])
+def test_home_directories_on_a_volume_are_mounted_before_users_get_keys_in_them(playbook: str) -> None:
+    (steps,) = (steps for play in plays_of(PLAYBOOKS / f"{playbook}.yml") if "ssh_trust" in (steps := steps_of(play)))
+    before = steps[: steps.index("ssh_trust")]
+    assert "storage" in before
+    # Members without volumes have keys too.
+    assert "end_host" not in before
+
+
 def handed_on(folder: Path, *clusters: list[str]) -> Run:
     """Register clusters with these members, one after the other, on the hosts a to d, each followed by a play."""
     plays: list[dict[str, Any]] = []

@@ -70,8 +70,8 @@ def stale_keys(params: Mapping[str, Any], found: ssh_host.Host) -> List[str]:
 def differences(run: Runner, params: Mapping[str, Any]) -> host_files.Differences:
     """How this host differs from the module's parameters."""
     folder, users = ssh_host.folder_of(params["cluster"]), params["users"]
-    found = ssh_host.look(run, folder, users, identifier(params), login(params))
-    reasons = ssh_host.refusals(users, found, login(params))
+    found = ssh_host.look(run, folder, users, identifier(params), logins(params))
+    reasons = ssh_host.refusals(users, found)
     if reasons:
         return host_files.Differences([" ".join(reasons).rstrip(".")], False)
     words, nothing_there = host_files.differences(entries(params, found))
@@ -86,6 +86,6 @@ def identifier(params: Mapping[str, Any]) -> str:
     return f"{{user}}@{params['machine']} gpumesh {params['cluster']}"
 
 
-def login(params: Mapping[str, Any]) -> Login:
-    """A login from another member, for which the SSH server is queried."""
-    return Login(params["peer"], params["peer_address"], params["address"], params["port"])
+def logins(params: Mapping[str, Any]) -> List[Login]:
+    """The logins from the other members, for which the SSH server is queried."""
+    return [Login(name, address, params["address"], params["port"]) for address, name in params["peers"].items()]

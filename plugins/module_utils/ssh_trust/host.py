@@ -11,7 +11,7 @@ import hashlib
 import os
 import pwd
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
@@ -22,6 +22,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust.server i
 SIGNING = "SIGNING"
 _CERTIFICATE = "-cert.pub"
 _PUBLIC = ".pub"
+#: How many addresses a message contains.
+_NAMED = 3
 #: In the order in which clients prefer them. Clients have refused DSA keys for long.
 _HOST_KEY_KINDS = ("ed25519", "ecdsa", "rsa")
 
@@ -65,8 +67,8 @@ class Host(NamedTuple):
 
     #: The users of the trust; None for a missing account.
     accounts: Mapping[str, Optional[Account]]
-    #: What applies to the logins of each of these accounts.
-    servers: Mapping[str, server.Server]
+    #: What applies to the logins of each of these accounts from the other members.
+    servers: Mapping[str, Sequence[server.Answer]]
     #: The public keys of the SSH server.
     host_keys: Sequence[str]
     #: The public half of the key with which this host certifies its users.
@@ -82,19 +84,21 @@ def folder_of(cluster: str) -> str:
     return f"/etc/gpumesh/ssh/{cluster}"
 
 
-def look(run: Runner, folder: str, users: Sequence[str], identifier: str, login: Login) -> Host:
+def look(run: Runner, folder: str, users: Sequence[str], identifier: str, logins: Sequence[Login]) -> Host:
     """Read the state of the host.
 
     ``identifier``: the identity in certificates, with ``{user}`` in place of the user's name.
     """
     accounts = {user: _account(user) for user in users}
-    servers = {user: server.look(run, user, login) for user, account in accounts.items() if account is not None}
+    existing = [user for user, account in accounts.items() if account is not None]
+    matched = server.criteria(run) if existing and len(logins) > 1 else []
+    servers = {user: server.look(run, user, logins, matched) for user in existing}
     signing_key = _public_key(os.path.join(folder, SIGNING))
     leaked = bool(exposed(folder, users))
     return Host(
         accounts,
         servers,
-        host_keys(next((found.host_key_files for found in servers.values()), ())),
+        host_keys(next((answers[0].server.host_key_files for answers in servers.values()), ())),
         signing_key,
         [
             user
@@ -105,7 +109,7 @@ def look(run: Runner, folder: str, users: Sequence[str], identifier: str, login:
     )
 
 
-def refusals(users: Sequence[str], host: Host, login: Login) -> List[str]:
+def refusals(users: Sequence[str], host: Host) -> List[str]:
     """Why the users could not log in to this host; empty if they can."""
     reasons = []
     unknown = [user for user in users if host.accounts[user] is None]
@@ -114,21 +118,36 @@ def refusals(users: Sequence[str], host: Host, login: Login) -> List[str]:
             f"there is no user {', '.join(unknown)}. Create the account on every member, or remove the name from "
             "ssh_trust_users."
         )
-    refused: Dict[str, List[str]] = {}
+    refused: Dict[Tuple[str, str], List[str]] = {}
     for user, account in host.accounts.items():
         if account is None:
             continue
         if not account.has_home:
             reasons.append(
                 f"the home directory of {user}, {account.home}, does not exist. Create it, for example with "
-                f"'mkhomedir_helper {user}', mount the file system with it (playbook storage, if that is a volume of the "
-                "cluster), or remove the name from ssh_trust_users."
+                f"'mkhomedir_helper {user}', mount the file system with it, or remove the name from ssh_trust_users."
             )
-        for reason in server.refusals(user, account, host.servers[user], login):
-            refused.setdefault(reason, []).append(user)
-    for reason, names in refused.items():
-        reasons.append(f"the SSH server would not accept {', '.join(names)} from {login.peer_address}: {reason}")
+        excluded: Dict[str, List[str]] = {}
+        for answer in host.servers[user]:
+            for login in answer.logins:
+                for reason in server.refusals(user, account, answer.server, login):
+                    excluded.setdefault(reason, []).append(login.peer_address)
+        for reason, addresses in excluded.items():
+            refused.setdefault((_some(addresses), reason), []).append(user)
+    for (sources, reason), names in refused.items():
+        reasons.append(f"the SSH server would not accept {', '.join(names)} from {sources}: {reason}")
     return reasons
+
+
+def unqueried(host: Host, logins: Sequence[Login]) -> int:
+    """From how many members the server was not queried about each user, since its Match blocks distinguish too many."""
+    covered = [sum(len(answer.logins) for answer in answers) for answers in host.servers.values()]
+    return len(logins) - min(covered, default=len(logins))
+
+
+def _some(addresses: Sequence[str]) -> str:
+    more = f" and {len(addresses) - _NAMED} more" if len(addresses) > _NAMED else ""
+    return ", ".join(addresses[:_NAMED]) + more
 
 
 def exposed(folder: str, users: Sequence[str]) -> List[str]:

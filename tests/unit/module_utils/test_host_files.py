@@ -63,6 +63,20 @@ def test_a_folder_that_is_there_keeps_its_mode_where_only_a_new_one_has_one(tmp_
     assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o750
 
 
+def test_a_folder_that_another_member_creates_meanwhile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in a home directory on a volume, in which all members create the same one."""
+    make = os.mkdir
+
+    def late(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(os, "mkdir", make)
+        make(*args, **options)
+        make(*args, **options)
+
+    monkeypatch.setattr(os, "mkdir", late)
+    host_files.see_to([{"path": str(tmp_path / ".ssh"), "state": "directory", "mode": "0710"}], False)
+    assert (tmp_path / ".ssh").stat().st_mode & 0o777 == 0o710
+
+
 def test_a_block_goes_into_a_file_of_others_and_out_again(tmp_path: Path):
     path = tmp_path / "hosts"
     path.write_text("127.0.0.1 localhost\n127.0.1.1 n1\nlast line without an end")

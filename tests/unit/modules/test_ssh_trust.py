@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,13 +27,29 @@ def test_half_of_our_lines_are_refused_before_keys_are_made_or_removed(
     keys.write_text("# BEGIN gpumesh cluster lab\ncert-authority old\nssh-ed25519 admin\n")
     folder = tmp_path / "lab"
     account = host.Account(0, str(tmp_path / "home"), True, ["root"])
-    found = host.Host({"root": account}, {"root": ACCEPTS}, [], None, ["root"], {"root": account})
+    found = host.Host({"root": account}, {"root": [server.Answer(ACCEPTS, [])]}, [], None, ["root"], {"root": account})
     monkeypatch.setattr(host, "folder_of", lambda _cluster: str(folder))
     monkeypatch.setattr(host, "look", lambda *_: found)
     texts = dict.fromkeys(("known_hosts", "client_config", "authorized_keys"), "x\n")
-    login: dict[str, Any] = {"address": "10.0.0.1", "peer": "n2", "peer_address": "10.0.0.2", "port": 22}
+    login: dict[str, Any] = {"address": "10.0.0.1", "peers": {"10.0.0.2": "n2"}, "port": 22}
     before = keys.read_text()
     with pytest.raises(HostStateError) as refused:
         ssh_trust.work({"state": state, "cluster": "lab", "machine": "n1", "users": ["root"], **login, **texts}, False)
     assert refused.value.details["path"] == str(keys)
     assert keys.read_text() == before and not folder.exists()
+
+
+def test_a_server_that_distinguishes_too_many_members_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = host.Account(0, str(tmp_path), True, ["root"])
+    first = server.Answer(ACCEPTS, [server.Login("n2", "10.0.0.2", "10.0.0.1", 22)])
+    found = host.Host({"root": account}, {"root": [first]}, [], None, [], {"root": account})
+    monkeypatch.setattr(host, "look", lambda *_: found)
+    texts = dict.fromkeys(("known_hosts", "client_config", "authorized_keys"), "x\n")
+    login = {"machine": "n1", "address": "10.0.0.1", "port": 22, "peers": {"10.0.0.2": "n2", "10.0.0.3": "n3"}}
+    warned: list[str] = []
+    params = {"state": "present", "cluster": "lab", "users": ["root"], **login, **texts}
+    outcome = ssh_trust.report(SimpleNamespace(params=params, check_mode=True, warn=warned.append))
+    assert outcome.values["unqueried"] == 1
+    assert "n1: the Match blocks" in warned[0] and "only 1 of 2 members" in warned[0]

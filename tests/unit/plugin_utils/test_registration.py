@@ -351,6 +351,59 @@ def test_clones_and_the_containers_of_one_machine_are_separate() -> None:
     assert decide(apart, subnet="10.99.0.0/16", addresses=dict.fromkeys(apart, "8.8.8.8"))["refusal"] == ""
 
 
+APART_RECORD = plan.commit(
+    plan.create("b" * 32, "lab", "10.99.0.0/16", "n1", {}, [{"machine": name} for name in ("n1", "n2")], STAMP), STAMP
+)
+
+
+def another_name(
+    own: dict[str, Any], record: dict[str, Any], copy: dict[str, Any], name: str = "x", **more: Any
+) -> str:
+    """The refusal in a run that is limited to this name of a machine, which has a copy of the record."""
+    held = {name: {"clusters": [copy], "damaged": []}}
+    given = {"addresses": {name: "192.0.2.7"}, "default_manager": "n1", **more}
+    return str(decide({name: own}, record=record, held=held, **given)["refusal"])
+
+
+@pytest.mark.parametrize(
+    ("own", "record", "address"),
+    [
+        (facts("192.168.0.5/24", "10.99.0.2/16"), APART_RECORD, "10.99.0.2"),
+        (facts("10.0.0.200/24", "10.0.0.2/24"), RECORD, "10.0.0.2"),
+    ],
+)
+@pytest.mark.parametrize("join_only", [False, True])
+def test_another_name_of_a_member_that_is_not_in_the_run_is_refused(
+    own: dict[str, Any], record: dict[str, Any], address: str, join_only: bool
+) -> None:
+    refusal = another_name(own, record, record, machines=["x"], join_only=join_only)
+    assert f"x (192.0.2.7) has the address {address} of n2" in refusal
+    assert "cluster_machine=n2" in refusal
+    # Its copy may be outdated, and name it as what it was before.
+    later = plan.commit(
+        plan.join(record, [{"machine": "n3", "address": "10.0.0.3", "interface": "eth0"}], STAMP), STAMP
+    )
+    assert f"has the address {address} of n2" in another_name(own, later, record)
+
+
+def test_another_name_of_a_member_whose_addresses_are_not_up_is_refused() -> None:
+    refusal = another_name(facts("192.168.0.5/24"), APART_RECORD, APART_RECORD)
+    assert "x (192.0.2.7) has a copy of the record of cluster 'lab', but is not in it" in refusal
+    assert "n1 and n2" in refusal
+
+
+def test_copies_that_do_not_make_a_machine_a_member_under_another_name() -> None:
+    own = facts("192.168.0.5/24", "10.99.0.2/16")
+    # It was removed under that name, and could not be cleaned up.
+    left = plan.remove(APART_RECORD, ["n2"], STAMP).record
+    assert another_name(own, left, APART_RECORD) == ""
+    # It was removed under its own name, whether it knows that or not.
+    for copy in (left, APART_RECORD):
+        assert another_name(facts("192.168.0.5/24"), left, copy, "n2", join_only=True, machines=["n2"]) == ""
+    # It has the copy of another cluster.
+    assert "10.99.0.2" not in another_name(facts("10.0.0.9/24"), RECORD, {**RECORD, "name": "lab2", "id": "c" * 32})
+
+
 TAILNET = {"backend": "tailscale"}
 
 

@@ -114,13 +114,16 @@ def test_who_leaves_needs_the_name_of_the_cluster_alone() -> None:
     assert ssh_trust.desired(record(), "n1", ["root"], state="absent") == {"cluster": "lab", "state": "absent"}
 
 
-def test_the_server_is_queried_for_a_login_from_another_member() -> None:
-    def login(machine: str, cluster: Any) -> tuple[Any, ...]:
+def test_the_server_is_queried_for_logins_from_all_other_members() -> None:
+    def logins(machine: str, cluster: Any) -> tuple[Any, ...]:
         wanted = ssh_trust.desired(cluster, machine, ["root"], 2222)
-        return tuple(wanted[key] for key in ("peer", "peer_address", "address", "port"))
+        return tuple(wanted[key] for key in ("peers", "address", "port"))
 
-    assert login("n1", record()) == ("n2.example.net", "10.99.0.2", "10.99.0.1", 2222)
-    assert login("n2.example.net", record("none")) == ("n1", "10.77.0.1", "10.77.0.2", 2222)
+    assert logins("n1", record()) == ({"10.99.0.2": "n2.example.net"}, "10.99.0.1", 2222)
+    assert logins("n2.example.net", record("none")) == ({"10.77.0.1": "n1"}, "10.77.0.2", 2222)
+    three = record()
+    three["members"].append({**three["members"][0], "machine": "n3", "address": "10.77.0.3", "mesh": None})
+    assert logins("n1", three)[0] == {"10.99.0.2": "n2.example.net", "10.77.0.3": "n3"}
     alone = record()
     del alone["members"][1]
-    assert login("n1", alone) == ("n1", "10.99.0.1", "10.99.0.1", 2222)
+    assert logins("n1", alone) == ({"10.99.0.1": "n1"}, "10.99.0.1", 2222)

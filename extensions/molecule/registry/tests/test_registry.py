@@ -139,6 +139,15 @@ def test_a_machine_joins_in_a_run_that_is_limited_to_it() -> None:
     assert members_of("r2") == ["r1", "r2", "r3"]
 
 
+def test_another_name_of_a_member_is_refused_in_a_run_that_is_limited_to_it() -> None:
+    path = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "again.yml"
+    path.write_text(json.dumps({"cluster": {"hosts": {"again": {"ansible_host": "10.79.60.12"}}}}))
+    again = ("-i", str(path), "-e", "cluster_machines=again", "-l", "again")
+    for entry_point in ("register", "join"):
+        refused(play(entry_point, *again), "again (10.79.60.12) has the address 10.79.60.12 of r2 in cluster 'lab'")
+    assert members_of("r1") == members_of("r2") == ["r1", "r2", "r3"]
+
+
 def test_a_damaged_record_is_refused_and_left() -> None:
     on("r1", f"cp -p {RECORD} /root/sound; truncate -s 100 {RECORD}")
     done = play("register", "-l", "r1,r2,r3")

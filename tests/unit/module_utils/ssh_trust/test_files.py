@@ -13,18 +13,20 @@ import pytest
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import files, host, server
 
 ALICE, BOB = host.Account(1000, "/home/alice", True, []), host.Account(1001, "/home/bob", True, [])
-SERVER = server.parse("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
+ANSWER = server.Answer(server.parse("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n"), [])
 
 
 def params(*users: str) -> dict[str, Any]:
     texts = {"known_hosts": "n1 key\n", "client_config": "Host n1\n", "authorized_keys": "cert-authority key"}
-    login = {"address": "10.0.0.1", "peer": "n2", "peer_address": "10.0.0.2", "port": 22}
+    login = {"address": "10.0.0.1", "peers": {"10.0.0.2": "n2"}, "port": 22}
     return {"cluster": "lab", "machine": "n1", "users": list(users), **login, **texts}
 
 
 def found(*users: str, **trusted: host.Account | None) -> host.Host:
     accounts = {"alice": ALICE, "bob": BOB}
-    return host.Host({user: accounts[user] for user in users}, dict.fromkeys(users, SERVER), [], "key", [], trusted)
+    return host.Host(
+        {user: accounts[user] for user in users}, {user: [ANSWER] for user in users}, [], "key", [], trusted
+    )
 
 
 def test_a_user_who_is_no_longer_named_loses_keys_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

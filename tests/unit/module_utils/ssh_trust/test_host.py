@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Com
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.ssh_trust import host, server
 
-LOGIN = server.Login("n2", "10.0.0.2", "10.0.0.1", 22)
+LOGINS = [server.Login(f"n{number}", f"10.0.0.{number}", "10.0.0.1", 22) for number in range(2, 9)]
 IDENTIFIER = "{user}@n1 gpumesh lab"
 
 
@@ -37,7 +37,7 @@ def look(folder: Path, *users: str) -> host.Host:
     def runner(argv: list[str], **options: Any) -> Completed:
         return Completed(0, sshd(folder), "") if argv[0] == "sshd" else run(argv, **options)
 
-    return host.look(runner, str(folder), users, IDENTIFIER, LOGIN)
+    return host.look(runner, str(folder), users, IDENTIFIER, LOGINS)
 
 
 @pytest.fixture(name="folder")
@@ -66,7 +66,7 @@ def test_a_user_with_a_certified_key_needs_nothing(folder: Path) -> None:
     assert "root" in root.groups
     assert found.signing_key == (folder / "SIGNING.pub").read_text().strip()
     assert found.host_keys == [Path(f"{folder}.server.pub").read_text().strip()]
-    assert found.servers["root"].authorized_keys == [".ssh/a", ".ssh/b"]
+    assert [answer.server.authorized_keys for answer in found.servers["root"]] == [[".ssh/a", ".ssh/b"]]
     assert list(found.trusted) == ["root"]
 
 
@@ -127,8 +127,8 @@ def test_what_sshd_and_ssh_keygen_print_never_gives_a_traceback(text: str) -> No
 def test_a_host_that_would_not_let_a_user_in_is_refused_with_every_reason() -> None:
     right = server.parse("pubkeyauthentication yes\nauthorizedkeysfile .ssh/authorized_keys\n")
     alice = host.Account(1000, "/home/alice", True, ["alice"])
-    there = host.Host({"alice": alice}, {"alice": right}, [], None, [], {})
-    assert host.refusals(["alice"], there, LOGIN) == []
+    there = host.Host({"alice": alice}, {"alice": [server.Answer(right, LOGINS)]}, [], None, [], {})
+    assert host.refusals(["alice"], there) == []
     closed = right._replace(allow_users=["admin"])
     accounts = {
         "alice": alice,
@@ -136,10 +136,23 @@ def test_a_host_that_would_not_let_a_user_in_is_refused_with_every_reason() -> N
         "carol": alice,
         "dave": alice._replace(home="/nonexistent", has_home=False),
     }
-    servers = {"alice": closed, "carol": closed, "dave": right}
-    reasons = host.refusals(list(accounts), there._replace(accounts=accounts, servers=servers), LOGIN)
-    for reason, words in zip(reasons, ("no user bob", "/nonexistent", "alice, carol from 10.0.0.2"), strict=True):
+    some = [server.Answer(right, LOGINS[:2]), server.Answer(closed, LOGINS[2:4])]
+    servers = {
+        "alice": [server.Answer(closed, LOGINS)],
+        "carol": [server.Answer(closed, LOGINS)],
+        "dave": some,
+    }
+    here = there._replace(accounts=accounts, servers=servers)
+    said = (
+        "no user bob",
+        "/nonexistent",
+        "alice, carol from 10.0.0.2, 10.0.0.3, 10.0.0.4 and 4 more: AllowUsers",
+        "dave from 10.0.0.4, 10.0.0.5: AllowUsers",
+    )
+    for reason, words in zip(host.refusals(list(accounts), here), said, strict=True):
         assert words in reason
+    assert host.unqueried(here, LOGINS) == 3
+    assert host.unqueried(there, LOGINS) == host.unqueried(there._replace(servers={}), LOGINS) == 0
 
 
 def test_a_home_that_does_not_exist_is_seen_and_not_created(
@@ -149,8 +162,8 @@ def test_a_home_that_does_not_exist_is_seen_and_not_created(
     home = tmp_path / "alice"
     monkeypatch.setattr(pwd, "getpwnam", lambda _user: pwd.struct_passwd((*entry[:5], str(home), *entry[6:])))
     found = look(folder, "alice")
-    assert [reason for reason in host.refusals(["alice"], found, LOGIN) if str(home) in reason]
+    assert [reason for reason in host.refusals(["alice"], found) if str(home) in reason]
     assert not home.exists()
     home.mkdir()
     found = look(folder, "alice")
-    assert not [reason for reason in host.refusals(["alice"], found, LOGIN) if str(home) in reason]
+    assert not [reason for reason in host.refusals(["alice"], found) if str(home) in reason]

@@ -22,8 +22,8 @@ def runner(argv: list[str], **options: object) -> Completed:
 
 
 def uncertified(folder: Path) -> list[str]:
-    login = server.Login("n2", "10.0.0.2", "10.0.0.1", 22)
-    return list(host.look(runner, str(folder), ["root", "daemon"], IDENTIFIER, login).uncertified)
+    logins = [server.Login("n2", "10.0.0.2", "10.0.0.1", 22)]
+    return list(host.look(runner, str(folder), ["root", "daemon"], IDENTIFIER, logins).uncertified)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ class Site:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
-        self.login = server.Login("localhost", "127.0.0.1", "127.0.0.1", self.port)
         self.key, self.known, self.config = folder / "key", folder / "known", folder / "sshd_config"
         for path in (self.key, folder / "host"):
             run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)])
@@ -43,18 +42,29 @@ class Site:
         shutil.copyfile(f"{self.key}.pub", folder / ".ssh" / "authorized_keys")
         self.config.write_text(
             f"HostKey {folder}/host\nListenAddress 127.0.0.1\nPort {self.port}\nPidFile none\nUsePAM no\nStrictModes no\n"
-            f"AuthorizedKeysFile {folder}/.ssh/authorized_keys\n{text.format(port=self.port)}\n"
+            f"AuthorizedKeysFile {folder}/.ssh/authorized_keys\n{text.format(port=self.port, folder=folder)}\n"
         )
         Path("/run/sshd").mkdir(exist_ok=True)
 
+    def run(self, argv: list[str], **options: Any) -> Completed:
+        return run([argv[0], "-f", str(self.config), *argv[1:]], **options)
+
+    def refusals(
+        self, user: str = "root", account: server.Account = ROOT, sources: Sequence[str] = ("127.0.0.1",)
+    ) -> dict[str, list[str]]:
+        logins = [server.Login("localhost", address, "127.0.0.1", self.port) for address in sources]
+        answers = server.look(self.run, user, logins, server.criteria(self.run))
+        return {
+            login.peer_address: server.refusals(user, account, answer.server, login)
+            for answer in answers
+            for login in answer.logins
+        }
+
     def reasons(self, user: str = "root", account: server.Account = ROOT) -> list[str]:
-        def asked(argv: list[str], **options: Any) -> Completed:
-            return run([argv[0], "-f", str(self.config), *argv[1:]], **options)
+        return self.refusals(user, account)["127.0.0.1"]
 
-        return server.refusals(user, account, server.look(asked, user, self.login), self.login)
-
-    def accepts(self) -> bool:
-        options = ["-oBatchMode=yes", f"-oUserKnownHostsFile={self.known}", f"-oPort={self.port}"]
+    def accepts(self, source: str = "127.0.0.1") -> bool:
+        options = ["-oBatchMode=yes", f"-oUserKnownHostsFile={self.known}", f"-oPort={self.port}", f"-b{source}"]
         login = ["ssh", "-F", "none", *options, "-i", str(self.key), "root@127.0.0.1", "true"]
         with subprocess.Popen([str(SSHD), "-D", "-e", "-f", str(self.config)], stderr=subprocess.DEVNULL) as daemon:
             try:
@@ -110,6 +120,70 @@ def test_the_verdict_is_what_the_server_does(site: Callable[[str], Site], text: 
     reasons = here.reasons()
     assert [setting in reason for reason in reasons] == [True] * bool(setting)
     assert here.accepts() == (not setting)
+
+
+SOURCES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("", []),
+        ("Match Address 127.0.0.3\nAllowUsers admin", ["127.0.0.3"]),
+        ("Match User root Address 127.0.0.0/30,!127.0.0.1\nPubkeyAuthentication no", ["127.0.0.2", "127.0.0.3"]),
+        ('match  host="*.3,gone"\nPubkeyAuthentication no', ["127.0.0.3"]),
+        ("Match LocalPort {port}\nInclude {folder}/more", ["127.0.0.2"]),
+        ("LogLevel QUIET\nInclude {folder}/more", ["127.0.0.2"]),
+        # What one line of the whole configuration says about several members.
+        ("AllowUsers root@127.0.0.1 root@127.0.0.3", ["127.0.0.2"]),
+        ("DenyUsers root@127.0.0.2/31", ["127.0.0.2", "127.0.0.3"]),
+    ],
+)
+def test_members_that_the_server_treats_differently(
+    tmp_path: Path, site: Callable[[str], Site], text: str, refused: list[str]
+) -> None:
+    (tmp_path / "more").write_text("Match Address 127.0.0.2\nPubkeyAuthentication no\n")
+    here = site(text)
+    found = here.refusals(sources=SOURCES)
+    assert sorted(found) == sorted(SOURCES)
+    assert [source for source in SOURCES if found[source]] == refused
+    assert [source for source in SOURCES if not here.accepts(source)] == refused
+
+
+def asked_about(matches: Sequence[str], use_dns: bool = False, members: int = 1000) -> tuple[list[str], int]:
+    """The clients about which a server with these Match blocks is queried, and how many members the answers cover."""
+    logins = [server.Login(f"n{n}", f"10.0.{n // 250}.{n % 250}", "10.9.0.1", 22) for n in range(members)]
+    asked = []
+
+    def sshd(argv: list[str], **_options: Any) -> Completed:
+        if "-T" not in argv:
+            return Completed(
+                0, "", "".join(f"debug3: checking syntax for 'Match {text}' on line 7\r\n" for text in matches)
+            )
+        asked.append(argv[-1].split(",")[1])
+        return Completed(0, f"pubkeyauthentication yes\nusedns {'yes' if use_dns else 'no'}\n", "")
+
+    answers = server.look(sshd, "root", logins, server.criteria(sshd))
+    return asked, sum(len(answer.logins) for answer in answers)
+
+
+def test_one_question_is_enough_for_members_that_no_match_block_distinguishes() -> None:
+    for matches in ([], ["User host", "LocalAddress 10.0.0.0/8", "all", "Invalid-User", "Address 10.0.0.0/8"]):
+        assert asked_about(matches) == (["host=10.0.0.0"], 1000)
+    names = "User address,host Address 10.9.0.0/16"
+    assert asked_about([names], use_dns=True) == (["host=10.0.0.0", "host=n0"], 1000)
+
+
+def test_one_question_for_each_kind_of_members() -> None:
+    assert asked_about(["Address 10.0.1.0/24,10.0.3.7", "address=10.0.2.0/24"]) == (
+        ["host=10.0.0.0", "host=10.0.1.0", "host=10.0.2.0"],
+        1000,
+    )
+    assert asked_about(["invalid-user Host n5"], use_dns=True) == (["host=10.0.0.0", "host=n0", "host=n5"], 1000)
+    asked, covered = asked_about([f"Address 10.0.0.{n}" for n in range(100)])
+    assert len(asked) == server.QUERIES
+    assert 1 <= covered < 1000
 
 
 @needs_sshd
