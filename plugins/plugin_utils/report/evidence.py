@@ -511,7 +511,8 @@ def _with_away(made: Check, job: Mapping[str, Any]) -> tuple[Check, list[Check]]
     if job["attempts"] < 2:
         words = f"{away} the job, which was not run again because the nodes did not become available in time."
     elif made["status"] == "pass":
-        return made, [unjudged(made, f"Slurm lost a job: {away} it. A second one was run, and is judged.")]
+        words = f"Slurm lost a job: {away} it, or slurmd ended there. A second one was run, and is judged."
+        return made, [unjudged(made, f"{words} See the log of slurmd if nobody restarted the node.")]
     else:
         words = f"This was the second attempt: {away} the first job."
     return {**made, "reason": f"{made['reason']} {words}"}, []
