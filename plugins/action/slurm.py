@@ -27,6 +27,7 @@ class ActionModule(HostAction):
             record=RECORD,
             state={"type": "str", "choices": _STATES, "default": "present"},
             restart={"type": "bool", "default": False},
+            registered={"type": "list", "elements": "str", "default": []},
             forgotten={"type": "bool", "default": False},
         )
         state = given["state"]
@@ -41,7 +42,8 @@ class ActionModule(HostAction):
         if state == "present":
             # The program of the checks is kept until the controller no longer tells the nodes to run it.
             keep = record["manager"] not in self.variables["ansible_play_batch"]
-            parameters = slurm.node(record, self.machine, options, given["forgotten"], keep)
+            version = self._controller_version(record["manager"], given["registered"])
+            parameters = slurm.node(record, self.machine, options, given["forgotten"], keep, version)
         elif state == "configured":
             parameters = slurm.configured(record, self.machine, options)
         else:
@@ -54,6 +56,16 @@ class ActionModule(HostAction):
             removed = self.module("gpumesh.cluster.session", {"state": "absent"})
             result["changed"] = result["changed"] or removed["changed"]
         return result
+
+    def _controller_version(self, manager: str, names: Sequence[str]) -> str:
+        """The version of Slurm on the manager, from what has been registered; empty if it is not known.
+
+        A task that runs once registers its result on the hosts of the play, without the manager if that is not among them.
+        """
+        hosts = self.variables.get("hostvars", {})
+        known = [hosts[manager]] if manager in hosts else []
+        results = [(host.get(name) or {}) for name in names for host in (*known, self.variables)]
+        return next((str(result["slurm_version"]) for result in results if result.get("slurm_version")), "")
 
     def _withdraw(self, files: Sequence[str]) -> None:
         """Stop the services that are no longer wanted, and remove their files.

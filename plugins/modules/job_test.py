@@ -15,6 +15,8 @@ description:
   - Runs one job with a task on each of O(nodes), which prints the name of the node. The host needs Slurm's commands.
   - Does not wait for other jobs. Nodes without free resources are skipped, and RV(held) lists the jobs that occupy them.
     Nodes that do not accept jobs are skipped too, and are listed in RV(barred).
+  - If the job fails because a node had been away without the controller having noticed it, such as after a power cut, it
+    is run a second time when the nodes accept jobs again, and RV(away) lists these nodes. No other failure is retried.
   - The module does not fail if the job fails. Evaluate RV(rc) and RV(stdout) instead.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -44,7 +46,8 @@ options:
     type: str
     default: nobody
   timeout:
-    description: The time in seconds in which Slurm must start the job on nodes with free resources.
+    description: The time in seconds in which Slurm must start the job on nodes with free resources. It is also the
+      maximum wait for nodes on which an earlier job is still ending, and for nodes that had been away.
     type: int
     default: 60
 """
@@ -76,6 +79,16 @@ barred:
   type: dict
   returned: always
   sample: {n3: idle drain}
+away:
+  description: The nodes that had been away when the controller placed the first job, which failed. Slurm has a new
+    registration of them since, or found that they do not respond.
+  type: list
+  elements: str
+  returned: always
+attempts:
+  description: How often the job was started, V(2) at most. The other values are those of the last one.
+  type: int
+  returned: always
 rc:
   description: The exit status of C(srun). 0 if no job was started.
   type: int
@@ -85,7 +98,7 @@ stdout:
   type: str
   returned: always
 stderr:
-  description: The error output of C(srun).
+  description: The error output of C(srun), of both attempts if there were two.
   type: str
   returned: always
 cmd:
@@ -104,18 +117,18 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import launc
 
 
 def work(module: AnsibleModule) -> Outcome:
-    """Look which nodes have room, and launch there."""
+    """Launch where there is room."""
     given = module.params
     request = launch.Request(given["nodes"], given["user"], given["timeout"])
-    values = {"launched": [], "held": {}, "barred": {}, "rc": 0, "stdout": "", "stderr": "", "cmd": []}
+    values = {"launched": [], "held": {}, "barred": {}, "away": [], "attempts": 0}
+    values.update(rc=0, stdout="", stderr="", cmd=[])
     if module.check_mode:
         return Outcome(False, values)
-    found = launch.look(run, request)
-    values.update(held=found.held, barred=found.barred, launched=found.nodes)
-    if found.nodes:
-        request = request._replace(nodes=found.nodes)
-        done = launch.launch(run, request)
-        values.update(rc=done.rc, stdout=done.stdout, stderr=done.stderr, cmd=launch.words(request))
+    found, done, away, attempts = launch.prove(run, request)
+    values.update(held=found.held, barred=found.barred, launched=found.nodes, away=away, attempts=attempts)
+    if attempts:
+        command = launch.words(request._replace(nodes=found.nodes))
+        values.update(rc=done.rc, stdout=done.stdout, stderr=done.stderr, cmd=command)
     return Outcome(False, values)
 
 

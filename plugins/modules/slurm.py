@@ -44,6 +44,12 @@ options:
     description: Whether the controller has to be restarted, according to RV(reload).
     type: bool
     default: false
+  registered:
+    description: The names under which results with the version of Slurm on the manager have been registered. The first
+      one that has it counts.
+    type: list
+    elements: str
+    default: []
   forgotten:
     description: Whether the node was deleted from the controller, so that slurmd can register it again.
     type: bool
@@ -71,6 +77,11 @@ options:
     default: true
   controller_name:
     description: The machine of the controller, for messages.
+    type: str
+    default: ""
+  controller_version:
+    description: The version of Slurm on the machine of the controller. A node whose installed slurmd, or the one that
+      would be installed, does not work with it is refused before anything changes. Empty means that it is not known.
     type: str
     default: ""
   controller_port:
@@ -288,7 +299,7 @@ import secrets
 import shlex
 import string
 import sys
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -301,7 +312,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outc
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import config, configure, release
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import read_host, running_options
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.tenure import ACCOUNTING, is_there
 
@@ -329,6 +340,8 @@ def work(module: AnsibleModule) -> Outcome:
     missing = [name for name in given["programs"] if not os.path.lexists(os.path.join(_PROGRAMS, name))]
     if given["state"] != "configured" and daemon.supervisord_missing(manager):
         missing.append("supervisor")
+    if given["state"] == "present" and "slurmd" in missing:
+        _refuse_release(given, "would be", release.offered(run))
     values = {"missing": missing, "restarted": [], "sessions": os.path.lexists(PLUGIN)}
     if missing and not module.check_mode:
         return Outcome(False, values)
@@ -354,6 +367,8 @@ def _configure(module: AnsibleModule, values: Dict[str, Any], leave: Sequence[st
     configure.refuse_foreign(folder, Tree())
     present = configure.read_files(folder)
     host = read_host(run, Tree())
+    if given["state"] == "present":
+        _refuse_release(given, "is", host.version)
     request = config.Request(**{name: given[name] for name in config.Request._fields})
     runs = running_options(Tree(), given["machine"])
     wanted = config.documents(request, host, folder, config.definition_in(present[config.OPTIONS]) or "")
@@ -365,7 +380,7 @@ def _configure(module: AnsibleModule, values: Dict[str, Any], leave: Sequence[st
         definition=wanted.definition,
         arguments=list(wanted.arguments),
         cgroup={"version": host.cgroups.version, "why": host.cgroups.why},
-        slurm_version=".".join(map("{:02d}".format, host.version)) if host.version else None,
+        slurm_version=release.text(host.version) if host.version else None,
         validated=bool(planned.write) and configure.validate(run, wanted, folder),
         reload=planned.reload,
         node_changed=planned.node_changed,
@@ -380,6 +395,11 @@ def _configure(module: AnsibleModule, values: Dict[str, Any], leave: Sequence[st
         configure.apply(folder, planned)
     changed = bool(planned.write or folders or missing or checks.changed)
     return Outcome(changed, values, checks.before + planned.before, checks.after + planned.after, folder)
+
+
+def _refuse_release(given: Mapping[str, Any], verb: str, version: Optional[release.Version]) -> None:
+    """Raises HostStateError for a slurmd that does not work with the controller."""
+    release.refuse(given["machine"], verb, version, given["controller_name"], given["controller_version"])
 
 
 def _checks(given: Mapping[str, Any]) -> Part:
@@ -532,6 +552,7 @@ def main() -> None:
                 "default": "present",
             },
             "restart": {"type": "bool", "default": False},
+            "registered": {"type": "list", "elements": "str", "default": []},
             "forgotten": {"type": "bool", "default": False},
             "programs": {"type": "list", "elements": "str", "default": []},
             "health_mount_timeout": {"type": "float", "default": 10},
@@ -539,6 +560,7 @@ def main() -> None:
             "health_max_drained_percent": {"type": "float", "default": 25},
             "keep_checks": {"type": "bool", "default": True},
             "controller_name": {"type": "str", "default": ""},
+            "controller_version": {"type": "str", "default": ""},
             "controller_port": {"type": "int", "default": 6817},
             "token_key": {"type": "str", "default": "", "no_log": False},
             "files": {"type": "list", "elements": "dict", "default": []},

@@ -74,6 +74,9 @@ nodes:
     features: {description: The features of the node., type: list, elements: str}
     partitions: {description: The partitions to which the node belongs., type: list, elements: str}
     version: {description: The version of its slurmd., type: str}
+    slurmd_started:
+      description: When the slurmd that registered last was started, in seconds since 1970. Null if none has registered.
+      type: int
 partitions:
   description: The partitions.
   type: list

@@ -176,6 +176,11 @@ node:
   description: Whether the host is set up as a node of Slurm.
   type: bool
   returned: O(state=inspected)
+slurm_version:
+  description: The version of the installed slurmctld. Null if it is not installed.
+  type: str
+  returned: O(state=inspected)
+  sample: 24.11.5
 succession:
   description:
     - The action of the manager, C(action), is V(go_on) to continue with its queue, V(mark) to mark it with the current
@@ -204,10 +209,11 @@ import pwd
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
+from ansible_collections.gpumesh.cluster.plugins.module_utils.command import run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, exit_with
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import state, tenure
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import release, state, tenure
 
 _NODE = "/etc/slurm/node/slurmd.env"
 
@@ -258,11 +264,13 @@ def settle(module: AnsibleModule) -> Outcome:
         return Outcome(there, {"kept": kept})
     found = tenure.read(folder)
     if given["state"] == "inspected":
+        version = release.installed(run, "slurmctld")
         values = {
             "used": found.used,
             "marker": found.marker._asdict() if found.marker else None,
             "accounting": found.accounting,
             "node": os.path.exists(_NODE),
+            "slurm_version": release.text(version) if version else None,
         }
         return Outcome(False, values)
     marker = tenure.Marker(given["cluster_id"], given["machine"], tuple(given["tenures"]))

@@ -114,12 +114,17 @@ def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -
 
 
 def node(
-    record: model.Record, machine: str, options: Mapping[str, Any], forgotten: bool, keep_checks: bool
+    record: model.Record,
+    machine: str,
+    options: Mapping[str, Any],
+    forgotten: bool,
+    keep_checks: bool,
+    controller_version: str = "",
 ) -> dict[str, Any]:
     """The parameters for a node.
 
     ``forgotten``: the controller no longer has the node. ``keep_checks``: the controller may still run the health
-    program on nodes.
+    program on nodes. ``controller_version``: empty if it is not known.
     """
     manager = record["manager"]
     parameters = configured(record, machine, options)
@@ -128,6 +133,7 @@ def node(
         "forgotten": forgotten,
         "keep_checks": keep_checks,
         "controller_name": manager,
+        "controller_version": controller_version,
         "controller_port": _port("slurm_conf", options["conf"], "SlurmctldPort", "6817"),
         "daemons": [
             {

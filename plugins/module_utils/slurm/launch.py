@@ -5,13 +5,17 @@
 
 It does not wait for other jobs: nodes that are in use are skipped, with the jobs that hold them, and so are nodes that
 do not accept jobs.
+
+The controller learns late that a node was away, such as after a power cut: from the next ping or registration. A job
+that it places there before is lost, since it sends the start of a job to each node once: srun waits until the time limit
+of the job, and says that something is wrong with the boot of the nodes. Seen with Slurm 22.05 and 24.11.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import command_prefix
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner
@@ -25,6 +29,8 @@ _STARTS_AT = re.compile(r"\bto start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\b")
 _SOON = 5
 #: A busy scheduler may take long to answer; the task itself ends immediately.
 _GRACE = 10
+_PAUSE = 2.0
+_NOT_RUN = Completed(0, "", "")
 
 
 class Request(NamedTuple):
@@ -44,6 +50,18 @@ class Found(NamedTuple):
     nodes: List[str]
     held: Dict[str, List[str]]
     barred: Dict[str, str]
+
+
+class Proof(NamedTuple):
+    """``done``: how the job ended on the nodes in ``found``, the last time if there were two ``attempts``.
+
+    ``away``: the nodes that had been away when the controller placed the first job, which failed.
+    """
+
+    found: Found
+    done: Completed
+    away: List[str]
+    attempts: int
 
 
 def job_words(job: Mapping[str, Any]) -> str:
@@ -66,10 +84,13 @@ def read_holders(run: Runner, nodes: Sequence[str]) -> Dict[str, List[str]]:
     return holders(show.jobs(run, show.version(run)), nodes)
 
 
-def look(run: Runner, request: Request) -> Found:
-    """Which of the nodes have room now. Raises CommandError if there is no controller."""
-    release = show.version(run)
-    known = {node["name"]: node for node in show.nodes(run, release)}
+def read(run: Runner) -> Dict[str, show.Node]:
+    """What the controller knows of each node. Raises CommandError if there is none."""
+    return {node["name"]: node for node in show.nodes(run, show.version(run))}
+
+
+def look(run: Runner, request: Request, known: Mapping[str, show.Node]) -> Found:
+    """Which of the nodes have room now."""
     barred = {
         name: " ".join([known[name]["state"], *known[name]["flags"]]) if name in known else "unknown to Slurm"
         for name in request.nodes
@@ -78,7 +99,7 @@ def look(run: Runner, request: Request) -> Found:
     nodes = [name for name in request.nodes if name not in barred]
     if not any(known[name]["cpus_allocated"] for name in nodes):
         return Found(nodes, {}, barred)
-    on = holders(show.jobs(run, release), nodes)
+    on = read_holders(run, nodes)
     full = [name for name in nodes if name in on and known[name]["cpus_allocated"] >= known[name]["cpus"]]
     nodes = [name for name in nodes if name not in full]
     if nodes and set(nodes) & set(on) and not _starts_now(run, request._replace(nodes=nodes)):
@@ -126,3 +147,69 @@ def _srun(request: Request, *more: str) -> List[str]:
 def launch(run: Runner, request: Request) -> Completed:
     """Run the job on all nodes of the request. Each node prints its name."""
     return run(_srun(request), timeout=request.timeout_s + 2 * _GRACE, check=False)
+
+
+def prove(
+    run: Runner,
+    request: Request,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Proof:
+    """Run the job on the nodes with room, and a second time if a node had been away when the controller placed it.
+
+    Any other failure, and a second one, is a failure. Raises CommandError if there is no controller.
+    """
+    # Slurm starts nothing where a job is still ending.
+    before = _settle(run, request, _ending, clock, sleep)
+    found = look(run, request, before)
+    if not found.nodes:
+        return Proof(found, _NOT_RUN, [], 0)
+    request = request._replace(nodes=found.nodes)
+    done = launch(run, request)
+    away = away_since(before, read(run), found.nodes) if done.rc else []
+    if away:
+        now = look(run, request, _settle(run, request, _unsettled, clock, sleep))
+        if now.nodes == found.nodes:
+            second = launch(run, request)
+            return Proof(found, second._replace(stderr=done.stderr + second.stderr), away, 2)
+    return Proof(found, done, away, 1)
+
+
+def away_since(before: Mapping[str, show.Node], now: Mapping[str, show.Node], names: Sequence[str]) -> List[str]:
+    """The nodes where another slurmd has registered meanwhile, or that turned out not to respond."""
+    return [
+        name
+        for name in names
+        if name not in now
+        or "not_responding" in now[name]["flags"]
+        or now[name]["slurmd_started"] != before[name]["slurmd_started"]
+    ]
+
+
+def _ending(node: show.Node) -> bool:
+    return node["ready"] and "completing" in node["flags"]
+
+
+def _unsettled(node: show.Node) -> bool:
+    return not node["ready"] or _ending(node)
+
+
+def _settle(
+    run: Runner,
+    request: Request,
+    unsettled: Callable[[show.Node], bool],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Dict[str, show.Node]:
+    """Read the nodes until each of the request's has been seen settled, for at most the time that a job may take.
+
+    On a busy cluster, there is always one on which a job is just ending.
+    """
+    end = clock() + request.timeout_s
+    waiting = set(request.nodes)
+    while True:
+        known = read(run)
+        waiting = {name for name in waiting if name in known and unsettled(known[name])}
+        if not waiting or clock() >= end:
+            return known
+        sleep(_PAUSE)

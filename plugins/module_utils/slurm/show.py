@@ -82,7 +82,8 @@ _FLAG_NAMES = {"inval": "invalid_reg", "maint": "maintenance", "no_respond": "no
 class Node(TypedDict):
     """``state`` is idle, mixed, allocated, down, unknown, …; ``flags`` are additional ones, such as drain.
 
-    ``memory`` is in MB. ``ready``: it accepts jobs. ``held``: it accepts none until it is resumed.
+    ``memory`` is in MB. ``ready``: it accepts jobs. ``held``: it accepts none until it is resumed. ``slurmd_started``:
+    when the slurmd that registered last was started, in seconds since 1970.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Node(TypedDict):
     features: List[str]
     partitions: List[str]
     version: str
+    slurmd_started: Optional[int]
 
 
 class Job(TypedDict):
@@ -238,6 +240,7 @@ def parse_nodes_json(text: str) -> List[Node]:
                 "features": _words(entry.get("features", [])),
                 "partitions": _words(entry.get("partitions", [])),
                 "version": str(entry.get("version", "")),
+                "slurmd_started": _number(entry.get("slurmd_start_time")) or None,
             }
         )
     return found
@@ -272,6 +275,7 @@ def parse_nodes_text(text: str) -> List[Node]:
                 "features": _words(_or_empty(fields.get("AvailableFeatures"))),
                 "partitions": _words(_or_empty(fields.get("Partitions"))),
                 "version": _or_empty(fields.get("Version")),
+                "slurmd_started": _time(fields.get("SlurmdStartTime")),
             }
         )
     return found

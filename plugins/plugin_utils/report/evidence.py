@@ -487,6 +487,9 @@ def job_checks(
     if not machines and elsewhere:
         return [check("slurm.job", purpose, None, "skipped", reason=elsewhere)], []
     made = _job_check(purpose, machines, job, trouble)
+    beside: list[Check] = []
+    if job.get("away"):
+        made, beside = _with_away(made, job)
     made_elsewhere = [
         check("slurm.room", "Every member has free resources for a job", None, "skipped", reason=elsewhere)
     ]
@@ -499,7 +502,20 @@ def job_checks(
         "status": made["status"],
         "output": output,
     }
-    return [made, *(made_elsewhere if elsewhere else [])], [shown]
+    return [made, *beside, *(made_elsewhere if elsewhere else [])], [shown]
+
+
+def _with_away(made: Check, job: Mapping[str, Any]) -> tuple[Check, list[Check]]:
+    """The check of a job of which Slurm lost the first attempt, and what it does not judge."""
+    away = f"{', '.join(job['away'])} had been away when Slurm placed"
+    if job["attempts"] < 2:
+        words = f"{away} the job, which was not run again because the nodes did not become available in time."
+    elif made["status"] == "pass":
+        words = f"Slurm lost a job: {away} it, or slurmd ended there. A second one was run, and is judged."
+        return made, [unjudged(made, f"{words} See the log of slurmd if nobody restarted the node.")]
+    else:
+        words = f"This was the second attempt: {away} the first job."
+    return {**made, "reason": f"{made['reason']} {words}"}, []
 
 
 def _job_check(purpose: str, machines: Sequence[str], job: Mapping[str, Any], trouble: str) -> Check:

@@ -158,3 +158,20 @@ def test_what_sessions_have_left_is_removed_once_they_are_off() -> None:
     off = run({}, {**DONE, "sessions": True})
     assert off.ran[1] == ("gpumesh.cluster.session", {"state": "absent"})
     assert off.result["changed"]
+
+
+def test_a_node_is_told_of_the_controller_s_version() -> None:
+    """As it was installed in this run, or else as it was found before."""
+    asked = {"registered": ["config", "queue"]}
+    found, made = {"slurm_version": "22.05.8"}, {"slurm_version": "24.11.5"}
+    none = {"slurm_version": None}
+    for variables, version in (
+        ({"hostvars": {"n1": {"config": made, "queue": none}}}, "24.11.5"),
+        ({"hostvars": {"n1": {"queue": found}}}, "22.05.8"),
+        # The manager is not in the play, and was asked from there.
+        ({"hostvars": {"n1": {}}, "queue": found}, "22.05.8"),
+        ({"hostvars": {}, "queue": found}, "22.05.8"),
+        ({"hostvars": {"n1": {"config": {"failed": True, "msg": "no"}, "queue": none}}}, ""),
+    ):
+        assert sent(asked, **variables)["controller_version"] == version
+    assert sent({})["controller_version"] == ""

@@ -119,3 +119,22 @@ def test_who_leaves_has_no_configuration(programs: Path, given: dict[str, Any]) 
     assert left["changed"]
     assert not (Path(given["directory"]) / "slurm.conf").exists()
     assert not run(programs, given, state="absent")["changed"]
+
+
+def test_a_node_that_the_controller_does_not_work_with_is_refused(programs: Path, given: dict[str, Any]) -> None:
+    """slurmd has 24.11.5 here. Nothing is written, and neither is it in check mode, or for a host that would get it."""
+    folder = Path(given["directory"])
+    for check_mode in (False, True):
+        refused = run(programs, given, controller_version="22.05.8", _ansible_check_mode=check_mode)
+        assert "n2: Slurm 24.11.5 is installed, but the controller on n1 has Slurm 22.05.8" in refused["msg"]
+        assert not list(folder.iterdir())
+    for version in ("", "24.11.1", "25.11.0"):
+        assert "failed" not in run(programs, given, controller_version=version, _ansible_check_mode=True)
+    bare = {**given, "programs": ["slurmd"]}
+    assert run(programs, bare, controller_version="22.05.8")["missing"] == ["slurmd"]
+    offer = programs / "apt-cache"
+    offer.write_text("#!/bin/sh\necho '  Candidate: 24.11.5-4'\n", encoding="utf-8")
+    offer.chmod(0o755)
+    refused = run(programs, bare, controller_version="22.05.8")
+    assert "n2: Slurm 24.11.5 would be installed" in refused["msg"] and "on n2 as well" in refused["msg"]
+    assert run(programs, bare, controller_version="24.11.5")["missing"] == ["slurmd"]

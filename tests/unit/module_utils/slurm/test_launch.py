@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,8 +51,47 @@ class Slurm:
         raise AssertionError(line)
 
 
+class Returning:
+    """Three idle nodes, and what Slurm 22.05 and 24.11 do with a job after n2 was killed and started again.
+
+    ``answers``: the outcome of each job. ``nodes``: the words of n2 each time that the nodes are read; the last ones stay.
+    """
+
+    def __init__(self, *answers: Completed, nodes: Sequence[str] = ("IDLE 18:30:00",)) -> None:
+        self.answers = list(answers)
+        self.nodes = list(nodes)
+        self.jobs = 0
+        self.slept = 0.0
+
+    def __call__(self, argv: Any, **_options: Any) -> Completed:
+        if "-V" in argv:
+            return Completed(0, "slurm-wlm 22.05.8", "")
+        if argv[-1] == "node":
+            state, started = (self.nodes.pop(0) if len(self.nodes) > 1 else self.nodes[0]).split()
+            words = {"n1": ("IDLE", "18:00:00"), "n2": (state, started), "n3": ("IDLE", "18:00:00")}
+            lines = [
+                f"NodeName={name} CPUAlloc=0 CPUTot=4 State={word}+DYNAMIC_NORM RealMemory=900 "
+                f"BootTime=2026-11-25T09:26:14 SlurmdStartTime=2026-11-25T{at} LastBusyTime=2026-11-25T18:37:11"
+                for name, (word, at) in words.items()
+            ]
+            return Completed(0, "\n".join(lines), "")
+        assert "srun" in argv
+        self.jobs += 1
+        return self.answers.pop(0)
+
+    def prove(self) -> launch.Proof:
+        return launch.prove(self, launch.Request(NODES, "root", 60), lambda: self.slept, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
 def found(slurm: Slurm) -> launch.Found:
-    return launch.look(slurm, launch.Request(NODES, "root", 60))
+    return look(slurm, *NODES)
+
+
+def look(slurm: Slurm, *names: str) -> launch.Found:
+    return launch.look(slurm, launch.Request(names, "root", 60), launch.read(slurm))
 
 
 ALICE = ["7 of alice (train)"]
@@ -87,8 +127,7 @@ def test_a_node_that_takes_no_jobs_is_left_out_with_its_state() -> None:
 
 
 def test_a_node_that_slurm_does_not_know_is_left_out() -> None:
-    request = launch.Request([*NODES, "n9"], "root", 60)
-    assert launch.look(Slurm(0, 0, 0), request).barred == {"n9": "unknown to Slurm"}
+    assert look(Slurm(0, 0, 0), *NODES, "n9").barred == {"n9": "unknown to Slurm"}
 
 
 @pytest.mark.parametrize("text", ["", "srun: error: allocation failure", "to start at soon"])
@@ -108,3 +147,66 @@ def test_the_job_is_nobodys_and_in_a_folder_that_nobody_can_write_to() -> None:
     assert "--chdir=/" in argv
     assert argv.index("setpriv") < argv.index("srun")
     assert {"--reuid=65534", "--clear-groups"} <= set(argv)
+
+
+RAN = Completed(0, "n1\nn3\nn2\n", "")
+LOST = Completed(
+    1,
+    "",
+    "srun: error: Nodes n[2-3,1] are still not ready\nsrun: error: Something is wrong with the boot of the nodes.\n",
+)
+FAILED = Completed(1, "", "srun: error: task 1 launch failed: Slurmd could not execve job\n")
+BEFORE, BACK, SILENT = "IDLE 18:30:00", "IDLE 18:37:41", "IDLE* 18:30:00"
+
+
+def test_a_job_that_runs_is_run_once() -> None:
+    slurm = Returning(RAN)
+    proof = slurm.prove()
+    assert (proof.done, proof.away, proof.attempts, slurm.jobs, slurm.slept) == (RAN, [], 1, 1, 0)
+    nothing = launch.prove(Slurm(4, 4, 4), launch.Request(NODES, "root", 60))
+    assert (nothing.attempts, nothing.done.stdout, list(nothing.found.held)) == (0, "", list(NODES))
+
+
+def test_a_job_that_slurm_lost_because_a_node_had_been_away_is_run_again() -> None:
+    """The controller learns only afterwards that another slurmd runs there, or that none answers."""
+    for nodes in ([BEFORE, BACK], [BEFORE, SILENT, SILENT, BACK], [BEFORE, BACK, "IDLE+COMPLETING 18:37:41", BACK]):
+        slurm = Returning(LOST, RAN, nodes=nodes)
+        proof = slurm.prove()
+        assert (proof.away, proof.attempts, slurm.jobs) == (["n2"], 2, 2)
+        assert (proof.done.rc, proof.done.stdout) == (0, RAN.stdout)
+        # What srun said first is not hidden.
+        assert proof.done.stderr == LOST.stderr
+
+
+def test_a_second_failure_is_one() -> None:
+    slurm = Returning(LOST, FAILED, nodes=[BEFORE, BACK])
+    proof = slurm.prove()
+    assert (proof.done.rc, proof.away, proof.attempts, slurm.jobs) == (1, ["n2"], 2, 2)
+    assert proof.done.stderr == LOST.stderr + FAILED.stderr
+
+
+@pytest.mark.parametrize("answer", [FAILED, LOST])
+def test_a_job_that_fails_on_nodes_that_were_there_is_not_run_again(answer: Completed) -> None:
+    slurm = Returning(answer)
+    proof = slurm.prove()
+    assert (proof.done, proof.away, proof.attempts, slurm.jobs, slurm.slept) == (answer, [], 1, 1, 0)
+
+
+def test_a_node_that_stays_away_is_waited_for_as_long_as_a_job_and_no_longer() -> None:
+    slurm = Returning(LOST, nodes=[BEFORE, SILENT])
+    proof = slurm.prove()
+    assert (proof.done, proof.away, proof.attempts, slurm.jobs) == (LOST, ["n2"], 1, 1)
+    assert 60 <= slurm.slept < 65
+
+
+def test_a_node_that_still_ends_a_job_is_waited_for() -> None:
+    """Slurm starts nothing there. After slurmd was killed, the controller needs up to two minutes to end the job."""
+    slurm = Returning(RAN, nodes=["IDLE+COMPLETING 18:30:00"] * 3 + ["IDLE 18:30:00"])
+    assert slurm.prove().attempts == 1
+    assert 0 < slurm.slept < 10
+    slurm = Returning(RAN, nodes=["IDLE+COMPLETING 18:30:00"])
+    assert slurm.prove().attempts == 1
+    assert 60 <= slurm.slept < 65
+    slurm = Returning(RAN, nodes=["IDLE*+COMPLETING 18:30:00"])
+    assert slurm.prove().found.barred == {"n2": "idle completing dynamic_norm not_responding"}
+    assert slurm.slept == 0

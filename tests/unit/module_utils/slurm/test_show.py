@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ FIXTURES = Path(__file__).parent / "fixtures"
 def recorded(name: str) -> str:
     """The output of a command."""
     return (FIXTURES / name).read_text(encoding="utf-8")
+
+
+def at(text: str) -> int:
+    """A local time in seconds since 1970."""
+    return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
 
 
 @pytest.mark.parametrize(("name", "version"), [("22.05", (22, 5, 8)), ("24.11", (24, 11, 5))])
@@ -50,6 +56,10 @@ def test_nodes(name: str) -> None:
         "features": [],
         "partitions": ["cluster"],
         "version": "22.05.8" if name.startswith("22") else "24.11.5",
+        # The text has local time.
+        "slurmd_started": 1795211951
+        if name.endswith("json")
+        else at("2026-11-20T21:58:17" if name.startswith("22") else "2026-11-20T21:59:11"),
     }
     assert (second["state"], second["flags"], second["ready"]) == ("idle", ["drain", "dynamic_norm"], False)
     assert (second["reason"], second["reason_user"]) == ("gpumesh: gpu 3 = lost", "root")

@@ -521,3 +521,30 @@ def test_an_account_that_slurm_does_not_know_says_nothing_of_the_cluster() -> No
     (job,) = (one for one in verdict["checks"] if one["id"] == "slurm.job")
     assert job["status"] == "skipped"
     assert "check_job_user" in job["reason"]
+
+
+def test_a_job_that_slurm_lost_with_a_node_is_reported_beside_the_second_one() -> None:
+    found = healthy()
+    lost = "srun: error: Something is wrong with the boot of the nodes.\n"
+    found["job"] = {"rc": 0, "stdout": "n1\nn3\nn2\n", "stderr": lost, "cmd": ["srun"], "launched": ["n1", "n2", "n3"],
+                    "held": {}, "barred": {}, "away": ["n2"], "attempts": 2}  # fmt: skip
+    verdict = judged(found)
+    assert verdict["status"] == "pass"
+    by_id = {one["id"]: one for one in verdict["checks"] if one["id"].startswith("slurm.job")}
+    assert by_id["slurm.job"]["status"] == "pass"
+    beside = by_id["slurm.job_unjudged"]
+    assert (beside["status"], "n2 had been away" in beside["reason"]) == ("skipped", True)
+    assert lost.strip() in verdict["jobs"][0]["output"]
+
+
+def test_a_second_job_that_fails_and_a_node_that_stays_away_are_failures() -> None:
+    found = healthy()
+    found["job"] = {"rc": 1, "stdout": "", "stderr": "srun: error: Slurmd could not execve job", "cmd": ["srun"],
+                    "launched": ["n1", "n2", "n3"], "held": {}, "barred": {}, "away": ["n2"], "attempts": 2}  # fmt: skip
+    verdict = judged(found)
+    assert bad(verdict) == ["slurm.job@None"]
+    (job,) = (one for one in verdict["checks"] if one["id"].startswith("slurm.job"))
+    assert "could not execve" in job["reason"] and "second attempt: n2 had been away" in job["reason"]
+    found["job"].update(attempts=1, rc=124, stderr="")
+    (job,) = (one for one in judged(found)["checks"] if one["id"].startswith("slurm.job"))
+    assert job["status"] == "fail" and "n2 had been away" in job["reason"] and "not run again" in job["reason"]
