@@ -26,8 +26,8 @@ description:
     changing it does not. The projects are stored in C(/etc/projid) and C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that
     C(repquota -P) and C(xfs_quota) show them by name.
   - Everything is checked before the first change. The module refuses hosts whose kernel does not support NFS, containers that
-    may not mount, hosts without a required external file system, and quotas that the file system does not support or that are
-    smaller than the current usage.
+    may not mount, hosts without a required external file system, mount points where something else is mounted, and quotas that
+    the file system does not support or that are smaller than the current usage.
   - Set O(record). The options from O(cluster) on are derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -143,9 +143,10 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, guarded, holders, host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
+    foreign,
     fstab,
     mounts,
     ports,
@@ -181,10 +182,22 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
             missing=missing,
         )
     points = [mount["mount_point"] for mount in params["mounts"]]
+    refuse_foreign(params)
     there = holders.mounted(read("self/mounts"), points)
     guarded.refuse_swappable(point for point in points if point not in there)
     if points and not mounts.automounts():
         fstab.refuse_without_right(read("self/status"))
+
+
+def refuse_foreign(params: Mapping[str, Any]) -> None:
+    """Raises HostStateError where others have mounted something else in the place of a volume."""
+    units = mounts.parse_ours(mounts.read_units(), params["cluster"])
+    text = files.read_text(fstab.PATH) or ""
+    ours = {*fstab.parse(text, params["cluster"]), *(mounts.mount_point_of(unit) for unit in units.values())}
+    wanted = [foreign.wanted_of(one) for one in params["mounts"]]
+    foreign.refuse(parse_mountinfo(read("self/mountinfo")), wanted, ours)
+    if not mounts.automounts():
+        foreign.refuse_lines(fstab.lines_of_others(text, params["cluster"]), wanted, ours)
 
 
 def close_ports(params: Mapping[str, Any]) -> Part:
