@@ -129,6 +129,9 @@ def _folder(volume: dict[str, Any]) -> dict[str, Any]:
     is mapped to nobody here.
     """
     given = {key: volume[key] for key in ("path", "owner", "group", "mode")}
+    if given["mode"] is not None:
+        # Earlier versions accepted numbers, which are still in the record.
+        given["mode"] = str(given["mode"])
     return {**given, "state": "directory", "new_mode": "1777"}
 
 

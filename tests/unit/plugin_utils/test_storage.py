@@ -221,6 +221,11 @@ def test_a_server_has_a_folder_exports_and_a_quota() -> None:
     assert set(desired["exports"].values()) <= set(files)
 
 
+def test_a_mode_that_an_earlier_version_recorded_as_a_number_is_used_as_it_was() -> None:
+    (folder,) = storage.desired(record({**VOLUME, "mode": 1777}), "n1")["folders"]
+    assert folder["mode"] == "1777"
+
+
 def test_ganesha_reads_its_exports_from_a_file_of_ours() -> None:
     desired = storage.desired(record(VOLUME), "n1", server="ganesha")
     assert (desired["serves"], desired["server"]) == (True, "ganesha")
