@@ -204,7 +204,7 @@ def close_ports(params: Mapping[str, Any]) -> Part:
     """The ports below 1024 are root's where a volume is mounted."""
     plan = ports.look(params["cluster"], bool(params["mounts"]))
     apply = functools.partial(ports.apply, plan, params["cluster"])
-    return Part(plan.close or plan.forget, *ports.as_diff(plan), apply)
+    return Part(plan.changed, *ports.as_diff(plan), apply)
 
 
 def have_folders(params: Mapping[str, Any]) -> Part:
