@@ -45,7 +45,9 @@ options:
     choices: [nfs, external, none]
     default: nfs
   server:
-    description: The NFS server. V(ganesha) runs in user space and does not depend on the kernel.
+    description:
+      - The NFS server. V(ganesha) runs in user space and does not depend on the kernel. Both need systemd.
+      - After a change, the other one is stopped and disabled, unless it has other exports.
     type: str
     choices: [kernel, ganesha]
     default: kernel
@@ -170,6 +172,8 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
     """Raises HostStateError where this host cannot have the volumes. A container has its host's kernel, and no module can
     be loaded from there."""
     volumes.refuse_missing(params["external"])
+    own = [mount["volume"] for mount in params["mounts"] if "\nType=none\n" in mount["mount"]]
+    serving.refuse_without_systemd(own if params["serves"] else [], mounts.systemd())
     served = _program(params) == serving.KERNEL
     missing = mounts.missing_in_kernel(command.run, read("filesystems"), served, fetched)
     if missing:

@@ -38,7 +38,7 @@ def test_open_ports_are_closed_now_and_at_boot_and_forgotten_with_the_volumes(tm
 def test_it_is_the_last_setting_at_boot() -> None:
     # systemd-sysctl sorts the names, whatever their folder: a later one wins.
     names = ["99-sysctl.conf", "99-local.conf", "99-zz.conf", "60-ports.conf", Path(ports.file_of("lab")).name]
-    assert sorted(names)[-1] == "zz-gpumesh-lab-storage.conf"
+    assert max(names) == "zz-gpumesh-lab-storage.conf"
 
 
 def test_the_file_of_an_earlier_version_is_replaced(tmp_path: Path, value: Path) -> None:
