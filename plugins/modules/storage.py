@@ -25,6 +25,8 @@ description:
   - Quotas use the project quotas of ext4 and XFS. Existing files count too. Setting the first quota visits all of them;
     changing it does not. The projects are stored in C(/etc/projid) and C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that
     C(repquota -P) and C(xfs_quota) show them by name.
+  - The NFS server in the kernel accepts 20 connections for each of its threads and three more. If the members may
+    have more, the number of threads is increased, at run time and in C(/etc/nfs.conf.d/zz-gpumesh.conf).
   - Everything is checked before the first change. The module refuses hosts whose kernel does not support NFS, containers that
     may not mount, hosts without a required external file system, mount points where something else is mounted, and quotas that
     the file system does not support or that are smaller than the current usage.
@@ -78,6 +80,10 @@ options:
     description: The export files that each NFS server reads.
     type: dict
     default: {}
+  connections:
+    description: The number of connections that the other members may have to the NFS server in the kernel of this host.
+    type: int
+    default: 0
   quotas:
     description: C(name), C(path) and C(quota) of each volume with a quota on this host.
     type: list
@@ -154,6 +160,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
     ports,
     quota,
     serving,
+    threads,
     volumes,
 )
 
@@ -237,6 +244,13 @@ def limit(params: Mapping[str, Any], present: quota.Files) -> Tuple[Part, Dict[s
     return Part(plan.changed, *quota.as_diff(plan), functools.partial(quota.apply, command.run, plan)), told
 
 
+def have_threads(params: Mapping[str, Any]) -> Part:
+    """The threads of the kernel's server, before it starts or gets more members."""
+    host = threads.look(params["exports"].get(serving.KERNEL, ""))
+    plan = threads.make_plan(params["cluster"], params["connections"], host)
+    return Part(plan.changed, *threads.as_diff(plan), functools.partial(threads.apply, command.run, plan))
+
+
 def serve(params: Mapping[str, Any]) -> Part:
     """The exports, and the program that reads them."""
     plan = serving.look(command.run, params["files"], params["exports"], _program(params))
@@ -301,7 +315,7 @@ def work(params: Mapping[str, Any], check_mode: bool) -> Outcome:
     mount = mount_by_units if mounts.automounts() else mount_by_fstab
     mounting, healed, removed = mount(params)
     # What is served comes before what is mounted at once, which may be of another server that waits for this one.
-    parts = [close_ports(params), have_folders(params), limits, serve(params), mounting]
+    parts = [close_ports(params), have_folders(params), limits, have_threads(params), serve(params), mounting]
     limited = bool(quotas or quota.parse(present, params["cluster"]))
     missing = mounts.missing_programs(_program(params), fetched, limited)
     values = {"missing": missing, "healed": healed, "removed": removed, "quotas": quotas}
@@ -321,6 +335,7 @@ def main() -> None:
             "cluster": {"type": "str"},
             "serves": {"type": "bool", "default": False},
             "exports": {"type": "dict", "default": {}},
+            "connections": {"type": "int", "default": 0},
             **dict.fromkeys(("folders", "files", "quotas", "mounts", "external"), entries),
         },
         supports_check_mode=True,
