@@ -34,7 +34,6 @@ class Commands:
     def __call__(self, argv: Sequence[str], **_options: Any) -> Completed:
         if argv[1] in {"is-active", "is-enabled"}:
             return Completed(0 if argv[-1] in self.running else 3, "", "")
-        assert "--now" not in argv or argv[1] == "disable" or argv[-1] not in self.running
         self.told.append(" ".join(argv))
         return Completed(0, "", "")
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the gpumesh authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module storage on a host that has a mount of its own where a volume belongs, on the real mounts of a namespace.
+"""The module storage on hosts that cannot have a volume, on the real mounts of a namespace.
 
 The host is the only member, which serves the volume to nobody and mounts it by a bind mount: that needs no NFS.
 """
@@ -51,8 +51,17 @@ def seen(host: list[str], *command: str) -> str:
     return subprocess.run([*host, *command], capture_output=True, text=True, check=False).stdout
 
 
-def store(host: list[str]) -> dict[str, Any]:
-    return result_of(start("storage", GIVEN, prefix=host))
+def store(host: list[str], **differences: Any) -> dict[str, Any]:
+    return result_of(start("storage", {**GIVEN, **differences}, prefix=host))
+
+
+@pytest.mark.parametrize("server", ["kernel", "ganesha"])
+def test_a_host_without_systemd_serves_nothing(host: list[str], server: str) -> None:
+    refused = store(host, serves=True, server=server)
+    assert refused["msg"].startswith(
+        "systemd does not run on this host, so it cannot run an NFS server for volume data."
+    )
+    assert subprocess.run([*host, "test", "-e", "/mnt/served"], check=False).returncode == 1
 
 
 def test_a_disk_of_others_is_left_alone_and_the_volume_mounted_once_it_is_gone(host: list[str]) -> None:
@@ -60,7 +69,6 @@ def test_a_disk_of_others_is_left_alone_and_the_volume_mounted_once_it_is_gone(h
     refused = store(host)
     assert "volume data at /mnt/data: tmpfs from disk. Unmount it" in refused["msg"]
     assert (seen(host, "findmnt", "/mnt/data"), seen(host, "cat", "/etc/fstab")) == (before, FSTAB)
-    assert seen(host, "ls", "/mnt/served") == ""
     assert subprocess.run([*host, "test", "-e", "/mnt/served"], check=False).returncode == 1
 
     seen(host, "umount", "/mnt/data")
