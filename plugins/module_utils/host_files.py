@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import io
@@ -33,6 +34,8 @@ HIDDEN = "# gpumesh: "
 
 #: Text in another encoding is kept unchanged.
 _ERRORS = "surrogateescape"
+
+_NO_ID = (1 << 32) - 1
 
 _FRESH_MODES = {FILE: 0o644, BLOCK: 0o644, DIRECTORY: 0o755}
 
@@ -154,22 +157,30 @@ def _parse_entry(entry: Mapping[str, Any]) -> Wanted:
         path=path,
         state=state,
         content=str(content or ""),
-        mode=_parse_mode(path, entry.get("mode")),
-        owner=entry.get("owner"),
-        group=entry.get("group"),
+        mode=_parse_mode(path, entry, "mode"),
+        owner=_parse_account(entry.get("owner")),
+        group=_parse_account(entry.get("group")),
         marker=marker,
         at_start=bool(entry.get("at_start")),
         hide=str(entry.get("hide") or ""),
-        new_mode=_parse_mode(path, entry.get("new_mode")),
+        new_mode=_parse_mode(path, entry, "new_mode"),
     )
 
 
-def _parse_mode(path: str, mode: Any) -> Optional[int]:
+def _parse_mode(path: str, entry: Mapping[str, Any], key: str) -> Optional[int]:
+    mode = entry.get(key)
     if mode is None:
         return None
+    if isinstance(mode, int):
+        # YAML reads 0777 without quotes as 511, whose digits are octal, too.
+        raise InputError(f"{path}: {key} is the number {mode}.", "Quote it: '0644'.", path=path)
     if not re.fullmatch("[0-7]{3,4}", str(mode)):
         raise InputError(f"{path}: the mode '{mode}' is not octal.", "Write it as a string such as '0644'.", path=path)
     return int(str(mode), 8)
+
+
+def _parse_account(account: Any) -> Optional[str]:
+    return None if account is None else str(account)
 
 
 def read(path: str) -> Current:
@@ -329,20 +340,36 @@ def shown(text: str) -> str:
 
 
 def owner_ids(wanted: Wanted) -> Tuple[Optional[int], Optional[int]]:
-    """The IDs of the wanted owner and group. If no group is given, it is the owner's primary group."""
-    uid: Optional[int] = None
+    """The IDs of the wanted owner and group. If no group is given, it is the owner's primary group.
+
+    Digits are an ID, which need not have an account.
+    """
+    uid = _number(wanted.path, "owner", wanted.owner)
+    group = _number(wanted.path, "group", wanted.group)
     gid: Optional[int] = None
     try:
-        if wanted.owner is not None:
+        if uid is not None:
+            with contextlib.suppress(KeyError):
+                gid = pwd.getpwuid(uid).pw_gid
+        elif wanted.owner is not None:
             account = pwd.getpwnam(wanted.owner)
             uid, gid = account.pw_uid, account.pw_gid
         if wanted.group is not None:
-            gid = grp.getgrnam(wanted.group).gr_gid
+            gid = grp.getgrnam(wanted.group).gr_gid if group is None else group
     except KeyError as missing:
         raise HostStateError(
             f"{wanted.path}: {missing.args[0]}.", "Create the account, and run again.", path=wanted.path
         ) from missing
     return uid, gid
+
+
+def _number(path: str, key: str, account: Optional[str]) -> Optional[int]:
+    if account is None or not re.fullmatch("[0-9]+", account):
+        return None
+    # The kernel takes the largest number as a request to keep the present owner.
+    if int(account) >= _NO_ID:
+        raise InputError(f"{path}: the {key} {account} is not a valid ID.", f"IDs are below {_NO_ID}.", path=path)
+    return int(account)
 
 
 def apply(step: Step) -> None:

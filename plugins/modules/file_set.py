@@ -49,16 +49,17 @@ options:
       mode:
         description:
           - The octal permissions. If not set, existing permissions are kept; a new file gets V(0644), a new directory V(0755).
-        type: str
+          - Quote them, since YAML reads numbers that start with 0 as octal ones; a number is refused.
+        type: raw
       new_mode:
         description: The octal permissions of a new file or directory if O(files[].mode) is not set.
-        type: str
+        type: raw
       owner:
-        description: The owner. If not set, the owner is kept; a new file belongs to the user of the task, or to the owner of
-          the directory.
+        description: The name or ID of the owner. If not set, the owner is kept; a new file belongs to the user of the task, or
+          to the owner of the directory.
         type: str
       group:
-        description: The group. Defaults to the group of O(files[].owner).
+        description: The name or ID of the group. Defaults to the group of O(files[].owner).
         type: str
       marker:
         description:
@@ -113,8 +114,8 @@ _ENTRY = {
     "path": {"type": "path", "required": True},
     "state": {"type": "str", "choices": ["file", "directory", "block", "absent"], "default": "file"},
     "content": {"type": "str"},
-    "mode": {"type": "str"},
-    "new_mode": {"type": "str"},
+    "mode": {"type": "raw"},
+    "new_mode": {"type": "raw"},
     "owner": {"type": "str"},
     "group": {"type": "str"},
     "marker": {"type": "str"},

@@ -25,9 +25,11 @@ description:
   - Quotas use the project quotas of ext4 and XFS. Existing files count too. Setting the first quota visits all of them;
     changing it does not. The projects are stored in C(/etc/projid) and C(/etc/projects) as C(gpumesh.CLUSTER.VOLUME), so that
     C(repquota -P) and C(xfs_quota) show them by name.
+  - The NFS server in the kernel accepts 20 connections for each of its threads and three more. If the members may
+    have more, the number of threads is increased, at run time and in C(/etc/nfs.conf.d/zz-gpumesh.conf).
   - Everything is checked before the first change. The module refuses hosts whose kernel does not support NFS, containers that
-    may not mount, hosts without a required external file system, and quotas that the file system does not support or that are
-    smaller than the current usage.
+    may not mount, hosts without a required external file system, mount points where something else is mounted, and quotas that
+    the file system does not support or that are smaller than the current usage.
   - Set O(record). The options from O(cluster) on are derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -45,7 +47,9 @@ options:
     choices: [nfs, external, none]
     default: nfs
   server:
-    description: The NFS server. V(ganesha) runs in user space and does not depend on the kernel.
+    description:
+      - The NFS server. V(ganesha) runs in user space and does not depend on the kernel. Both need systemd.
+      - After a change, the other one is stopped and disabled, unless it has other exports.
     type: str
     choices: [kernel, ganesha]
     default: kernel
@@ -76,6 +80,10 @@ options:
     description: The export files that each NFS server reads.
     type: dict
     default: {}
+  connections:
+    description: The number of connections that the other members may have to the NFS server in the kernel of this host.
+    type: int
+    default: 0
   quotas:
     description: C(name), C(path) and C(quota) of each volume with a quota on this host.
     type: list
@@ -143,14 +151,16 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command, files, guarded, holders, host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Outcome, Part, bring_about, exit_with
-from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point
+from ansible_collections.gpumesh.cluster.plugins.module_utils.mount_table import options_by_point, parse_mountinfo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.reach import detach
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import (
+    foreign,
     fstab,
     mounts,
     ports,
     quota,
     serving,
+    threads,
     volumes,
 )
 
@@ -169,6 +179,8 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
     """Raises HostStateError where this host cannot have the volumes. A container has its host's kernel, and no module can
     be loaded from there."""
     volumes.refuse_missing(params["external"])
+    own = [mount["volume"] for mount in params["mounts"] if "\nType=none\n" in mount["mount"]]
+    serving.refuse_without_systemd(own if params["serves"] else [], mounts.systemd())
     served = _program(params) == serving.KERNEL
     missing = mounts.missing_in_kernel(command.run, read("filesystems"), served, fetched)
     if missing:
@@ -181,17 +193,29 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
             missing=missing,
         )
     points = [mount["mount_point"] for mount in params["mounts"]]
+    refuse_foreign(params)
     there = holders.mounted(read("self/mounts"), points)
     guarded.refuse_swappable(point for point in points if point not in there)
     if points and not mounts.automounts():
         fstab.refuse_without_right(read("self/status"))
 
 
+def refuse_foreign(params: Mapping[str, Any]) -> None:
+    """Raises HostStateError where others have mounted something else in the place of a volume."""
+    units = mounts.parse_ours(mounts.read_units(), params["cluster"])
+    text = files.read_text(fstab.PATH) or ""
+    ours = {*fstab.parse(text, params["cluster"]), *(mounts.mount_point_of(unit) for unit in units.values())}
+    wanted = [foreign.wanted_of(one) for one in params["mounts"]]
+    foreign.refuse(parse_mountinfo(read("self/mountinfo")), wanted, ours)
+    if not mounts.automounts():
+        foreign.refuse_lines(fstab.lines_of_others(text, params["cluster"]), wanted, ours)
+
+
 def close_ports(params: Mapping[str, Any]) -> Part:
     """The ports below 1024 are root's where a volume is mounted."""
     plan = ports.look(params["cluster"], bool(params["mounts"]))
     apply = functools.partial(ports.apply, plan, params["cluster"])
-    return Part(plan.close or plan.forget, *ports.as_diff(plan), apply)
+    return Part(plan.changed, *ports.as_diff(plan), apply)
 
 
 def have_folders(params: Mapping[str, Any]) -> Part:
@@ -218,6 +242,13 @@ def limit(params: Mapping[str, Any], present: quota.Files) -> Tuple[Part, Dict[s
         for one in found
     }
     return Part(plan.changed, *quota.as_diff(plan), functools.partial(quota.apply, command.run, plan)), told
+
+
+def have_threads(params: Mapping[str, Any]) -> Part:
+    """The threads of the kernel's server, before it starts or gets more members."""
+    host = threads.look(params["exports"].get(serving.KERNEL, ""))
+    plan = threads.make_plan(params["cluster"], params["connections"], host)
+    return Part(plan.changed, *threads.as_diff(plan), functools.partial(threads.apply, command.run, plan))
 
 
 def serve(params: Mapping[str, Any]) -> Part:
@@ -284,7 +315,7 @@ def work(params: Mapping[str, Any], check_mode: bool) -> Outcome:
     mount = mount_by_units if mounts.automounts() else mount_by_fstab
     mounting, healed, removed = mount(params)
     # What is served comes before what is mounted at once, which may be of another server that waits for this one.
-    parts = [close_ports(params), have_folders(params), limits, serve(params), mounting]
+    parts = [close_ports(params), have_folders(params), limits, have_threads(params), serve(params), mounting]
     limited = bool(quotas or quota.parse(present, params["cluster"]))
     missing = mounts.missing_programs(_program(params), fetched, limited)
     values = {"missing": missing, "healed": healed, "removed": removed, "quotas": quotas}
@@ -304,6 +335,7 @@ def main() -> None:
             "cluster": {"type": "str"},
             "serves": {"type": "bool", "default": False},
             "exports": {"type": "dict", "default": {}},
+            "connections": {"type": "int", "default": 0},
             **dict.fromkeys(("folders", "files", "quotas", "mounts", "external"), entries),
         },
         supports_check_mode=True,

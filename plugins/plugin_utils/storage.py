@@ -95,6 +95,7 @@ def desired(record: model.Record, machine: str, backend: str = "nfs", server: st
         "folders": [_folder(volume) for volume in served],
         "files": _export_files(record, server, text),
         "exports": {program: exports_path(record, program) for program in _PROGRAMS},
+        "connections": connections(record, machine) if text and server == "kernel" else 0,
         "quotas": [{key: volume[key] for key in ("name", "path", "quota")} for volume in served if volume["quota"]],
         "mounts": mounts(record, machine) if backend == "nfs" else [],
         "external": external(record) if backend != "none" else [],
@@ -129,6 +130,9 @@ def _folder(volume: dict[str, Any]) -> dict[str, Any]:
     is mapped to nobody here.
     """
     given = {key: volume[key] for key in ("path", "owner", "group", "mode")}
+    if given["mode"] is not None:
+        # Earlier versions accepted numbers, which are still in the record.
+        given["mode"] = str(given["mode"])
     return {**given, "state": "directory", "new_mode": "1777"}
 
 
@@ -179,6 +183,22 @@ def exports(record: model.Record, machine: str, server: str = "kernel") -> str:
     if not clients or not served:
         return ""
     return _ganesha(record, served, clients) if server == "ganesha" else _exports(record, served, clients)
+
+
+def connections(record: model.Record, machine: str) -> int:
+    """How many connections the other members may have to this server.
+
+    A member has the same ones for all volumes of a server. If these ask for different numbers, the volume that is
+    mounted first decides.
+    """
+    numbers = [1]
+    for volume in _volumes(record):
+        if volume["server"] == machine:
+            given = (option.partition("=") for option in _network_options(record, volume))
+            numbers += [int(value) for name, _sign, value in given if name == "nconnect" and value.isdecimal()]
+    clients = [one for one in record["members"] if one["machine"] != machine]
+    mounting = [one for one in clients if not derive.is_pod(record, one["machine"])]
+    return len(mounting) * max(numbers)
 
 
 def _exports(record: model.Record, served: Sequence[dict[str, Any]], clients: Sequence[str]) -> str:
@@ -266,12 +286,7 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
         server = derive.cluster_address(record, derive.member_of(record, volume["server"]))
         host = f"[{server}]" if ":" in server else server
         what, kind = f"{host}:{volume['path']}", "nfs4"
-        link = volume["link"] or _LINK_OF_MESH[record["mesh"]["backend"]]
-        # Not nofail: systemd would not order the mount before remote-fs.target, so at shutdown, logins and jobs, which
-        # are ordered after that, would still write when it is unmounted. It does not delay a boot, since nothing starts
-        # it then.
-        ours = ["vers=4.2", "_netdev", *_CONFINED, *_RECOVERY[volume["recovery"]], *_TRANSFER[link]]
-        options = _overridden([*ours, *(["ro"] if volume["read_only"] else [])], volume["options"])
+        options = _network_options(record, volume)
         after = ["network-online.target"]
         if record["mesh"]["backend"] == "wireguard":
             after.append(f"wg-quick@{record['mesh']['interface']}.service")
@@ -299,6 +314,15 @@ def _mount(record: model.Record, machine: str, volume: dict[str, Any]) -> Mount:
         "mount": mount,
         "automount": automount,
     }
+
+
+def _network_options(record: model.Record, volume: dict[str, Any]) -> list[str]:
+    """The options with which members other than its server mount a volume."""
+    link = volume["link"] or _LINK_OF_MESH[record["mesh"]["backend"]]
+    # Not nofail: systemd would not order the mount before remote-fs.target, so at shutdown, logins and jobs, which are
+    # ordered after that, would still write when it is unmounted. It does not delay a boot, since nothing starts it then.
+    ours = ["vers=4.2", "_netdev", *_CONFINED, *_RECOVERY[volume["recovery"]], *_TRANSFER[link]]
+    return _overridden([*ours, *(["ro"] if volume["read_only"] else [])], volume["options"])
 
 
 def _overridden(ours: Sequence[str], given: Sequence[str]) -> list[str]:

@@ -200,10 +200,9 @@ def conflicts(held: Sequence[Record], machine: str, wanted: Record) -> List[str]
 
 def _contested(one: Record, other: Record, machine: str) -> List[str]:
     """Mount points that two clusters have on ``machine``. External file systems may be volumes of both."""
-    points = []
-    for record in (one, other):
-        mounted = [volume for volume in record["storage"]["volumes"] if volume.get("server") != machine]
-        points.append({volume["mount_point"]: "server" in volume for volume in mounted})
+    points = [
+        {volume["mount_point"]: "server" in volume for volume in volumes_of(record, machine)} for record in (one, other)
+    ]
     return sorted(point for point in points[0].keys() & points[1].keys() if points[0][point] or points[1][point])
 
 

@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, values
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Member, MemberMesh, Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check as check_volume
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_new as check_new_volume
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.volume import check_together
 
 
@@ -353,14 +354,13 @@ def set_storage(record: Record, volumes: Sequence[Mapping[str, Any]]) -> Draft:
         try:
             check_volume(normal)
         except ValueError as failure:
-            raise InputError(
-                f"Volume '{normal['name']}': {failure}.", "Correct it in storage_volumes.", volume=normal["name"]
-            ) from failure
+            raise _bad_volume(normal["name"], failure) from failure
         wanted.append(normal)
     _check_together(wanted)
     old = {volume["name"]: volume for volume in record["storage"]["volumes"]}
     if wanted == record["storage"]["volumes"]:
         return Draft(record, [])
+    _check_new(record, wanted)
     names = {volume["name"] for volume in wanted}
     tracking = record["tracking"]
     if tracking is not None and tracking["volume"] not in names:
@@ -447,6 +447,28 @@ def _tracking(record: Record, wanted: Mapping[str, Any]) -> model.Tracking:
         "volume": merged["volume"],
         "tls": bool(merged["tls"]),
     }
+
+
+def _check_new(record: Record, wanted: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what only records of earlier versions may have, so that they stay usable until their volumes change."""
+    mounting = [member["machine"] for member in record["members"] if not derive.is_pod(record, member["machine"])]
+    for volume in wanted:
+        if "server" in volume and volume["server"] not in mounting:
+            raise InputError(
+                f"The server '{volume['server']}' of volume '{volume['name']}' is a container without TUN, which cannot "
+                "serve volumes.",
+                f"Choose one of {', '.join(mounting)}.",
+                volume=volume["name"],
+                candidates=mounting,
+            )
+        try:
+            check_new_volume(volume, wanted)
+        except ValueError as failure:
+            raise _bad_volume(volume["name"], failure) from failure
+
+
+def _bad_volume(name: str, failure: ValueError) -> InputError:
+    return InputError(f"Volume '{name}': {failure}.", "Correct it in storage_volumes.", volume=name)
 
 
 def _check_together(wanted: Sequence[Mapping[str, Any]]) -> None:

@@ -61,6 +61,26 @@ def check(volume: Mapping[str, Any]) -> None:
         raise ValueError(f"it would be mounted onto its own data: path and mount_point are both {volume['path']}")
 
 
+def check_new(volume: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what a record may have from an earlier version, but nobody may set any more. Raises ValueError.
+
+    ``others``: all volumes.
+    """
+    mode = volume.get("mode")
+    if mode is not None and mode != str(mode):
+        raise ValueError(_of_number(mode))
+    # On its server, too, every volume that is not external is mounted, and hides what the directory contains. An
+    # external one is there before.
+    hiding = [other for other in others if "server" in other] if "server" in volume else []
+    for other in hiding:
+        point = other["mount_point"]
+        if f"{volume['path']}/".startswith(f"{point}/"):
+            raise ValueError(
+                f"its data at {volume['path']} would be hidden on {volume['server']}, where volume '{other['name']}' is "
+                f"mounted at {point}: choose a path outside of mount points"
+            )
+
+
 def check_together(volumes: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a served volume that would be mounted inside another one. Raises ValueError.
 
@@ -92,11 +112,21 @@ def _choice(*choices: str) -> Callable[[str, object], None]:
 
 def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str, object], None]:
     def matches(key: str, value: object) -> None:
-        # A mode that was written without quotes is a number.
+        # An account may be a number.
         if isinstance(value, bool) or not isinstance(value, (str, int)) or not pattern.fullmatch(str(value)):
             raise ValueError(f"{key} is {value!r}, expected {what}")
 
     return matches
+
+
+def _mode(key: str, value: object) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and not _MODE.fullmatch(str(value)):
+        raise ValueError(_of_number(value))
+    _matching(_MODE, "permissions in octal, such as '1777'")(key, value)
+
+
+def _of_number(mode: int) -> str:
+    return f"mode is the number {mode}, since YAML reads octal permissions without quotes as a number: quote it, as in '1777'"
 
 
 def _mount_options(key: str, value: object) -> None:
@@ -128,7 +158,7 @@ _CHECKS: Dict[str, Callable[[str, object], None]] = {
     "link": _choice(*LINKS),
     "owner": _account,
     "group": _account,
-    "mode": _matching(_MODE, "permissions in octal, such as '1777'"),
+    "mode": _mode,
     "quota": _size,
     "filesystem": _matching(_FILESYSTEM, "the type of a file system, such as 'lustre'"),
 }

@@ -78,6 +78,11 @@ def parse(text: str, cluster: str) -> Mapping[str, str]:
     return {line.split()[1]: line for line in lines if len(line.split()) > 1}
 
 
+def lines_of_others(text: str, cluster: str) -> List[str]:
+    """The lines outside our block."""
+    return host_files.without_block(PATH, text, marker(cluster)).splitlines()
+
+
 def make_plan(wanted: Mapping[str, str], host: Host, force: bool = False) -> Plan:
     """Decide what to do. Raises HostStateError that names the users of a volume that has to be unmounted."""
     ending = [

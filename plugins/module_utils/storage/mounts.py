@@ -76,6 +76,11 @@ class Plan(NamedTuple):
         return any(self)
 
 
+def systemd() -> bool:
+    """Whether systemd runs here."""
+    return os.path.exists(_NEEDED[0])
+
+
 def automounts() -> bool:
     """Whether systemd can mount on first use here. Otherwise, volumes are in fstab."""
     return all(os.path.exists(path) for path in _NEEDED)

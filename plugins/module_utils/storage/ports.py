@@ -9,7 +9,7 @@ Such a program could claim to be any user. In containers, all users can often us
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Tuple
+from typing import List, NamedTuple, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text, remove_file, write_atomic
@@ -23,16 +23,31 @@ _FIRST = 1024
 class Plan(NamedTuple):
     """``value`` is the first unprivileged port.
 
-    ``close``: set it, now and at boot. ``forget``: no longer set it at boot.
+    ``close``: set it now. ``write``: set it at boot. ``forget``: files that no longer set it at boot.
     """
 
     value: int
     close: bool
-    forget: bool
+    write: bool
+    forget: List[str]
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to do."""
+        return self.close or self.write or bool(self.forget)
 
 
 def file_of(cluster: str, folder: str = _FOLDER) -> str:
-    """The file that sets it at boot."""
+    """The file that sets it at boot.
+
+    Where the ports are open, a setting of the administrator's has opened them. The last name wins, and theirs often is
+    99-sysctl.conf.
+    """
+    return os.path.join(folder, f"zz-gpumesh-{cluster}-storage.conf")
+
+
+def _former_file(cluster: str, folder: str) -> str:
+    """The name that earlier versions gave it."""
     return os.path.join(folder, f"60-gpumesh-{cluster}-storage.conf")
 
 
@@ -46,17 +61,21 @@ def look(cluster: str, needed: bool, value: str = _VALUE, folder: str = _FOLDER)
             "to the servers of the volumes. It cannot be set from here.",
             f"Start the container with --sysctl {SETTING}={_FIRST}, or exclude the host with storage_backend=none.",
         )
-    return Plan(first, close, not needed and os.path.exists(file_of(cluster, folder)))
+    former = _former_file(cluster, folder)
+    unwanted = [former] if needed else [former, file_of(cluster, folder)]
+    forget = [path for path in unwanted if os.path.exists(path)]
+    return Plan(first, close, close or (needed and former in forget), forget)
 
 
 def apply(plan: Plan, cluster: str, value: str = _VALUE, folder: str = _FOLDER) -> None:
     """Carry out the plan. The current setting stays until the next boot."""
-    path = file_of(cluster, folder)
-    if plan.forget:
+    if plan.write:
+        os.makedirs(folder, exist_ok=True)
+        text = f"# Written by gpumesh.cluster for the servers of volumes.\n{SETTING} = {_FIRST}\n"
+        write_atomic(file_of(cluster, folder), text, 0o644)
+    for path in plan.forget:
         remove_file(path)
     if plan.close:
-        os.makedirs(folder, exist_ok=True)
-        write_atomic(path, f"# Written by gpumesh.cluster for the servers of volumes.\n{SETTING} = {_FIRST}\n", 0o644)
         with open(value, "w", encoding="ascii") as stream:
             stream.write(str(_FIRST))
 

@@ -162,9 +162,12 @@ def make_plan(cluster: str, volumes: Sequence[Volume], files: Files) -> Plan:
     paths = {volume.name: volume.path for volume in volumes}
     ours = parse(files, cluster)
     left = {name: project for name, project in ours.items() if project.path != paths.get(name, "")}
+    # A renamed volume has another project, and its folder still belongs to the former one, which is released first.
+    freed = [(project.path, project.number) for project in left.values()]
     steps = []
     for volume in volumes:
-        _refuse_unfit(volume)
+        owner = 0 if (volume.path, volume.owner) in freed else volume.owner
+        _refuse_unfit(volume._replace(owner=owner))
         # If the limit is missing, a run was interrupted before all files had the number.
         mark = volume.owner != volume.number or not volume.limit or volume.name in left
         if mark or volume.limit != volume.quota:

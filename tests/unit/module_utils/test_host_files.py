@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,33 @@ def test_what_cannot_be_is_refused_with_its_path(tmp_path: Path):
         steps([{"path": str(tmp_path / "f"), "content": "x", "owner": "no-such-account"}])
     with pytest.raises(InputError, match="more than once"):
         steps([{"path": "/x", "content": "x"}, {"path": "/x", "state": "absent"}])
+
+
+@pytest.mark.parametrize("mode", [511, 0o1777, 1777, 420])
+def test_a_mode_that_is_a_number_is_refused(mode: int):
+    # YAML reads 0777 without quotes as 511, whose digits are octal, too: it would become 0511.
+    for key in ("mode", "new_mode"):
+        with pytest.raises(InputError, match=rf"/x: {key} is the number {mode}\. Quote it: '0644'"):
+            host_files.parse([{"path": "/x", "content": "x", key: mode}])
+
+
+@pytest.mark.parametrize("kind", [int, str])
+def test_owners_are_names_or_numbers(tmp_path: Path, kind: Callable[[Any], Any]):
+    def ids(**owner: Any) -> tuple[int | None, int | None]:
+        return host_files.owner_ids(host_files.parse([{"path": "/x", "content": "", **owner}])[0])
+
+    nobody = pwd.getpwnam("nobody")
+    assert ids(owner="nobody") == ids(owner=kind(nobody.pw_uid)) == (nobody.pw_uid, nobody.pw_gid)
+    # Nobody needs an account on the server: NFS transmits numbers.
+    assert ids(owner=kind(64123)) == (64123, None)
+    assert ids(owner=kind(64123), group=kind(64124)) == (64123, 64124)
+    assert ids(group=kind(0)) == (None, 0)
+    with pytest.raises(InputError, match="/x: the owner 4294967295 is not a valid ID"):
+        ids(owner=kind(4294967295))
+    entry = {"path": str(tmp_path / "d"), "state": "directory", "owner": kind(64123), "group": kind(64124)}
+    if os.geteuid() == 0:
+        assert settle([entry]) == [str(tmp_path / "d")]
+        assert ((tmp_path / "d").stat().st_uid, (tmp_path / "d").stat().st_gid) == (64123, 64124)
 
 
 BEGIN, END = (MARKER.format(mark=mark) for mark in ("BEGIN", "END"))

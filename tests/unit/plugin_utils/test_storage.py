@@ -221,6 +221,29 @@ def test_a_server_has_a_folder_exports_and_a_quota() -> None:
     assert set(desired["exports"].values()) <= set(files)
 
 
+def test_a_mode_that_an_earlier_version_recorded_as_a_number_is_used_as_it_was() -> None:
+    (folder,) = storage.desired(record({**VOLUME, "mode": 1777}), "n1")["folders"]
+    assert folder["mode"] == "1777"
+
+
+@pytest.mark.parametrize(
+    ("volumes", "number"),
+    [
+        ([{}], 4),
+        ([{"link": "userspace"}], 2),
+        ([{"options": ["nconnect=16"]}], 16),
+        # A member has the same connections for both.
+        ([{}, {"name": "more", "path": "/srv/more", "mount_point": "/mnt/more", "link": "fast"}], 8),
+        ([{"server": "n2"}], 0),
+    ],
+)
+def test_a_server_expects_the_connections_of_its_members(volumes: list[dict[str, Any]], number: int) -> None:
+    made = record(*({**VOLUME, **volume} for volume in volumes))
+    assert storage.desired(made, "n1")["connections"] == number
+    assert storage.desired(made, "n1", server="ganesha")["connections"] == 0
+    assert storage.desired(made, "n1", "none")["connections"] == 0
+
+
 def test_ganesha_reads_its_exports_from_a_file_of_ours() -> None:
     desired = storage.desired(record(VOLUME), "n1", server="ganesha")
     assert (desired["serves"], desired["server"]) == (True, "ganesha")

@@ -130,7 +130,12 @@ def test_a_mount_point_is_of_one_cluster_unless_others_look_after_it() -> None:
     wanted = with_volume(made(), **served)
     assert derive.conflicts([with_volume(other, **served)], "n2", wanted) == said
     assert derive.conflicts([with_volume(other, **external)], "n2", wanted) == said
-    assert derive.conflicts([with_volume(other, **served)], "n1", wanted) == [], "it mounts neither"
+    # The server mounts it as well.
+    said_of_server = [reason.replace("n2", "n1") for reason in said]
+    assert derive.conflicts([with_volume(other, **served)], "n1", wanted) == said_of_server
+    elsewhere = with_volume(other, server="n2", path="/srv/b")
+    assert derive.conflicts([elsewhere], "n1", wanted) == said_of_server
+    assert derive.conflicts([with_volume(other, **external)], "n1", with_volume(made(), **external)) == []
     assert derive.conflicts([with_volume(other, **external)], "n2", with_volume(made(), **external)) == []
 
 

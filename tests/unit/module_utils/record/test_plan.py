@@ -361,6 +361,59 @@ class TestMeshAndStorage:
         with pytest.raises(InputError, match=message):
             plan.set_storage(made(), volumes)
 
+    @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o755, 1777])
+    def test_permissions_without_quotes_are_refused(self, mode: int) -> None:
+        volume = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/data"}
+        with pytest.raises(InputError, match=rf"Volume 'data': mode is the number {mode}, .*: quote it"):
+            plan.set_storage(made(), [{**volume, "mode": mode}])
+        assert plan.set_storage(made(), [{**volume, "mode": f"{mode:o}"}]).changes
+
+    def test_a_container_without_tun_cannot_serve(self) -> None:
+        ends = [{"address": f"100.64.0.{number}", "userspace": number == 2} for number in (1, 2)]
+        members = [entry(number, mesh=end) for number, end in enumerate(ends, 1)]
+        record = made(members=members, mesh={"backend": "tailscale"})
+        with pytest.raises(InputError, match="'n2' of volume 'shared' is a container without TUN") as refused:
+            plan.set_storage(record, [{**SHARED, "server": "n2"}])
+        assert refused.value.as_result()["candidates"] == ["n1"]
+        assert plan.set_storage(record, [{"name": "lustre", "mount_point": "/lustre"}]).changes
+
+    @pytest.mark.parametrize(
+        ("path", "hiding"),
+        [
+            ("/mnt/shared/x", "'data' is mounted at /mnt/shared"),
+            ("/mnt/b", "'b' is mounted at /mnt/b"),
+            ("/mnt/b/x/y", "'b' is mounted at /mnt/b"),
+            ("/mnt/shared2", ""),
+            ("/lustre/x", ""),
+        ],
+    )
+    def test_data_that_a_mount_would_hide_is_refused(self, path: str, hiding: str) -> None:
+        volumes = [
+            {**SHARED, "name": "data", "server": "n1", "path": path},
+            {**SHARED, "name": "b", "path": "/srv/b", "mount_point": "/mnt/b"},
+            # It is there before, whoever mounts it.
+            {"name": "lustre", "mount_point": "/lustre"},
+        ]
+        if hiding:
+            with pytest.raises(InputError, match=f"'data': its data at {path} would be hidden on n1, .* {hiding}:"):
+                plan.set_storage(made(), volumes)
+        else:
+            assert plan.set_storage(made(), volumes).changes
+        # A record of an earlier version stays valid, or nobody could correct it.
+        record = plan.set_storage(made(), volumes[1:]).record
+        record["storage"]["volumes"] = volumes
+        assert model.parse(record)["storage"]["volumes"] == volumes
+        assert plan.set_storage(record, [{**volumes[0], "path": "/srv/data"}, *volumes[1:]]).changes
+
+    def test_a_record_with_such_a_mode_stays_valid_until_its_volumes_change(self) -> None:
+        volume = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/data", "mode": 1777}
+        record = plan.set_storage(made(), [{**volume, "mode": "1777"}]).record
+        record["storage"]["volumes"] = [volume]
+        assert model.parse(record)["storage"]["volumes"] == [volume]
+        assert not plan.set_storage(record, [volume]).changes
+        with pytest.raises(InputError, match="quote it"):
+            plan.set_storage(record, [{**volume, "read_only": True}])
+
     def test_a_volume_without_a_server_belongs_to_no_member(self) -> None:
         volume = {"name": "data", "server": None, "path": None, "mount_point": "/mnt//data/", "filesystem": "lustre"}
         record = plan.set_storage(made(), [volume]).record

@@ -188,6 +188,18 @@ def test_a_folder_of_another_project_is_refused() -> None:
         plan(FRESH._replace(owner=7))
 
 
+def test_a_renamed_volume_takes_its_files_from_the_project_of_its_former_name() -> None:
+    renamed = FRESH._replace(name="new", number=NUMBER + 1, owner=NUMBER)
+    made = plan(renamed)
+    assert made.release == [quota.Step(PROJECT, None, 0, (NUMBER, 0))]
+    assert made.limit == [quota.Step(quota.Project(NUMBER + 1, "/srv/data"), 0, 64 * MIB, (0, NUMBER + 1))]
+    # A project that stays, or that has another folder, is not released there.
+    with pytest.raises(HostStateError, match=f"project {NUMBER}\\."):
+        quota.make_plan("lab", [SET, renamed._replace(path="/srv/data/x")], DONE)
+    with pytest.raises(HostStateError, match=f"project {NUMBER}\\."):
+        plan(renamed._replace(path="/srv/other"))
+
+
 @pytest.mark.parametrize("limit", [0, 128 * MIB])
 def test_a_quota_below_what_is_there_is_refused(limit: int) -> None:
     with pytest.raises(HostStateError, match=r"100 MiB.* 64 MiB"):
@@ -308,6 +320,38 @@ def test_from_nothing_to_a_quota_and_back(tmp_path: Path, tree: Path, host: Host
         assert host.project_of(path) == (0, False)
     assert projid.read_text() == "build:7\n"
     assert not (tmp_path / "projects").exists()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_volume_with_a_quota_can_be_renamed(
+    tree: Path, host: Host, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    quota.apply(host.run, plan(host.look(tree), quota.read_files()))
+
+    def look() -> quota.Plan:
+        found = quota.look(host.run, "new", str(tree), "64M", NUMBER + 1)
+        return quota.make_plan("lab", [found], quota.read_files())
+
+    if killed:
+        # Between the release of the former project, here at the second folder, and the new limit.
+        given: list[int] = []
+
+        def give(descriptor: int, old: int, new: int, inherits: int) -> None:
+            given.append(new)
+            if len(given) == 2:
+                raise KeyboardInterrupt
+            original(descriptor, old, new, inherits)
+
+        original = quota._give
+        with monkeypatch.context() as patch:
+            patch.setattr(quota, "_give", give)
+            with pytest.raises(KeyboardInterrupt):
+                quota.apply(host.run, look())
+    quota.apply(host.run, look())
+    for path in (tree, tree / "deep", tree / "deep" / "er", tree / "file"):
+        assert host.project_of(path)[0] == NUMBER + 1
+    assert host.limits == {str(NUMBER): 0, str(NUMBER + 1): 65536}
+    assert not look().changed
 
 
 def test_what_is_of_another_project_stays_its(tree: Path, host: Host) -> None:

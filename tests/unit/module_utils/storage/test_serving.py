@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import serving
 
 ANEW = "exportfs -ra"
@@ -39,12 +40,12 @@ class Commands:
 
 def serve(commands: Commands, folder: Path, server: str | None, text: str = "") -> bool:
     """Set up the files of both programs. Returns whether anything differed."""
-    exports = {program: str(folder / program) for program in ("kernel", "ganesha")}
+    exports = {"kernel": str(folder / "kernel"), "ganesha": str(folder / "lab.conf")}
     entries = [
         {"path": path, "content": text} if program == server else {"path": path, "state": "absent"}
         for program, path in exports.items()
     ]
-    plan = serving.look(commands, entries, exports, server)
+    plan = serving.look(commands, entries, exports, server, str(folder))
     serving.apply(commands, plan)
     return plan.changed
 
@@ -89,6 +90,66 @@ def test_a_server_that_is_exchanged_leaves_nothing_exported(tmp_path: Path) -> N
     commands = Commands()
     assert serve(commands, tmp_path, "ganesha", "EXPORT {}\n")
     assert commands.told == [ANEW, start("nfs-ganesha")]
+
+
+@pytest.mark.parametrize(("old", "new"), [("kernel", "ganesha"), ("ganesha", "kernel")])
+def test_the_program_that_served_before_leaves_its_port(tmp_path: Path, old: str, new: str) -> None:
+    units = {"kernel": "nfs-server.service", "ganesha": "nfs-ganesha.service"}
+    stop, begin = f"systemctl disable --now {units[old]}", f"systemctl enable --now {units[new]}"
+    serve(Commands(), tmp_path, old, "/srv *\n")
+    commands = Commands(units[old])
+    assert serve(commands, tmp_path, new, "/srv *\n")
+    # Once before the start, where the kernel's exports are dropped or made.
+    assert commands.told == [ANEW, stop, begin]
+    # A run that was interrupted before it is stopped goes on there.
+    commands = Commands(units[old])
+    assert serve(commands, tmp_path, new, "/srv *\n")
+    assert commands.told[-2:] == [stop, begin]
+    commands = Commands(units[new])
+    assert not serve(commands, tmp_path, new, "/srv *\n")
+    assert commands.told in ([], [ANEW])
+
+
+def test_a_program_that_serves_others_is_left_to_them(tmp_path: Path) -> None:
+    (tmp_path / "lab.conf").write_text("EXPORT {}\n")
+    (tmp_path / "exports").write_text("# none\n\n/home *(ro)\n")
+    (tmp_path / "kernel").write_text("/srv *\n")
+    commands = Commands("nfs-server.service")
+    serve(commands, tmp_path, "ganesha", "EXPORT {}\n")
+    assert commands.told == [ANEW, start("nfs-ganesha")]
+    (tmp_path / "exports").write_text("# none\n")
+    (tmp_path / "gpumesh-other.exports").write_text("/srv/other *(ro)\n")
+    commands = Commands("nfs-server.service")
+    serve(commands, tmp_path, "ganesha", "EXPORT {}\n")
+    assert commands.told == [start("nfs-ganesha")]
+
+
+def test_two_servers_at_once_are_left_as_they_are(tmp_path: Path) -> None:
+    serve(Commands(), tmp_path, "ganesha", "EXPORT {}\n")
+    commands = Commands("nfs-ganesha.service", "nfs-server.service")
+    assert not serve(commands, tmp_path, "ganesha", "EXPORT {}\n")
+    assert commands.told == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", False),
+        ("# Path = /srv;\nEXPORT { Path = /nonexistent; }\n", False),
+        ('EXPORT {\n  path="/nonexistant";\n}\n', False),
+        ("EXPORT {\n\tPath = /srv/more;\n}\n", True),
+        ('%include "/etc/ganesha/gpumesh-other.conf"\n', True),
+    ],
+)
+def test_exports_of_ganesha(text: str, found: bool) -> None:
+    assert serving.has_exports("ganesha", {"ganesha.conf": text}) is found
+
+
+def test_without_systemd_nothing_is_served() -> None:
+    serving.refuse_without_systemd(["data"], systemd=True)
+    serving.refuse_without_systemd([], systemd=False)
+    with pytest.raises(HostStateError, match="cannot run an NFS server for volume data, more. Choose a member with"):
+        serving.refuse_without_systemd(["data", "more"], systemd=False)
 
 
 def test_a_service_that_is_stopped_differs(tmp_path: Path) -> None:
