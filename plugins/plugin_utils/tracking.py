@@ -70,7 +70,7 @@ def variables(record: model.Record) -> dict[str, str]:
     tracking = record.get("tracking")
     if tracking is None:
         return {}
-    trust = {"MLFLOW_TRACKING_SERVER_CERT_PATH": settings.TRUST} if tracking["tls"] else {}
+    trust = {"MLFLOW_TRACKING_SERVER_CERT_PATH": settings.trust_of(record["name"])} if tracking["tls"] else {}
     return {"MLFLOW_TRACKING_URI": uri(record), "GPUMESH_GENERATION": str(record["generation"]), **trust}
 
 
