@@ -21,6 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import (
     desired,
     moved_from,
     parse_users,
+    was_on,
 )
 
 _MODULE = "gpumesh.cluster.tracking"
@@ -60,7 +61,8 @@ class ActionModule(HostAction):
         if given["state"] == "asked":
             wanted = asked(record, {**given, "state": given["tracked"]})
             tracking = record["tracking"]
-            return {"changed": False, "settings": wanted, "former": tracking["server"] if tracking else ""}
+            former = tracking["server"] if tracking else ""
+            return {"changed": False, "settings": wanted, "former": former, "was_on": was_on(record)}
         if given["state"] == "movable":
             previews = self.registered(given["registered"], self.present)
             return {"changed": False, "leaves": moved_from(record, given["former"], previews, given["force"])}

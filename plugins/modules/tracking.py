@@ -32,8 +32,8 @@ options:
   state:
     description:
       - V(asked) only returns what M(gpumesh.cluster.cluster) has to write to the record, on the controller.
-      - V(movable) only fails, on the controller, if the server cannot move to the member in the changed O(record). Set
-        C(run_once).
+      - V(movable) only fails, on the controller, if the server cannot move to the member in the changed O(record), or
+        cannot be removed if that has none. Set C(run_once).
       - V(saved) stops the server and writes its database to the volume, for another member.
       - V(retired) removes a server that has moved to another member.
       - V(absent) removes the server; its database and the artifacts are kept.
@@ -67,7 +67,7 @@ options:
     type: str
   force:
     description: With O(state=movable), whether the server moves without the database of a former member that does not
-      take part.
+      take part, or stays there until that takes part.
     type: bool
     default: false
   users_file:
@@ -179,6 +179,10 @@ settings:
 former:
   description: The member that runs the server according to the record. Empty if there is none.
   type: str
+  returned: O(state=asked)
+was_on:
+  description: Whether tracking was switched off, so that a member that was away then may still have the server.
+  type: bool
   returned: O(state=asked)
 leaves:
   description: The member whose database has to be saved for another one. Empty if the server does not move.

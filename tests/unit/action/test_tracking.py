@@ -62,7 +62,7 @@ def test_it_is_off_until_somebody_asks_for_it() -> None:
 
 def test_only_what_differs_is_written_to_the_record() -> None:
     assert asked(ON, start=True, server="n2", port=5000)["settings"] is None
-    assert asked(ON, server="n1") == {"changed": False, "settings": {"server": "n1"}, "former": "n2"}
+    assert asked(ON, server="n1") == {"changed": False, "settings": {"server": "n1"}, "former": "n2", "was_on": False}
     assert asked(ON, certificate_file="/x")["settings"] == {"tls": True}
     assert asked(SECURE, certificate_file="/x")["settings"] is None
     assert asked(ON, tracked="absent")["settings"] == {"enabled": False}
@@ -95,13 +95,32 @@ def test_it_moves_only_if_both_members_take_part_or_the_former_one_is_given_up()
     both: dict[str, Any] = {"n1": {}, "n2": {}}
     assert derived.moved_from(MOVED, "n2", both) == "n2"
     assert derived.moved_from(ON, "n2", both) == derived.moved_from(ON, "", both) == ""
-    assert derived.moved_from(OFF, "n2", {}) == ""
+    assert derived.moved_from(OFF, "", {}) == derived.moved_from(OFF, "n2", both) == ""
     for present, silent in ((["n1"], "n2"), (["n2"], "n1")):
         with pytest.raises(InputError, match=f"cannot be moved: {silent} cannot be reached, or is not in this run"):
             derived.moved_from(MOVED, "n2", {machine: {} for machine in present})
     assert derived.moved_from(MOVED, "n2", {"n1": {}}, force=True) == "n2"
     with pytest.raises(InputError, match="cannot be moved: n1 cannot be reached"):
         derived.moved_from(MOVED, "n2", {"n2": {}}, force=True)
+
+
+def test_it_is_switched_off_only_if_the_server_takes_part_or_is_left_for_later() -> None:
+    with pytest.raises(InputError, match="cannot be switched off: its server n2 cannot be reached") as refused:
+        derived.moved_from(OFF, "n2", {"n1": {}})
+    assert "cluster_force=true" in refused.value.remedy
+    assert derived.moved_from(OFF, "n2", {"n1": {}}, force=True) == ""
+
+
+def test_a_server_that_was_away_when_it_was_switched_off_is_removed_later() -> None:
+    """Also if its volume was lost, since remove has then switched it off."""
+    on = plan.commit(plan.set_tracking(OFF, {"server": "n2"}), STAMP)
+    off = plan.commit(plan.set_tracking(on, {"enabled": False}), STAMP)
+    assert [asked(record)["was_on"] for record in (OFF, on, off)] == [False, False, True]
+    volume = {"name": "data", "mount_point": "/mnt/d", "server": "n1", "path": "/srv/d"}
+    lost = plan.commit(plan.set_storage(MADE, [volume]), STAMP)
+    lost = plan.commit(plan.set_tracking(lost, {"server": "n2"}), STAMP)
+    gone = plan.commit(plan.remove(lost, ["n1"], STAMP, "n2", force=True), STAMP)
+    assert gone["tracking"] is None and asked(gone)["was_on"]
 
 
 def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:
