@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import certificate
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import (
     UID,
@@ -19,11 +21,20 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils.tracking import (
     desired,
     moved_from,
     parse_users,
+    was_on,
 )
 
 _MODULE = "gpumesh.cluster.tracking"
 _STATES = ["asked", "movable", "present", "saved", "retired", "absent"]
 _FILES = {"users": "users_file", "certificate": "certificate_file", "key": "key_file", "trust": "ca_file"}
+
+
+class _File(NamedTuple):
+    """A file on the controller. ``shown``: the option with the path that was given. ``path``: decrypted."""
+
+    shown: str
+    path: str
+    text: str
 
 
 class ActionModule(HostAction):
@@ -50,7 +61,8 @@ class ActionModule(HostAction):
         if given["state"] == "asked":
             wanted = asked(record, {**given, "state": given["tracked"]})
             tracking = record["tracking"]
-            return {"changed": False, "settings": wanted, "former": tracking["server"] if tracking else ""}
+            former = tracking["server"] if tracking else ""
+            return {"changed": False, "settings": wanted, "former": former, "was_on": was_on(record)}
         if given["state"] == "movable":
             previews = self.registered(given["registered"], self.present)
             return {"changed": False, "leaves": moved_from(record, given["former"], previews, given["force"])}
@@ -63,25 +75,37 @@ class ActionModule(HostAction):
         return self.equipped_module(_MODULE, {**parameters, **self._files(given, parameters)}, self._lacking)
 
     def _files(self, given: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The files for this host. If no CA certificate is given, the members trust the certificate itself."""
-        texts = {name: self._read(option, given[option]) for name, option in _FILES.items() if given[option]}
-        if ("certificate" in texts) != ("key" in texts):
+        """The files for this host. If no CA certificate is given, the members trust the certificate itself.
+
+        They are tried here, so that a wrong one changes nothing, neither on the server nor on a member that trusts it.
+        """
+        files = {name: self._read(option, given[option]) for name, option in _FILES.items() if given[option]}
+        if ("certificate" in files) != ("key" in files):
             raise InputError(
                 "tracking_certificate_file and tracking_key_file belong together.", "Set both, or none of them."
             )
-        trust = texts.get("trust", texts.get("certificate"))
+        # Everybody can read what a member trusts, and a certificate's file may have its private key as well.
+        public = {name: _certificates(files[name]) for name in ("certificate", "trust") if name in files}
+        trust = public.get("trust", public.get("certificate"))
         shared = {} if trust is None else {"trust": trust}
+        if "certificate" in files:
+            own, key, ca = files["certificate"], files["key"], files["trust"].shown if "trust" in files else ""
+            offered = certificate.Offered(own.path, key.path, trust or "", own.shown, key.shown, ca)
+            certificate.refuse_unusable(offered, parameters["machine"])
         if not parameters["serves"]:
             return shared
-        users = {} if "users" not in texts else {"users": parse_users(texts["users"], given["users_file"])}
-        return {**shared, **users, **{name: texts[name] for name in ("certificate", "key") if name in texts}}
+        users = {} if "users" not in files else {"users": parse_users(files["users"].text, given["users_file"])}
+        pair = {} if "key" not in files else {"certificate": public["certificate"], "key": files["key"].text}
+        return {**shared, **users, **pair}
 
-    def _read(self, option: str, path: str) -> str:
-        """The text of a file on the controller, which may be encrypted with Ansible Vault. Raises InputError."""
+    def _read(self, option: str, path: str) -> _File:
+        """A file on the controller, which may be encrypted with Ansible Vault. Raises InputError."""
+        shown = f"tracking_{option}: {path}"
         try:
-            return Path(self._loader.get_real_file(self.controller_path(path))).read_text(encoding="utf-8")
+            real = self._loader.get_real_file(self.controller_path(path))
+            return _File(shown, real, Path(real).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, AnsibleError) as failure:
-            raise InputError(f"tracking_{option}: {path} cannot be read: {failure}.", "Correct the path.") from failure
+            raise InputError(f"{shown} cannot be read: {failure}.", "Correct the path.") from failure
 
     def _lacking(self, result: Mapping[str, Any]) -> list[str]:
         """The packages that the module reported as missing."""
@@ -91,3 +115,11 @@ class ActionModule(HostAction):
                 f"{self.machine} cannot run the tracking server: it is not Debian.", "Choose another tracking_server."
             )
         return packages
+
+
+def _certificates(file: _File) -> str:
+    """The certificates in a file. Raises InputError if there are none."""
+    found = settings.certificates(file.text)
+    if not found:
+        raise InputError(f"{file.shown} contains no certificate.", "Provide certificates in PEM format.")
+    return found

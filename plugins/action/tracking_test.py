@@ -30,7 +30,7 @@ class ActionModule(HostAction):
             record = self.record()
             if record["tracking"] is None:
                 raise InputError(f"Cluster '{record['name']}' has no tracking server.", "Run the playbook tracking.")
-            trust = settings.TRUST if record["tracking"]["tls"] else ""
+            trust = settings.trust_of(record["name"]) if record["tracking"]["tls"] else ""
             serves = record["tracking"]["server"] == self.machine
             arguments.update(uri=uri(record), trust=trust, write=serves)
         return self.module("gpumesh.cluster.tracking_test", arguments)

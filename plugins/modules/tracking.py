@@ -16,6 +16,7 @@ description:
     and the artifacts on a volume of the cluster. MLflow is installed from the package index of the host's pip, with
     pinned hashes, in a separate environment.
   - On the other members, only the certificates against which they verify the server are written.
+  - A host that runs the tracking server of another cluster is refused, and that server is never changed.
   - Set O(record). Most other options are derived from it on the controller.
 extends_documentation_fragment:
   - gpumesh.cluster.attributes
@@ -31,8 +32,8 @@ options:
   state:
     description:
       - V(asked) only returns what M(gpumesh.cluster.cluster) has to write to the record, on the controller.
-      - V(movable) only fails, on the controller, if the server cannot move to the member in the changed O(record). Set
-        C(run_once).
+      - V(movable) only fails, on the controller, if the server cannot move to the member in the changed O(record), or
+        cannot be removed if that has none. Set C(run_once).
       - V(saved) stops the server and writes its database to the volume, for another member.
       - V(retired) removes a server that has moved to another member.
       - V(absent) removes the server; its database and the artifacts are kept.
@@ -66,7 +67,7 @@ options:
     type: str
   force:
     description: With O(state=movable), whether the server moves without the database of a former member that does not
-      take part.
+      take part, or stays there until that takes part.
     type: bool
     default: false
   users_file:
@@ -77,16 +78,17 @@ options:
     type: str
     default: ""
   certificate_file:
-    description: A file on the controller with the certificate of the server, for the name of the member.
+    description: A file on the controller with the certificate of the server, for the name of the member. It is refused,
+      before anything changes, if the server could not use it with O(key_file), or clients could not verify it.
     type: str
     default: ""
   key_file:
-    description: A file on the controller with the private key of O(certificate_file).
+    description: A file on the controller with the private key of O(certificate_file), without a password.
     type: str
     default: ""
   ca_file:
     description: A file on the controller with the CA certificates against which members verify the server. Defaults to
-      O(certificate_file).
+      those in O(certificate_file), which must be self-signed or contain its root CA.
     type: str
     default: ""
   cluster:
@@ -157,7 +159,8 @@ missing:
   elements: str
   returned: O(state=present)
 leftover:
-  description: Whether this host has a server of this collection although the record names another member, or none.
+  description: Whether this host has a server, which is not that of another cluster, although the record names another
+    member, or none.
   type: bool
   returned: O(state=present)
 restarted:
@@ -176,6 +179,10 @@ settings:
 former:
   description: The member that runs the server according to the record. Empty if there is none.
   type: str
+  returned: O(state=asked)
+was_on:
+  description: Whether tracking was switched off, so that a member that was away then may still have the server.
+  type: bool
   returned: O(state=asked)
 leaves:
   description: The member whose database has to be saved for another one. Empty if the server does not move.
@@ -200,10 +207,10 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """Do what the parameters say."""
     request = server.requested(params)
     if params["state"] == "saved":
-        return Outcome(server.is_here() if check_mode else server.save(run, request), {})
+        return Outcome(server.is_ours(request) if check_mode else server.save(run, request), {})
     if params["state"] in ("retired", "absent"):
         keeps = params["state"] == "absent"
-        return Outcome(server.is_here() if check_mode else server.retire(run, request, keeps), {})
+        return Outcome(server.is_ours(request) if check_mode else server.retire(run, request, keeps), {})
     values: Dict[str, Any] = {"missing": [], "leftover": server.leftover(request), "restarted": []}
     server.refuse_member(request)
     if request.serves:

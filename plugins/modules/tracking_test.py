@@ -14,6 +14,8 @@ author:
 description:
   - On the member that runs the server, writes a run with a point, reads it back, and deletes it, with the server's own
     account for checks. On other members, queries the health of the server.
+  - The run belongs to the experiment C(gpumesh-check), which is created, or restored if it was deleted. MLflow keeps
+    deleted runs in its database until C(mlflow gc) erases them.
   - Set O(record). O(uri), O(trust) and O(write) are derived from it on the controller.
   - The module does not fail if the server does not work. Evaluate RV(problem) instead.
 extends_documentation_fragment:
@@ -27,11 +29,11 @@ attributes:
   diff_mode:
     support: N/A
     details:
-      - It leaves nothing behind.
+      - It leaves only deleted runs.
   idempotent:
     support: full
     details:
-      - It leaves nothing behind.
+      - It leaves only deleted runs.
 options:
   uri:
     description: The URL of the server, such as V(http://10.99.0.1:5000). Required without O(record).

@@ -70,7 +70,7 @@ def variables(record: model.Record) -> dict[str, str]:
     tracking = record.get("tracking")
     if tracking is None:
         return {}
-    trust = {"MLFLOW_TRACKING_SERVER_CERT_PATH": settings.TRUST} if tracking["tls"] else {}
+    trust = {"MLFLOW_TRACKING_SERVER_CERT_PATH": settings.trust_of(record["name"])} if tracking["tls"] else {}
     return {"MLFLOW_TRACKING_URI": uri(record), "GPUMESH_GENERATION": str(record["generation"]), **trust}
 
 
@@ -129,6 +129,14 @@ def asked(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any] | No
     return wanted if was is None or any(present[name] != value for name, value in wanted.items()) else None
 
 
+def was_on(record: model.Record) -> bool:
+    """Whether tracking is switched off after it was on, so that a member may still have the server.
+
+    It may have been away then. To switch tracking on was a change of its own.
+    """
+    return record["tracking"] is None and any(entry["change"] == "tracking" for entry in record["history"])
+
+
 def moved_from(
     record: model.Record, former: str, previews: Mapping[str, Mapping[str, Any]], force: bool = False
 ) -> str:
@@ -138,6 +146,14 @@ def moved_from(
     module tracking in check mode. With ``force``, a lost server need not take part. Raises InputError.
     """
     if record["tracking"] is None:
+        if former and not force and former not in previews:
+            raise InputError(
+                f"Tracking cannot be switched off: its server {former} cannot be reached, or is not in this run, and "
+                "would go on running.",
+                "Run this when it is up. With cluster_force=true, it is removed from the record, and from the machine "
+                "by a later run of tracking or site.",
+                machines=[former],
+            )
         return ""
     server = record["tracking"]["server"]
     needed = dict.fromkeys([server, former] if former and not force else [server])

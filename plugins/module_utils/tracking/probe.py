@@ -19,6 +19,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings 
 
 _EXPERIMENT = "gpumesh-check"
 _VALUE = 0.25
+_NOT_FOUND = 404
 
 
 class Client(NamedTuple):
@@ -36,27 +37,50 @@ class Client(NamedTuple):
             raise HostStateError(f"{self.uri}/health does not say OK.", "See journalctl -u gpumesh-tracking there.")
 
     def write_and_read(self) -> None:
-        """Write a run with a point, read it back and delete it. Raises HostStateError."""
+        """Write a run with a point, read it back and delete it. Raises HostStateError.
+
+        MLflow keeps deleted runs and experiments in its database until `mlflow gc` erases them.
+        """
         experiment = self._experiment()
         now = int(time.time() * 1000)
         begun = {"experiment_id": experiment, "run_name": "check", "start_time": now}
         run = self._call("runs/create", begun)["run"]["info"]["run_id"]
         point = {"key": "check", "value": _VALUE, "timestamp": now, "step": 1}
-        self._call("runs/log-batch", {"run_id": run, "metrics": [point]})
-        self._call("runs/update", {"run_id": run, "status": "FINISHED", "end_time": now})
-        read = self._call(f"runs/get?run_id={run}")["run"]["data"].get("metrics", [])
-        self._call("runs/delete", {"run_id": run})
+        try:
+            self._call("runs/log-batch", {"run_id": run, "metrics": [point]})
+            read = self._call(f"runs/get?run_id={run}")["run"]["data"].get("metrics", [])
+        except HostStateError:
+            # The first error says more.
+            with contextlib.suppress(HostStateError):
+                self._end(run, "FAILED", now)
+            raise
+        self._end(run, "FINISHED", now)
         if [one.get("value") for one in read] != [_VALUE]:
             raise HostStateError(f"{self.uri}: the run that was written reads {read} back.", "See its PostgreSQL.")
 
+    def _end(self, run: str, status: str, now: int) -> None:
+        try:
+            self._call("runs/update", {"run_id": run, "status": status, "end_time": now})
+        finally:
+            self._call("runs/delete", {"run_id": run})
+
     def _experiment(self) -> str:
         try:
-            found = self._call(f"experiments/get-by-name?experiment_name={_EXPERIMENT}")
-            return str(found["experiment"]["experiment_id"])
+            found = self._call(f"experiments/get-by-name?experiment_name={_EXPERIMENT}")["experiment"]
         except HostStateError as failure:
-            if failure.details.get("status") != 404:
+            if failure.details.get("status") != _NOT_FOUND:
                 raise
-        return str(self._call("experiments/create", {"name": _EXPERIMENT})["experiment_id"])
+            return str(self._call("experiments/create", {"name": _EXPERIMENT})["experiment_id"])
+        number = str(found["experiment_id"])
+        # A deleted experiment keeps its name, and accepts no runs.
+        if found.get("lifecycle_stage") == "deleted":
+            try:
+                self._call("experiments/restore", {"experiment_id": number})
+            except HostStateError as failure:
+                # Another check has restored it meanwhile.
+                if failure.details.get("status") != _NOT_FOUND:
+                    raise
+        return number
 
     def _call(self, path: str, body: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         return dict(json.loads(self._request(f"api/2.0/mlflow/{path}", body) or b"{}"))

@@ -32,12 +32,14 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
 from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
 from ansible_collections.gpumesh.cluster.plugins.module_utils.identity import account, acting_as, command_as
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import store
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import environment, postgres, settings, users
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking.settings import Server
 
 #: Seconds until the server answers. It takes 10 on an idle machine, and minutes on a busy one.
 _READY = 600.0
 _MIGRATION = 3600.0
+_RECORDS = store.DEFAULT_FOLDER
 STILL_HERE = "the server is still here"
 
 
@@ -69,9 +71,45 @@ def is_here() -> bool:
     return os.path.lexists(settings.PROGRAM) or os.path.lexists(settings.AUTHENTICATION)
 
 
+def other_cluster(request: Request) -> str:
+    """The other cluster of this host whose server is here; empty if there is none.
+
+    The server's program names it. A cluster that has no record here any more counts as gone.
+    """
+    named = settings.cluster_of(read_text(settings.PROGRAM) or "")
+    if named in ("", request.server.cluster):
+        return ""
+    return named if store.Store(_RECORDS, named).exists() else ""
+
+
+def is_ours(request: Request) -> bool:
+    """Whether this host has a tracking server that does not belong to another cluster."""
+    return is_here() and not other_cluster(request)
+
+
 def leftover(request: Request) -> bool:
     """Whether this host has remains of a server that should not run here, or no longer does."""
-    return not request.serves and (is_here() or (not request.server.tls and os.path.lexists(settings.TRUST)))
+    return not request.serves and (is_ours(request) or (not request.server.tls and bool(_trusted(request))))
+
+
+def _trusted(request: Request) -> List[str]:
+    """The existing files with certificates that nobody needs once this cluster does not.
+
+    The file of earlier versions may be that of any cluster of this host.
+    """
+    own = settings.trust_of(request.server.cluster)
+    found = [own] if os.path.lexists(own) else []
+    if os.path.lexists(settings.SHARED_TRUST) and not _other_records(request):
+        found.append(settings.SHARED_TRUST)
+    return found
+
+
+def _other_records(request: Request) -> bool:
+    """Whether this host is in another cluster as well."""
+    found = store.scan(_RECORDS)
+    names = [one.record["name"] for one in found.records]
+    names += [os.path.basename(one.path)[: -len(".json")] for one in found.damaged]
+    return any(name != request.server.cluster for name in names)
 
 
 # --- Before anything changes
@@ -115,6 +153,14 @@ def missing() -> List[str]:
 def refuse_server(request: Request) -> None:
     """Refuse invalid requests before anything changes. Raises GpumeshError."""
     server = request.server
+    other = other_cluster(request)
+    if other:
+        raise HostStateError(
+            f"This host runs the tracking server of cluster '{other}', and can run only one. Cluster "
+            f"'{server.cluster}' would replace it, so nothing was changed.",
+            f"Set tracking_server to another member of '{server.cluster}', or move the server of '{other}' first.",
+            cluster=other,
+        )
     refuse_account(server.uid)
     if not os.path.isdir(server.mount_point):
         raise HostStateError(
@@ -142,9 +188,10 @@ def postgresql(run: Runner, request: Request) -> str:
 
 def refuse_member(request: Request) -> None:
     """Refuse invalid requests for any member before anything changes. Raises GpumeshError."""
-    if request.server.tls and request.trust is None and not os.path.lexists(settings.TRUST):
+    if request.server.tls and _trust(request) is None:
+        path = settings.trust_of(request.server.cluster)
         raise InputError(
-            f"The tracking server has TLS, and there is no {settings.TRUST} on this host.",
+            f"The tracking server has TLS, and there is no {path} on this host.",
             "Set tracking_certificate_file, or tracking_ca_file, once more.",
         )
 
@@ -282,11 +329,24 @@ def write_secrets(files: Sequence[Secret]) -> None:
         write_atomic(one.path, one.text or "", mode=0o600, owner=(entry.pw_uid, entry.pw_gid))
 
 
-def trust_file(request: Request) -> Optional[Secret]:
-    """The certificates against which this member verifies the server; None if they are up to date."""
-    if not request.server.tls or request.trust is None or read_text(settings.TRUST) == request.trust:
-        return None
-    return Secret(settings.TRUST, request.trust)
+def trust_files(request: Request) -> List[Secret]:
+    """The files to write with the certificates against which this member verifies the server.
+
+    Everybody can read them. An earlier version wrote a private key there if the given file had one.
+    """
+    if not request.server.tls:
+        return []
+    wanted = {settings.trust_of(request.server.cluster): _trust(request)}
+    shared = read_text(settings.SHARED_TRUST)
+    if shared is not None and "PRIVATE KEY" in shared:
+        wanted[settings.SHARED_TRUST] = settings.certificates(shared)
+    return [Secret(path, text) for path, text in wanted.items() if text is not None and read_text(path) != text]
+
+
+def _trust(request: Request) -> Optional[str]:
+    """The certificates that are given, or that the member has already, such as from an earlier version."""
+    texts = (request.trust, read_text(settings.trust_of(request.server.cluster)), read_text(settings.SHARED_TRUST))
+    return next((settings.certificates(text) for text in texts if text), None)
 
 
 def daemons(server: Server, cluster: postgres.Cluster, systemd: bool) -> List[Tuple[Any, Any]]:
@@ -319,7 +379,9 @@ def mlflow_daemon(state: str) -> daemon.Daemon:
 
 def look(run: Runner, request: Request) -> List[str]:
     """Describe the differences, without changing anything."""
-    words = [f"{trust.path} differs"] if (trust := trust_file(request)) else []
+    words = [f"{one.path} {_how(one.path)}" for one in trust_files(request)]
+    if request.serves and (other := other_cluster(request)):
+        return [*words, f"the server of cluster '{other}' is here"]
     if not request.serves:
         return words + ([STILL_HERE] if leftover(request) else [])
     lacking = missing()
@@ -333,10 +395,7 @@ def look(run: Runner, request: Request) -> List[str]:
     if _number(pwd.getpwnam, 2) is not None and postgres.is_there(request.server.dump):
         words.append(f"{request.server.dump} is to be loaded")
     words += host_files.differences(settings.files(request.server, folder, cluster.port, systemd)).words
-    words += [
-        f"{one.path} {'differs' if os.path.lexists(one.path) else 'is missing'}"
-        for one in secret_files(request, cluster.port)
-    ]
+    words += [f"{one.path} {_how(one.path)}" for one in secret_files(request, cluster.port)]
     database, mlflow = daemons(request.server, cluster, systemd)
     # systemd does not know a unit that has not been written yet, which is reported above.
     known = not systemd or os.path.lexists(settings.UNIT)
@@ -344,6 +403,11 @@ def look(run: Runner, request: Request) -> List[str]:
         if daemon.make_plan(run, _manager(systemd), wanted, request.places).changed:
             words.append(f"{wanted.name} does not run as it should")
     return words
+
+
+def _how(path: str) -> str:
+    """In which way a file is not as it should be."""
+    return "differs" if os.path.lexists(path) else "is missing"
 
 
 def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
@@ -363,8 +427,7 @@ def requested(params: Mapping[str, Any]) -> Request:
 def apply(run: Runner, request: Request) -> Done:
     """Apply the desired state. Raises GpumeshError."""
     done = Done([], [])
-    trust = trust_file(request)
-    if trust is not None:
+    for trust in trust_files(request):
         os.makedirs(os.path.dirname(trust.path), mode=0o755, exist_ok=True)
         write_atomic(trust.path, trust.text or "", mode=0o644)
         done.words.append(f"{trust.path} written")
@@ -490,7 +553,7 @@ def save(run: Runner, request: Request) -> bool:
 
     If that has been done already, the file is current, and is kept.
     """
-    if not is_here() or find("pg_lsclusters") is None:
+    if not is_ours(request) or find("pg_lsclusters") is None:
         return False
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     _stop(run, request, systemd)
@@ -506,15 +569,17 @@ def save(run: Runner, request: Request) -> bool:
 
 
 def retire(run: Runner, request: Request, keep_data: bool) -> bool:
-    """Remove the server from this host. Returns whether there was one.
+    """Remove the server from this host, unless it is that of another cluster. Returns whether anything was removed.
 
     Its database is deleted if another member has taken it over, unless ``keep_data``. The program is deleted last: as
     long as it exists, the next run continues the removal.
     """
-    trusted = remove_file(settings.TRUST) if keep_data or not request.server.tls else False
-    if not is_here():
-        remove_empty(os.path.dirname(settings.TRUST))
-        return trusted
+    trusted = _trusted(request) if keep_data or not request.server.tls else []
+    for path in trusted:
+        remove_file(path)
+    if not is_ours(request):
+        remove_empty(os.path.dirname(settings.SHARED_TRUST))
+        return bool(trusted)
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD
     if not keep_data and postgres.is_there(request.server.dump):
         raise HostStateError(
@@ -534,6 +599,11 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
         database = daemon.Daemon("postgresql", "absent", "", "", "postgres", [], {})
         nothing = daemon.Ready(None, None, None)
         daemon.bring_about(run, daemon.SUPERVISORD, database, request.places, nothing, _READY, False)
+    _remove_folders()
+    return True
+
+
+def _remove_folders() -> None:
     for path in (settings.LIBRARY, settings.FOLDER):
         try:
             shutil.rmtree(path)
@@ -543,4 +613,3 @@ def retire(run: Runner, request: Request, keep_data: bool) -> bool:
             if failure.errno != errno.ENOTEMPTY:
                 raise HostStateError(f"{path} cannot be removed: {failure.strerror}.") from failure
         remove_empty(os.path.dirname(path))
-    return True

@@ -26,8 +26,8 @@ CERTIFICATE = f"{FOLDER}/tls.crt"
 KEY = f"{FOLDER}/tls.key"
 #: Exists if the database has been written to the volume, so that the local one is no longer needed.
 MOVED = f"{FOLDER}/moved"
-#: The certificates against which members verify the server; on every member.
-TRUST = "/etc/gpumesh/tracking-ca.crt"
+#: Where earlier versions wrote what is now in trust_of(). Jobs that were started then still read it.
+SHARED_TRUST = "/etc/gpumesh/tracking-ca.crt"
 LIBRARY = "/usr/local/lib/gpumesh/mlflow"
 PROGRAM = f"{LIBRARY}/serve"
 HOME = "/var/lib/gpumesh/tracking"
@@ -36,6 +36,8 @@ SOCKETS = "/run/postgresql"
 _WRITTEN = "# Written by the Ansible collection gpumesh.cluster; changes here are lost.\n"
 #: Each is a process of about 200 MiB.
 _WORKERS = 2
+_CLUSTER = re.compile(r"--artifacts-destination=[^\n]*?/mlflow-([a-z][a-z0-9_-]{0,39})/artifacts'?(?=\s|$)")
+_CERTIFICATE = re.compile(r"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----.*?-----END \1-----", re.DOTALL)
 
 
 class Server(NamedTuple):
@@ -68,6 +70,19 @@ class Server(NamedTuple):
     def dump(self) -> str:
         """The database on its way to another member. While it exists, it is the current one."""
         return f"{self.folder}/database.dump"
+
+
+def trust_of(cluster: str) -> str:
+    """The file on every member with the certificates against which it verifies the server of this cluster.
+
+    A machine can be in several clusters.
+    """
+    return f"/etc/gpumesh/tracking-ca-{cluster}.crt"
+
+
+def certificates(text: str) -> str:
+    """The certificates in a PEM file, without what else is in it, such as a private key."""
+    return "".join(f"{found[0]}\n" for found in _CERTIFICATE.finditer(text))
 
 
 def environment_of(requirements: str, python: str) -> str:
@@ -133,6 +148,12 @@ def program(server: Server, environment: str, port: int) -> str:
         "export MLFLOW_DISABLE_TELEMETRY=true\nexport GIT_PYTHON_REFRESH=quiet\n"
         f"exec {' '.join(map(shlex.quote, argv))}\n"
     )
+
+
+def cluster_of(program_text: str) -> str:
+    """The cluster whose server such a program starts; empty if it does not say."""
+    found = _CLUSTER.search(program_text)
+    return found[1] if found else ""
 
 
 def unit(cluster: str) -> str:

@@ -52,6 +52,7 @@ _INSTALLED = "/usr/local/lib/gpumesh/python/gpumesh_track.py"
 _OTHER_NAME = re.compile(r"[^\w./: -]", re.ASCII)
 #: MLflow's code for a request that it cannot accept.
 _INVALID = "INVALID_PARAMETER_VALUE"
+_MISSING = "RESOURCE_DOES_NOT_EXIST"
 _LATER = (408, 425, 429)
 #: Responses of the server: the user is unknown, or has no permission.
 _NOT_ALLOWED = (401, 403)
@@ -401,9 +402,9 @@ class Sender:
         name = self._environment.get("MLFLOW_EXPERIMENT_NAME") or self._environment.get("USER") or "gpumesh"
         asked = f"experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
         try:
-            return str(self._call(asked)["experiment"]["experiment_id"])
+            return self._active(name, self._call(asked)["experiment"])
         except ServerError as failure:
-            if failure.code != "RESOURCE_DOES_NOT_EXIST":
+            if failure.code != _MISSING:
                 raise
         try:
             wanted = {"name": name, "tags": [{"key": "mlflow.experimentKind", "value": "custom_model_development"}]}
@@ -413,6 +414,22 @@ class Sender:
             if failure.code != "RESOURCE_ALREADY_EXISTS":
                 raise
         return str(self._call(asked)["experiment"]["experiment_id"])
+
+    def _active(self, name: str, experiment: Mapping[str, Any]) -> str:
+        """The ID of an experiment, which is restored if it was deleted: it keeps its name, and accepts no runs."""
+        number = str(experiment["experiment_id"])
+        if experiment.get("lifecycle_stage") != "deleted":
+            return number
+        try:
+            self._call("experiments/restore", {"experiment_id": number})
+        except ServerError as failure:
+            if failure.status in _NOT_ALLOWED:
+                message = f"the experiment {name} was deleted; an administrator of MLflow can restore it"
+                raise ServerError(failure.status, failure.code, message) from failure
+            # Another run has restored it meanwhile.
+            if failure.code != _MISSING:
+                raise
+        return number
 
     def _call(self, path: str, body: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Send a request. Raises UnreachableError for temporary failures, and ServerError."""

@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.plugin_utils import job_environ
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import tracking as derived
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.firewall import desired as firewall
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.tracking import tracking_checks
+from ansible_collections.gpumesh.cluster.tests.support import certificates
 from ansible_collections.gpumesh.cluster.tests.support.action_runs import Played, play
 
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
@@ -28,6 +29,7 @@ ON = plan.set_tracking(OFF, {"server": "n2"}).record
 SECURE = plan.set_tracking(OFF, {"server": "n2", "tls": True}).record
 MODULE = "gpumesh.cluster.tracking"
 COLLECTION = Path(__file__).resolve().parents[3]
+WITH_OPENSSL = pytest.mark.skipif(certificates.MISSING, reason="not checked: there is no openssl")
 DONE = {"changed": False, "missing": [], "leftover": False}
 
 
@@ -60,7 +62,7 @@ def test_it_is_off_until_somebody_asks_for_it() -> None:
 
 def test_only_what_differs_is_written_to_the_record() -> None:
     assert asked(ON, start=True, server="n2", port=5000)["settings"] is None
-    assert asked(ON, server="n1") == {"changed": False, "settings": {"server": "n1"}, "former": "n2"}
+    assert asked(ON, server="n1") == {"changed": False, "settings": {"server": "n1"}, "former": "n2", "was_on": False}
     assert asked(ON, certificate_file="/x")["settings"] == {"tls": True}
     assert asked(SECURE, certificate_file="/x")["settings"] is None
     assert asked(ON, tracked="absent")["settings"] == {"enabled": False}
@@ -93,13 +95,32 @@ def test_it_moves_only_if_both_members_take_part_or_the_former_one_is_given_up()
     both: dict[str, Any] = {"n1": {}, "n2": {}}
     assert derived.moved_from(MOVED, "n2", both) == "n2"
     assert derived.moved_from(ON, "n2", both) == derived.moved_from(ON, "", both) == ""
-    assert derived.moved_from(OFF, "n2", {}) == ""
+    assert derived.moved_from(OFF, "", {}) == derived.moved_from(OFF, "n2", both) == ""
     for present, silent in ((["n1"], "n2"), (["n2"], "n1")):
         with pytest.raises(InputError, match=f"cannot be moved: {silent} cannot be reached, or is not in this run"):
             derived.moved_from(MOVED, "n2", {machine: {} for machine in present})
     assert derived.moved_from(MOVED, "n2", {"n1": {}}, force=True) == "n2"
     with pytest.raises(InputError, match="cannot be moved: n1 cannot be reached"):
         derived.moved_from(MOVED, "n2", {"n2": {}}, force=True)
+
+
+def test_it_is_switched_off_only_if_the_server_takes_part_or_is_left_for_later() -> None:
+    with pytest.raises(InputError, match="cannot be switched off: its server n2 cannot be reached") as refused:
+        derived.moved_from(OFF, "n2", {"n1": {}})
+    assert "cluster_force=true" in refused.value.remedy
+    assert derived.moved_from(OFF, "n2", {"n1": {}}, force=True) == ""
+
+
+def test_a_server_that_was_away_when_it_was_switched_off_is_removed_later() -> None:
+    """Also if its volume was lost, since remove has then switched it off."""
+    on = plan.commit(plan.set_tracking(OFF, {"server": "n2"}), STAMP)
+    off = plan.commit(plan.set_tracking(on, {"enabled": False}), STAMP)
+    assert [asked(record)["was_on"] for record in (OFF, on, off)] == [False, False, True]
+    volume = {"name": "data", "mount_point": "/mnt/d", "server": "n1", "path": "/srv/d"}
+    lost = plan.commit(plan.set_storage(MADE, [volume]), STAMP)
+    lost = plan.commit(plan.set_tracking(lost, {"server": "n2"}), STAMP)
+    gone = plan.commit(plan.remove(lost, ["n1"], STAMP, "n2", force=True), STAMP)
+    assert gone["tracking"] is None and asked(gone)["was_on"]
 
 
 def test_hosts_that_have_failed_do_not_take_part_in_a_move() -> None:
@@ -125,23 +146,48 @@ def test_a_relative_file_is_where_ansible_was_started_or_beside_the_users_own_pl
         assert [user["name"] for user in sent(played("n2", users_file="users"))["users"]] == [name]
 
 
+@WITH_OPENSSL
 def test_files_go_to_whom_they_are_for(tmp_path: Path) -> None:
-    for name in ("crt", "key"):
-        (tmp_path / name).write_text(f"the {name}", encoding="utf-8")
+    made, key = certificates.self_signed(tmp_path, "n2")
     (tmp_path / "users").write_text("# x\nadmin:the-admins-secret\nbob:\n", encoding="utf-8")
-    files = {"users_file": "users", "certificate_file": "crt", "key_file": "key"}
-    given = {name: str(tmp_path / path) for name, path in files.items()}
+    given = {"users_file": str(tmp_path / "users"), "certificate_file": str(made), "key_file": str(key)}
     own, other = sent(played("n2", SECURE, **given)), sent(played("n1", SECURE, **given))
-    assert (own["certificate"], own["key"], own["trust"]) == ("the crt", "the key", "the crt")
+    text = made.read_text()
+    assert (own["certificate"], own["key"], own["trust"]) == (text, key.read_text(), text)
     assert own["users"] == [
         {"name": "admin", "password": "the-admins-secret", "administrator": True},
         {"name": "bob", "password": None, "administrator": False},
     ]
-    assert other["trust"] == "the crt"
+    assert other["trust"] == text
     assert not {"key", "users", "certificate"} & set(other)
-    refused = played("n2", SECURE, certificate_file=str(tmp_path / "crt")).result
+    refused = played("n2", SECURE, certificate_file=str(made)).result
     assert refused["failed"] and "belong together" in refused["msg"]
     assert "cannot be read" in played("n2", users_file=str(tmp_path / "none")).result["msg"]
+
+
+@WITH_OPENSSL
+def test_the_private_key_in_a_certificates_file_is_for_the_server_alone(tmp_path: Path) -> None:
+    made, key = certificates.self_signed(tmp_path, "n2")
+    combined = tmp_path / "combined.pem"
+    combined.write_text(key.read_text() + made.read_text())
+    given = {"certificate_file": str(combined), "key_file": str(combined)}
+    own, other = sent(played("n2", SECURE, **given)), sent(played("n1", SECURE, **given))
+    assert "PRIVATE KEY" not in own["certificate"] + own["trust"] and "PRIVATE KEY" in own["key"]
+    assert "PRIVATE KEY" not in str(other) and other["trust"] == made.read_text()
+    # The same with a CA's file, which may be given alone.
+    alone = sent(played("n1", SECURE, ca_file=str(combined)))
+    assert alone["trust"] == made.read_text()
+    refused = played("n1", SECURE, ca_file=str(key)).result
+    assert refused["failed"] and f"tracking_ca_file: {key} contains no certificate" in refused["msg"]
+
+
+@WITH_OPENSSL
+@pytest.mark.parametrize("machine", ["n1", "n2"])
+def test_a_certificate_that_does_not_work_is_sent_to_nobody(tmp_path: Path, machine: str) -> None:
+    made, key = certificates.self_signed(tmp_path, "n1")
+    run = played(machine, SECURE, certificate_file=str(made), key_file=str(key))
+    assert f"tracking_certificate_file: {made} is not for the name 'n2'" in run.result["msg"]
+    assert not run.ran
 
 
 @pytest.mark.parametrize(
@@ -167,7 +213,7 @@ def test_jobs_find_it_where_it_is_on_and_nothing_where_it_is_off() -> None:
     assert told(OFF) == {}
     assert told(ON) == {"MLFLOW_TRACKING_URI": "http://10.0.0.2:5000", "GPUMESH_GENERATION": "1"}
     assert told(SECURE)["MLFLOW_TRACKING_URI"] == "https://n2:5000"
-    assert told(SECURE)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca.crt"
+    assert told(SECURE)["MLFLOW_TRACKING_SERVER_CERT_PATH"] == "/etc/gpumesh/tracking-ca-lab.crt"
 
 
 def test_its_port_is_for_members_alone() -> None:
@@ -190,7 +236,7 @@ def test_only_the_server_writes_a_run_for_the_check() -> None:
 
     assert (test("n2")["write"], test("n1")["write"]) == (True, False)
     assert test("n1")["uri"] == "https://n2:5000"
-    assert test("n1")["trust"] == "/etc/gpumesh/tracking-ca.crt"
+    assert test("n1")["trust"] == "/etc/gpumesh/tracking-ca-lab.crt"
 
 
 def test_the_verdict_on_it() -> None:

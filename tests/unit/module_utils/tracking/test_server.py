@@ -29,6 +29,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import (
 )
 
 SERVER = settings.Server("lab", "n1", "10.0.0.1", 5000, False, "/mnt/shared", 875)
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+COMBINED = f"-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n{CERTIFICATE}"
 REQUEST = server.Request(SERVER, True, "", None, None, None, None, daemon.Places())
 
 
@@ -41,6 +43,99 @@ def test_the_program_listens_on_the_clusters_address_and_says_no_secret() -> Non
     assert "--cors-allowed-origins=http://10.0.0.1:5000,http://n1:5000" in words
     assert "ssl" not in text
     assert "--ssl-keyfile /etc/gpumesh/tracking/tls.key" in settings.program(SERVER._replace(tls=True), "/x", 5432)
+
+
+@pytest.mark.parametrize("mount_point", ["/mnt/shared", "/mnt/mlflow-x/artifacts", "/mnt/it's"])
+def test_the_program_says_whose_server_it_starts(mount_point: str) -> None:
+    for cluster in ("lab", "a-b_2"):
+        wanted = SERVER._replace(cluster=cluster, mount_point=mount_point, tls=True)
+        assert settings.cluster_of(settings.program(wanted, "/x", 5432)) == cluster
+    assert settings.cluster_of("") == settings.cluster_of("exec something\n") == ""
+
+
+@pytest.fixture(name="host")
+def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A host in the clusters lab and other, with the server of other."""
+    for name in ("UNIT", "AUTHENTICATION", "SECRET", "PROGRAM", "LIBRARY", "FOLDER", "MOVED", "SHARED_TRUST"):
+        monkeypatch.setattr(settings, name, str(tmp_path / "etc" / name))
+    monkeypatch.setattr(settings, "trust_of", lambda cluster: str(tmp_path / "etc" / f"trust-{cluster}"))
+    monkeypatch.setattr(server, "_RECORDS", str(tmp_path / "clusters"))
+    monkeypatch.setattr(server, "refuse_account", lambda _uid: None)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "clusters").mkdir(mode=0o700)
+    for cluster in ("lab", "other"):
+        # A damaged record is one, too.
+        (tmp_path / "clusters" / f"{cluster}.json").write_text("{")
+    text = settings.program(SERVER._replace(cluster="other"), "/x", 5432)
+    (tmp_path / "etc" / "PROGRAM").write_text(text)
+    return tmp_path
+
+
+def no_command(*argv: Any, **_more: Any) -> Completed:
+    raise AssertionError(argv)
+
+
+@pytest.mark.parametrize("keep_data", [True, False])
+def test_the_server_of_another_cluster_stays(host: Path, keep_data: bool) -> None:
+    for name in ("SHARED_TRUST", "trust-other", "trust-lab"):
+        (host / "etc" / name).write_text(CERTIFICATE)
+    member = REQUEST._replace(serves=False)
+    assert server.leftover(member), "it has a certificate of its own"
+    assert server.retire(no_command, member, keep_data)
+    assert sorted(path.name for path in (host / "etc").iterdir()) == ["PROGRAM", "SHARED_TRUST", "trust-other"]
+    assert not server.leftover(member) and server.look(no_command, member) == []
+    assert not server.retire(no_command, member, keep_data) and not server.save(no_command, member)
+    # That cluster itself removes it.
+    own = member._replace(server=SERVER._replace(cluster="other"))
+    assert server.leftover(own) and server.look(no_command, own) == [server.STILL_HERE]
+
+
+def test_a_second_cluster_cannot_serve_on_the_same_host(host: Path) -> None:
+    with pytest.raises(HostStateError, match=r"runs the tracking server of cluster 'other'.*Set tracking_server to"):
+        server.refuse_server(REQUEST)
+    assert server.look(no_command, REQUEST) == ["the server of cluster 'other' is here"]
+    server.refuse_server(REQUEST._replace(server=SERVER._replace(cluster="other", mount_point=str(host))))
+    # It is not in that cluster any more.
+    (host / "clusters" / "other.json").unlink()
+    server.refuse_server(REQUEST._replace(server=SERVER._replace(mount_point=str(host))))
+    assert server.leftover(REQUEST._replace(serves=False))
+
+
+def test_each_cluster_has_its_own_certificates_also_after_an_upgrade(host: Path) -> None:
+    member = REQUEST._replace(serves=False, server=SERVER._replace(tls=True))
+    with pytest.raises(InputError, match="there is no .*/trust-lab"):
+        server.refuse_member(member)
+    shared, own = host / "etc" / "SHARED_TRUST", host / "etc" / "trust-lab"
+    shared.write_text(f"a comment\n{CERTIFICATE}")
+    server.refuse_member(member)
+    assert server.look(no_command, member) == [f"{own} is missing"]
+    assert server.apply(no_command, member).words == [f"{own} written"]
+    assert own.read_text() == CERTIFICATE and own.stat().st_mode & 0o777 == 0o644
+    assert "a comment" in shared.read_text(), "jobs that run still read it"
+    assert server.apply(no_command, member).words == []
+    assert server.apply(no_command, member._replace(trust=CERTIFICATE)).words == []
+    assert server.apply(no_command, member._replace(trust=CERTIFICATE * 2)).words == [f"{own} written"]
+
+
+def test_the_last_cluster_of_a_host_removes_the_certificates_of_earlier_versions(host: Path) -> None:
+    (host / "etc" / "SHARED_TRUST").write_text(CERTIFICATE)
+    member = REQUEST._replace(serves=False)
+    assert not server.leftover(member)
+    (host / "clusters" / "other.json").unlink()
+    (host / "etc" / "PROGRAM").unlink()
+    assert server.leftover(member) and server.retire(no_command, member, True)
+    assert not (host / "etc").exists()
+
+
+def test_a_private_key_that_an_earlier_version_has_shown_to_everybody_is_removed(host: Path) -> None:
+    shared, own = host / "etc" / "SHARED_TRUST", host / "etc" / "trust-lab"
+    shared.write_text(COMBINED)
+    member = REQUEST._replace(serves=False, server=SERVER._replace(tls=True))
+    assert server.apply(no_command, member).words == [f"{own} written", f"{shared} written"]
+    assert shared.read_text() == own.read_text() == CERTIFICATE
+    own.write_text(COMBINED)
+    assert server.apply(no_command, member._replace(trust=COMBINED)).words == [f"{own} written"]
+    assert own.read_text() == CERTIFICATE
 
 
 def test_mlflow_can_read_its_file_of_the_authentication() -> None:

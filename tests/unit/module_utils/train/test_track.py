@@ -33,6 +33,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     trouble: ClassVar[list[str]]
     experiments: ClassVar[dict[str, str]]
+    deleted: ClassVar[set[str]]
     runs: ClassVar[dict[str, dict[str, Any]]]
     logins: ClassVar[set[str]]
     asked: ClassVar[list[str]]
@@ -82,7 +83,14 @@ class Handler(BaseHTTPRequestHandler):
         number = self.experiments.get(given["experiment_name"])
         if number is None:
             return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST"}
-        return 200, {"experiment": {"experiment_id": number}}
+        stage = "deleted" if number in self.deleted else "active"
+        return 200, {"experiment": {"experiment_id": number, "lifecycle_stage": stage}}
+
+    def experiments_restore(self, given: dict[str, Any]) -> tuple[int, Any]:
+        if given["experiment_id"] not in self.deleted:
+            return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST"}
+        self.deleted.remove(given["experiment_id"])
+        return 200, {}
 
     def experiments_create(self, given: dict[str, Any]) -> tuple[int, Any]:
         if given["name"] in self.experiments:
@@ -96,6 +104,9 @@ class Handler(BaseHTTPRequestHandler):
         return 200, {"runs": [{"info": {"run_id": run["id"]}} for run in found]}
 
     def runs_create(self, given: dict[str, Any]) -> tuple[int, Any]:
+        if given["experiment_id"] in self.deleted:
+            message = f"The experiment {given['experiment_id']} must be in the 'active' state."
+            return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": message}
         number = f"run{len(self.runs)}"
         tags = {tag["key"]: tag["value"] for tag in given["tags"]}
         begun = given["start_time"]
@@ -131,7 +142,8 @@ class Track:
     """A server, and a folder of lines for it."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        state = {"trouble": [], "experiments": {}, "runs": {}, "logins": set(), "asked": [], "files": {}}
+        state = {"trouble": [], "experiments": {}, "deleted": set(), "runs": {}, "logins": set(), "asked": []}
+        state["files"] = {}
         self.handler = type("Own", (Handler,), state)
         self.folder = folder
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler)
@@ -275,6 +287,33 @@ def test_points_of_a_run_that_was_deleted_wait(track: Track) -> None:
     run["stage"] = "active"
     sender.send()
     assert steps(track.run) == list(range(1, 20))
+
+
+@pytest.mark.parametrize("trouble", ["", "lose", "meanwhile"])
+def test_an_experiment_that_was_deleted_is_restored_for_the_next_run(track: Track, trouble: str) -> None:
+    track.handler.experiments["alice"] = "7"
+    track.handler.deleted.add("7")
+    track.write(points(1, 3))
+    if trouble == "lose":
+        # The answer to the request to restore it.
+        track.handler.trouble[:] = ["", "lose"]
+        with pytest.raises(gpumesh_track.UnreachableError):
+            track.send()
+    if trouble == "meanwhile":
+        track.handler.experiments_restore = lambda own, given: (
+            own.deleted.clear() or (404, {"error_code": "RESOURCE_DOES_NOT_EXIST"})
+        )
+    track.send()
+    assert steps(track.run) == [1, 2] and not track.handler.deleted
+
+
+def test_a_deleted_experiment_that_the_user_must_not_restore_is_named(track: Track) -> None:
+    track.handler.experiments["alice"] = "7"
+    track.handler.deleted.add("7")
+    track.write(points(1, 3))
+    track.handler.experiments_restore = lambda *_given: (403, {"message": "Permission denied"})
+    with pytest.raises(gpumesh_track.ServerError, match="the experiment alice was deleted; an administrator"):
+        track.send()
 
 
 @pytest.mark.parametrize(

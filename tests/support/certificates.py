@@ -1,0 +1,42 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Certificates of a test, made by openssl."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+MISSING = shutil.which("openssl") is None
+_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+
+
+def _openssl(*argv: str) -> None:
+    subprocess.run(["openssl", *argv], check=True, capture_output=True)
+
+
+def self_signed(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
+    """A certificate for this name that has signed itself, and its private key."""
+    made, key = folder / f"{name}.pem", folder / f"{name}.key"
+    about = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    _openssl("req", "-x509", *_KEY, "-days", "2", *about, *more, "-keyout", str(key), "-out", str(made))
+    return made, key
+
+
+def signed(folder: Path, name: str, ca: Path, ca_key: Path, days: int = 2) -> tuple[Path, Path]:
+    """A certificate for this name that a CA has signed, and its private key."""
+    made, key, request, extensions = (folder / f"{name}.{kind}" for kind in ("pem", "key", "csr", "ext"))
+    extensions.write_text(f"subjectAltName=DNS:{name}\nbasicConstraints=CA:FALSE\n")
+    _openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
+    by = ["-CA", str(ca), "-CAkey", str(ca_key), "-CAcreateserial", "-extfile", str(extensions)]
+    _openssl("x509", "-req", "-in", str(request), *by, "-days", str(days), "-out", str(made))
+    return made, key
+
+
+def encrypted(key: Path) -> Path:
+    """The private key, with a password."""
+    made = key.with_suffix(".encrypted")
+    _openssl("pkey", "-in", str(key), "-aes256", "-passout", "pass:a-password", "-out", str(made))
+    return made
