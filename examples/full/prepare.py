@@ -60,13 +60,13 @@ def write(folder: Path, raw: bytes, size: int) -> int:
 def main() -> None:
     """Make the corpus."""
     parser = argparse.ArgumentParser(description="Make shards of the texts of Debian packages.")
-    parser.add_argument("folder", type=Path, help="where the shards go; it must not exist")
-    parser.add_argument("--source", type=Path, action="append", help="where texts are (default: those of Debian)")
-    parser.add_argument("--megabytes", type=float, default=64.0, help="at most so much text (default: 64)")
-    parser.add_argument("--shard", type=float, default=1.0, help="megabytes of a shard (default: 1)")
+    parser.add_argument("folder", type=Path, help="output directory, which must not exist")
+    parser.add_argument("--source", type=Path, action="append", help="directory with texts (default: those of Debian)")
+    parser.add_argument("--megabytes", type=float, default=64.0, help="maximum amount of text in MB (default: 64)")
+    parser.add_argument("--shard", type=float, default=1.0, help="size of a shard in MB (default: 1)")
     given = parser.parse_args()
     if given.folder.exists():
-        parser.error(f"{given.folder} is there already")
+        parser.error(f"{given.folder} already exists")
     found = {hashlib.sha256(text).digest(): text for text in texts(given.source or [Path(one) for one in SOURCES])}
     raw = b"\0".join(found[key] for key in sorted(found))[: int(given.megabytes * 1e6)]
     if not raw:

@@ -67,9 +67,9 @@ class ActionModule(HostAction):
         retired = self.module(_MODULE, {"state": "retired", "keep": given["keep"]})
         if retired["kept"]:
             self.print_text(
-                f"{self.machine} had the queue and the accounting of an earlier tenure, which those of the cluster have not "
-                f"grown out of. They are kept in {printable(str(retired['kept']))}, the accounting as accounting.sql. Delete "
-                "them when nobody misses them."
+                f"{self.machine} had the queue and the accounting of an earlier tenure, from which those of the cluster "
+                f"are not derived. They are kept in {printable(str(retired['kept']))}, the accounting as "
+                "accounting.sql. Delete them when they are no longer needed."
             )
         return {**retired, "changed": changed or retired["changed"]}
 

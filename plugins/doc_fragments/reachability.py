@@ -16,8 +16,8 @@ options:
     type: raw
   layer:
     description:
-      - With V(mesh), the members of a record are tested at their cluster addresses, that is over the mesh where there is one;
-        with V(subnet), at their own addresses, and what their names resolve to is left out.
+      - With V(mesh), the members of a record are tested at their cluster addresses, which means over the mesh if there is
+        one. With V(subnet), they are tested at their own addresses, and name resolution is not tested.
     type: str
     choices: [mesh, subnet]
     default: mesh
@@ -26,24 +26,24 @@ options:
     HOST = r"""
 options:
   run:
-    description: Name of the run, the same on all hosts and a new one each time.
+    description: The name of the run, which must be the same on all hosts and new for each run.
     type: str
   token:
     description: The secret that all hosts of the run share.
     type: str
   machine:
-    description: This host's name in the cluster. It follows from O(members).
+    description: This host's name in the cluster. By default, it is derived from O(members).
     type: str
   address:
-    description: This host's address in the cluster. It follows from O(members).
+    description: This host's address in the cluster. By default, it is derived from O(members).
     type: str
   interface:
-    description: The interface that has O(address). It follows from O(members).
+    description: The interface that has O(address). By default, it is derived from O(members).
     type: str
   ports:
     description:
-      - TCP ports of services that the members must reach. One that is free is listened on; where a service listens
-        already, the others only connect to it.
+      - TCP ports of services that the members must reach. The listener uses those that are free. If a service already
+        listens on a port, the others only connect to it.
     type: list
     elements: int
     default: [22, 2049, 6817, 6818]

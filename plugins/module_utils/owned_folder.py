@@ -60,7 +60,7 @@ def refuse_open(path: str, option: str, own: Optional[int] = None) -> None:
         if about.st_uid not in trusted:
             raise HostStateError(
                 f"{place} belongs to user {about.st_uid}, who may rename what is in it.",
-                f"Give a directory of your own with {option}, or have an administrator give this one to root.",
+                f"Give a directory of your own with {option}, or ask an administrator to give this one to root.",
             )
         others = about.st_mode & stat.S_IWOTH or (about.st_mode & stat.S_IWGRP and not _private(about.st_gid))
         if others and not about.st_mode & stat.S_ISVTX:

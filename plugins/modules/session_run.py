@@ -44,8 +44,8 @@ options:
     default: []
   time:
     description:
-      - The time limit of the session, in Slurm's format; without colons, in minutes. Images are fetched before the time
-        starts to count, within 30 minutes.
+      - The time limit of the session, in Slurm's format; without colons, in minutes. Fetching images does not count
+        towards it, but must finish within 30 minutes.
       - A number from 3600 on is in seconds, since YAML takes C(8:00:00) without quotes for 28800. Write longer times in
         minutes with quotes, such as V("4320").
     type: raw

@@ -176,7 +176,8 @@ def work(module: AnsibleModule) -> Outcome:
         return _outcome("started", runs.start(host, wanted), "", wanted.folder)
     if folder.request().command != wanted.command:
         raise InputError(
-            f"The run '{wanted.name}' in {wanted.folder} has another command.", "Choose another name, or its command."
+            f"The run '{wanted.name}' in {wanted.folder} was started with a different command.",
+            "Use the same command, or another name.",
         )
     look = runs.follow if given["state"] == "followed" else runs.look
     state, waits = look(host, folder)

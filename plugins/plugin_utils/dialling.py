@@ -57,7 +57,7 @@ def refuse_userspace_only(machines: Collection[str], needed: Collection[str]) ->
     if refused:
         raise InputError(
             f"{', '.join(refused)} cannot be the manager or serve a volume. Nothing has been changed. "
-            f"{WHY_USERSPACE_ONLY} With mesh_userspace_nodes=true it can be a Slurm node, but no more than that.",
+            f"{WHY_USERSPACE_ONLY} With mesh_userspace_nodes=true it can be a Slurm node, but nothing else.",
             "Or choose another machine for it.",
             machines=refused,
         )
@@ -75,6 +75,6 @@ def refuse_to_demote(record: model.Record, confined: Collection[str], leaving: C
             f"{', '.join(refused)} in cluster {record['name']}: Slurm nodes without an interface of their tailnet, which "
             "mesh_userspace_nodes=false would cut off from Slurm. Nothing has been changed.",
             "Set mesh_userspace_nodes=true for them. Or remove each with the playbook remove, set the option to false, and "
-            "add it again with the playbook join: it is a member then, and no node.",
+            "add it again with the playbook join: it is then a member, but not a node.",
             machines=refused,
         )

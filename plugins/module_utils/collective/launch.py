@@ -112,7 +112,7 @@ def check(request: Request) -> None:
     if request.launcher == "mpirun" and len(request.nodelist) != request.nodes:
         raise InputError(
             f"mpirun needs the names of {request.nodes} nodes, but got {len(request.nodelist)}.",
-            "Give nodelist.",
+            "Set nodelist.",
         )
     if request.min_bytes > request.max_bytes:
         raise InputError(f"min_bytes {request.min_bytes} is more than max_bytes {request.max_bytes}.", "Swap them.")

@@ -203,8 +203,8 @@ def switch(host: Host, desired: Desired, now: Clock = time.time) -> Switched:
         if not alive <= ready:
             silent = sorted(_machine_of(peers[key], desired) for key in alive - ready)
             raise HostStateError(
-                f"{', '.join(silent)} did not answer on UDP port {port} inside the tunnel, and would not learn the new "
-                "key in time. The key has not been changed.",
+                f"{', '.join(silent)} did not answer on UDP port {port} inside the tunnel, and would not receive the "
+                "new key in time. The key has not been changed.",
                 "Allow that port on the mesh interface in the members' firewalls, and run this again.",
                 peers=silent,
             )

@@ -62,7 +62,10 @@ def judge(name: str, hosts_text: str, resolved: Optional[List[str]]) -> Hostname
         remedy = f"Add {name} to /etc/hosts with its cluster address."
     elif loopback:
         where = "in /etc/hosts" if loopback[0] in in_file else "by the system's resolver"
-        problem = f"The host's own name {name} resolves to {loopback[0]} ({where}): services listen where others cannot reach them."
+        problem = (
+            f"The host's own name {name} resolves to {loopback[0]} ({where}): services would listen on an address that "
+            "others cannot reach."
+        )
         remedy = f"Map {name} to its cluster address in /etc/hosts instead of {loopback[0]}."
     return {
         "name": name,

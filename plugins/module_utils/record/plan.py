@@ -394,7 +394,7 @@ def set_tracking(record: Record, wanted: Mapping[str, Any]) -> Draft:
     new = copy.deepcopy(record)
     new["tracking"] = now
     if now is None:
-        return Draft(new, [Change("tracking", "experiments are not tracked any more")])
+        return Draft(new, [Change("tracking", "experiments are no longer tracked")])
     present: Dict[str, Any] = dict(was) if was is not None else {}
     changed = [f"{key} {_shown(value)}" for key, value in now.items() if present.get(key) != value]
     machines = [now["server"]] if was is None else sorted({was["server"], now["server"]})

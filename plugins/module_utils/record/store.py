@@ -176,7 +176,7 @@ class Store:
                     "Remove it, unless it is a plain file.",
                     path=self.lock_path,
                 ) from failure
-        raise HostStateError(f"{self.folder} cannot be created: others delete it again and again.", path=self.folder)
+        raise HostStateError(f"{self.folder} cannot be created: another process keeps deleting it.", path=self.folder)
 
     def _acquire(self, by: str) -> int:
         deadline = time.monotonic() + self.wait

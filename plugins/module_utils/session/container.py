@@ -69,7 +69,7 @@ def own_gpus(variables: Mapping[str, str], count: int) -> List[str]:
     """The GPUs that Slurm has given the step on this node, which runs one container here. Raises HostStateError."""
     given = [word for word in variables.get("SLURM_STEP_GPUS", "").split(",") if word] if count else []
     if len(given) != count:
-        raise HostStateError(f"Slurm has given {len(given)} GPUs to a container that asks for {count}.")
+        raise HostStateError(f"Slurm has allocated {len(given)} GPUs to a container that requests {count}.")
     return given
 
 
@@ -110,7 +110,7 @@ def _refuse_unfit(roles: Sequence[Role], runtime: str) -> None:
     for role in roles:
         for mount in role.mounts:
             if not os.path.exists(mount.split(":")[0]):
-                raise HostStateError(f"{here} has no {mount.split(':')[0]}.", "Mount what is there on all nodes.")
+                raise HostStateError(f"{here} has no {mount.split(':')[0]}.", "Mount or create it on all nodes.")
 
 
 def run_container(run: Runner, job: int, local: int, settings: Settings) -> int:
@@ -221,7 +221,7 @@ def enter(run: Runner, job: int, local: int, settings: Settings, words: Sequence
     end = time.monotonic() + _PATIENCE
     while not runtime.runs(place):
         if time.monotonic() > end:
-            raise HostStateError("The container does not run.", "See the log of the session: gpumesh-session show.")
+            raise HostStateError("The container is not running.", "See the log of the session: gpumesh-session show.")
         time.sleep(0.5)
     with _process(runtime.enter(place, words, terminal)) as process:
         return process.wait()

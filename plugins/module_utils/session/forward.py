@@ -48,7 +48,8 @@ def refuse(spec: Spec, settings: Settings) -> None:
         return
     if settings.machine != settings.manager:
         raise InputError(
-            f"session_ports are those of {settings.manager}, the manager.", f"Start the session on {settings.manager}."
+            f"session_ports can only be published on {settings.manager}, the manager.",
+            f"Start the session on {settings.manager}.",
         )
     address = settings.members[settings.manager]
     for outer, _inner in pairs(spec.ports):
@@ -59,7 +60,7 @@ def refuse(spec: Spec, settings: Settings) -> None:
             except OSError as failure:
                 raise InputError(
                     f"session_ports: port {outer} of {address} cannot be used: {failure.strerror}.",
-                    "Give another one before it, such as 9000:8888.",
+                    "Publish it as another port, such as 9000:8888.",
                 ) from failure
 
 

@@ -50,7 +50,7 @@ def refuse_unfit(run: Runner, machine: str) -> None:
     limit, clone = (read_text(path) for path in _LIMITS)
     if (limit or "").strip() == "0" or (clone or "").strip() == "0":
         raise HostStateError(
-            f"{machine}: users cannot make user namespaces.",
+            f"{machine}: unprivileged users cannot create user namespaces.",
             f"Set the kernel's user.max_user_namespaces and kernel.unprivileged_userns_clone, {without}",
         )
     space = f"{network.PREFIX}-probe"
@@ -63,7 +63,7 @@ def refuse_unfit(run: Runner, machine: str) -> None:
         run(["ip", "netns", "delete", space], check=False)
     if made.rc:
         raise HostStateError(
-            f"{machine}: the kernel makes no VXLAN device: {' '.join(made.stderr.split())}",
+            f"{machine}: the kernel cannot create a VXLAN device: {' '.join(made.stderr.split())}",
             f"Load its module vxlan, {without}",
         )
 

@@ -294,7 +294,7 @@ def submit(run: Runner, program: str, spec: Spec, place: Fit, settings: Settings
         if token.slot < 0 or not earlier:
             return job
         cancel(run, job)
-    raise HostStateError("Others start sessions at the same time.", "Start the session again.")
+    raise HostStateError("Too many sessions are being started at once.", "Start the session again.")
 
 
 def _sbatch(run: Runner, words: Sequence[str], text: str, token: str) -> int:
@@ -302,7 +302,9 @@ def _sbatch(run: Runner, words: Sequence[str], text: str, token: str) -> int:
     if done.rc:
         said = [line.partition("error: ")[2] or line.partition(": ")[2] for line in done.stderr.splitlines()]
         reason = ", ".join(line.rstrip(".") for line in said if line) or f"sbatch exited {done.rc}"
-        raise HostStateError(f"Slurm refuses the session: {reason}.", "Ask for what the cluster has: see 'sinfo'.")
+        raise HostStateError(
+            f"Slurm refuses the session: {reason}.", "Request resources that the cluster has: see 'sinfo'."
+        )
     return int(done.stdout.strip().partition(";")[0] or 0)
 
 

@@ -77,7 +77,8 @@ def read_plan(job: int) -> Dict[str, Any]:
     text = read_text(f"{folder(job)}/{_PLAN}")
     if text is None:
         raise HostStateError(
-            f"Job {job} has no session on this node.", "See the log of slurmd, and whether session_enabled is set here."
+            f"Job {job} has no session on this node.",
+            "Check the log of slurmd, and whether session_enabled is set for this node.",
         )
     return dict(json.loads(text))
 
@@ -104,7 +105,7 @@ def prolog(run: Runner, settings: Settings, variables: Mapping[str, str]) -> Non
 
 def _prepare(run: Runner, settings: Settings, variables: Mapping[str, str], job: int, uid: int) -> None:
     if uid == 0:
-        raise InputError("A session cannot be root's.", "Start it as another user: session_user.")
+        raise InputError("root cannot own a session.", "Start it as another user: session_user.")
     token = plan.parse_token(variables[VARIABLE])
     # Slurm 22.05 tells a prolog its nodes by the second name alone.
     nodes = expand(variables.get("SLURM_JOB_NODELIST") or variables.get("SLURM_NODELIST") or "")
@@ -194,7 +195,9 @@ def _batch(run: Runner, argv: Sequence[str], lines: Sequence[str]) -> None:
 def _interface_mtu(run: Runner, interface: str) -> int:
     done = run(["ip", "-json", "link", "show", "dev", interface], check=False)
     if done.rc:
-        raise HostStateError(f"There is no interface {interface}, which has the cluster's address.", "Run site.")
+        raise HostStateError(
+            f"There is no interface {interface}, which should have the cluster's address.", "Run site."
+        )
     try:
         return int(json.loads(done.stdout)[0]["mtu"])
     except (ValueError, LookupError, TypeError) as failure:

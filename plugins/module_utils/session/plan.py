@@ -66,10 +66,12 @@ def parse_pools(pools: Sequence[str]) -> List[ipaddress.IPv4Network]:
         except ValueError as failure:
             raise InputError(f"session_subnets: {failure}.", "Give networks such as 10.192.0.0/10.") from failure
         if network.prefixlen > _PREFIX:
-            raise InputError(f"session_subnets: {text} is too small.", f"Give networks of at least a /{_PREFIX}.")
+            raise InputError(
+                f"session_subnets: {text} is too small.", f"Give networks that contain at least a /{_PREFIX}."
+            )
         twice = [other for other in found if network.overlaps(other)]
         if twice:
-            raise InputError(f"session_subnets: {text} overlaps with {twice[0]}.", "Give networks that do not overlap.")
+            raise InputError(f"session_subnets: {text} overlaps {twice[0]}.", "Give networks that do not overlap.")
         found.append(network)
     if not found:
         raise InputError("session_subnets is empty.", "Give at least one network, such as 10.192.0.0/10.")
@@ -103,7 +105,7 @@ def free_slot(pools: Sequence[str], taken: Iterable[int], start: int) -> int:
             return slot
     raise InputError(
         f"All {count} subnets of session_subnets are used by sessions.",
-        "Wait for one to end, or have the administrator add a network.",
+        "Wait for one to end, or ask the administrator to add a network.",
     )
 
 
@@ -210,7 +212,7 @@ def places(token: Token, nodes: Sequence[str], members: Mapping[str, str], pools
     InputError."""
     if len(nodes) < len(token.nodes):
         raise InputError(
-            f"The session needs {len(token.nodes)} nodes, and its job has {len(nodes)}.", "Start it again."
+            f"The session needs {len(token.nodes)} nodes, but its job has {len(nodes)}.", "Start it again."
         )
     network = None if token.slot == NO_SLOT else subnet(pools, token.slot)
     found: List[Container] = []

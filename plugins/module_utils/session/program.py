@@ -60,12 +60,17 @@ def _main(settings: Settings, arguments: List[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of users' commands."""
-    made = argparse.ArgumentParser(NAME, _USAGE, "Containers with roles on a private network, as a Slurm job.")
+    made = argparse.ArgumentParser(NAME, _USAGE, "Run containers with roles on a private network, as a Slurm job.")
     made.add_argument("command", choices=COMMANDS)
-    made.add_argument("name", nargs="?", default="", help="start: the file; else the name of a session")
-    made.add_argument("container", nargs="?", default=f"{specs.MAIN}1", help="enter: its container (default: main1)")
+    made.add_argument(
+        "name",
+        nargs="?",
+        default="",
+        help="start: the file that describes the session; otherwise: the name of a session",
+    )
+    made.add_argument("container", nargs="?", default=f"{specs.MAIN}1", help="enter: the container (default: main1)")
     made.add_argument("--detach", action="store_true", help="start: return as soon as the session is submitted")
-    made.add_argument("--dry-run", action="store_true", help="start: check everything, and submit nothing")
+    made.add_argument("--dry-run", action="store_true", help="start: check everything without submitting anything")
     return made
 
 

@@ -104,7 +104,7 @@ def refuse(spec: Spec, settings: Settings) -> None:
             raise InputError(
                 f"session_roles: {role.name}: with session_runtime={settings.runtime}, containers get no GPUs: the CDI "
                 "specification that describes them is for podman.",
-                f"Have the administrator set session_runtime: {PODMAN}.",
+                f"Ask the administrator to set session_runtime: {PODMAN}.",
             )
 
 
@@ -140,7 +140,7 @@ def fetching(run: Runner, argv: Sequence[str], image: str, variables: Mapping[st
 def last_line(text: str) -> str:
     """What a program has said last. What srun says of its end is no part of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("srun: ")]
-    last = lines[-1] if lines else "it has printed no error"
+    last = lines[-1] if lines else "it printed no error"
     logged = _LOGGED.fullmatch(last)
     last = logged.group(1).replace('\\"', '"') if logged else last
     return f"{last.rstrip('.')}."

@@ -71,7 +71,7 @@ class Charliecloud(tree.Unpacked):
             whole.setdefault("TERM", os.environ.get("TERM", "xterm"))
         process = _first(place)
         if not process:
-            raise HostStateError("The container does not run any more.", "See the log of the session.")
+            raise HostStateError("The container is no longer running.", "See the log of the session.")
         return entering(process, whole, words)
 
 

@@ -122,12 +122,12 @@ class Podman:
         lines = (read_text(_SUBUID) or "").splitlines()
         if not any(line.startswith((f"{user}:", f"{os.geteuid()}:")) for line in lines):
             raise HostStateError(
-                f"{here}: {user} has no subordinate user ids.",
-                f"Have root run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
+                f"{here}: {user} has no subordinate user IDs.",
+                f"Run as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
             )
         if any(role.gpus for role in roles) and not _describes_gpus():
             raise HostStateError(
-                f"{here} has no description of its GPUs for containers.",
+                f"{here} has no CDI specification of its GPUs.",
                 "Install nvidia-container-toolkit, and run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
             )
 

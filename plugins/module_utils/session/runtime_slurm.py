@@ -58,7 +58,7 @@ class Slurm(tree.Unpacked):
         """``crun exec``, with the environment of the container."""
         name = _name(place)
         if not name:
-            raise HostStateError("The container does not run any more.", "See the log of the session.")
+            raise HostStateError("The container is no longer running.", "See the log of the session.")
         options = ["--tty"] if terminal else []
         return Start([*_crun(place), "exec", *options, name, *words], dict(os.environ))
 

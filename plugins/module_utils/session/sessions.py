@@ -30,7 +30,7 @@ class Started(NamedTuple):
 def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit:
     """Refuse requests that cannot work, before they are submitted; how the session fits the cluster. Raises GpumeshError."""
     if os.geteuid() == 0:
-        raise InputError("A session cannot be root's.", "Start it as another user; in the playbook, set session_user.")
+        raise InputError("root cannot own a session.", "Start it as another user; in the playbook, set session_user.")
     runtime.refuse(spec, settings)
     forward.refuse(spec, settings)
     specs.refuse_mounts(spec, [*settings.volumes, *settings.mounts_allowed])
@@ -40,7 +40,7 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit
             if not path.startswith("/") or not os.path.exists(path):
                 raise InputError(
                     f"session_roles: {role.name}: there is no image {path}.",
-                    "Give the whole path of one that all nodes see.",
+                    "Give the absolute path of an image that all nodes can read.",
                 )
     if job.own(run, spec.name) is not None:
         raise _taken(spec.name)
@@ -48,7 +48,7 @@ def refuse(run: Runner, program: str, spec: Spec, settings: Settings) -> job.Fit
 
 
 def _taken(name: str) -> InputError:
-    return InputError(f"There is a session '{name}' already.", f"Choose another name, or: gpumesh-session stop {name}")
+    return InputError(f"There is already a session '{name}'.", f"Choose another name, or: gpumesh-session stop {name}")
 
 
 def start(run: Runner, program: str, spec: Spec, settings: Settings) -> Started:

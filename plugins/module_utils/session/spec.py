@@ -37,11 +37,13 @@ def parse(document: Any) -> Spec:
     given = {str(key)[8:] if str(key).startswith("session_") else str(key): value for key, value in document.items()}
     unknown = sorted(set(given) - set(_SESSION))
     if unknown:
-        raise InputError(f"A session has no option session_{unknown[0]}.", f"It has {_listed(_SESSION, 'session_')}.")
+        raise InputError(
+            f"A session has no option session_{unknown[0]}.", f"Its options are {_listed(_SESSION, 'session_')}."
+        )
     name = str(given.get("name") or "")
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"session_name '{name}' is not a name of a session.",
+            f"session_name '{name}' is an invalid session name.",
             "Use up to 32 lower-case letters, digits and '-', and begin and end with a letter or a digit.",
         )
     network = str(given.get("network") or PRIVATE)
@@ -102,10 +104,10 @@ def _roles(value: Any) -> Tuple[Role, ...]:
     names = [role.name for role in roles]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InputError(f"session_roles has two roles '{twice[0]}'.", "Give each role a name of its own.")
+        raise InputError(f"session_roles has two roles '{twice[0]}'.", "Give each role its own name.")
     if MAIN not in names:
         raise InputError(
-            "session_roles has no role 'main'.", "Name the role 'main' that the session begins and ends with."
+            "session_roles has no role 'main'.", "Name one role 'main'; the session ends when its command ends."
         )
     if roles[0].name != MAIN:
         roles = tuple(sorted(roles, key=lambda role: role.name != MAIN))
@@ -119,10 +121,10 @@ def _role(number: int, value: Any) -> Role:
     where = f"session_roles: {name or number}"
     unknown = sorted(str(key) for key in value if key not in _FIELDS)
     if unknown:
-        raise InputError(f"{where} has the unknown field '{unknown[0]}'.", f"A role has {_listed(_FIELDS)}.")
+        raise InputError(f"{where} has the unknown field '{unknown[0]}'.", f"Its fields are {_listed(_FIELDS)}.")
     if not _ROLE.fullmatch(name):
         raise InputError(
-            f"{where} is not a name of a role.",
+            f"{where} is an invalid role name.",
             "Use up to 16 lower-case letters and '-', and begin and end with a letter.",
         )
     image = str(value.get("image") or "").strip()
@@ -148,7 +150,7 @@ def mount(where: str, text: str) -> str:
     well = len(parts) == 2 or (len(parts) == 3 and parts[2] in ("ro", "rw"))
     if not well or "\0" in text or any(not path.startswith("/") or ".." in path.split("/") for path in parts[:2]):
         raise InputError(
-            f"{where}: the mount '{text}' cannot be read.", "Give /of/the/host:/of/the/container, or with :ro."
+            f"{where}: the mount '{text}' cannot be read.", "Use HOST_PATH:CONTAINER_PATH[:ro], with absolute paths."
         )
     return text
 
@@ -161,9 +163,9 @@ def refuse_mounts(spec: Spec, allowed: Sequence[str]) -> None:
             if not any(folder == base or folder.startswith(base.rstrip("/") + "/") for base in allowed):
                 raise InputError(
                     f"session_roles: {role.name}: the mount of {folder} is not allowed.",
-                    f"Folders below {', '.join(allowed)} are."
+                    f"Use a directory below {' or '.join(allowed)}."
                     if allowed
-                    else "Have the administrator set session_mounts_allowed.",
+                    else "Ask the administrator to set session_mounts_allowed.",
                 )
 
 
@@ -173,19 +175,19 @@ def _refuse_together(spec: Spec) -> None:
         raise InputError(f"The session has {total} containers.", f"Ask for at most {MOST_CONTAINERS}.")
     if spec.ports and spec.network == HOST:
         raise InputError(
-            "session_ports are those of a session with a network of its own.",
+            "session_ports requires session_network=private.",
             "With session_network=host, connect to the node of main1.",
         )
     without = [role.name for role in spec.roles if not role.memory]
     if without and len(without) < len(spec.roles):
         raise InputError(
-            f"session_roles: {without[0]} has no memory, and others have.", "Give memory to all roles, or to none."
+            f"session_roles: {without[0]} has no memory, but others do.", "Set memory for all roles, or for none."
         )
     for role in spec.roles:
         if role.per_node and role.replicas % role.per_node:
             raise InputError(
-                f"session_roles: {role.name}: {role.replicas} replicas cannot be {role.per_node} on each node.",
-                "Give replicas as a multiple of per_node.",
+                f"session_roles: {role.name}: {role.replicas} replicas cannot be placed {role.per_node} per node.",
+                "Make replicas a multiple of per_node.",
             )
 
 
@@ -197,11 +199,13 @@ def _ports(value: Any) -> Tuple[str, ...]:
         parts = word.split(":")
         if len(parts) > 2 or not all(part.isdecimal() and 0 < int(part) < 65536 for part in parts):
             raise InputError(
-                f"session_ports: '{word}' is not a port.", "Give 8888, or 9000:8888 where the manager's is another."
+                f"session_ports: '{word}' is not a port.", "Give 8888, or 9000:8888 to publish port 8888 as 9000."
             )
         outer = int(parts[0])
         if outer in (one for one, _inner in found):
-            raise InputError(f"session_ports has port {outer} of the manager twice.", "Give each another one.")
+            raise InputError(
+                f"session_ports has port {outer} of the manager twice.", "Use each port of the manager once."
+            )
         found.append((outer, int(parts[-1])))
     return tuple(f"{outer}:{inner}" for outer, inner in found)
 
@@ -209,7 +213,7 @@ def _ports(value: Any) -> Tuple[str, ...]:
 def _count(where: str, field: str, value: Any, least: int) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not text.isdecimal() or not least <= int(text) <= 1_000_000:
-        raise InputError(f"{where}: {field} is '{value}'.", f"Give a number from {least} on.")
+        raise InputError(f"{where}: {field} is '{value}'.", f"Give a number of at least {least}.")
     return int(text)
 
 
@@ -231,7 +235,7 @@ def _texts(where: str, field: str, value: Any) -> List[str]:
     if value in (None, ""):
         return []
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InputError(f"{where}: {field} is not a list.", "Give a list, also of one.")
+        raise InputError(f"{where}: {field} is not a list.", "Use a list, even for a single value.")
     return [str(one) for one in value]
 
 
@@ -252,7 +256,7 @@ def _environment(where: str, value: Any) -> Tuple[Tuple[str, str], ...]:
 def _refuse_zeros(where: str, field: str, texts: Iterable[str]) -> None:
     """A NUL byte cannot be passed to a program."""
     if any("\0" in text for text in texts):
-        raise InputError(f"{where}: {field} has a character with the code 0.", "Remove it.")
+        raise InputError(f"{where}: {field} contains a NUL character.", "Remove it.")
 
 
 def _word(option: str, value: Any) -> str:

@@ -33,7 +33,7 @@ def make_key(run: Runner, path: str) -> str:
     run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", ALIAS, "-f", path])
     text = read_text(path)
     if not text:
-        raise HostStateError(f"ssh-keygen has written no key to {path}.", "See whether the file system is full.")
+        raise HostStateError(f"ssh-keygen has written no key to {path}.", "Check whether the file system is full.")
     return text
 
 

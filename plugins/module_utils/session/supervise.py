@@ -182,7 +182,8 @@ def write_to(path: str) -> None:
         os.close(log)
     except OSError as failure:
         raise HostStateError(
-            f"The log {path} cannot be written: {failure.strerror}.", "Make room there, or remove what has its name."
+            f"The log {path} cannot be written: {failure.strerror}.",
+            "Free some space there, or remove whatever has this name.",
         ) from failure
     finally:
         os.close(folder)

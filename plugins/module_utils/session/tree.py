@@ -151,7 +151,7 @@ def make_targets(root: str, mounts: Sequence[str]) -> None:
         # Of links, the runtime would follow those that leave the image.
         if not f"{os.path.realpath(parent)}/".startswith(f"{os.path.realpath(root)}/"):
             raise HostStateError(
-                f"The image has a link out of itself in {os.path.dirname(target)}.", "Correct the image."
+                f"The image has a link that leaves it in {os.path.dirname(target)}.", "Correct the image."
             )
         try:
             os.makedirs(parent, exist_ok=True)
@@ -171,7 +171,7 @@ def refuse_gpus(roles: Sequence[Role]) -> None:
     """Those that run such images describe no GPUs. Raises HostStateError."""
     if any(role.gpus for role in roles):
         raise HostStateError(
-            f"Containers on {os.uname().nodename} get no GPUs.", "Have the administrator set session_runtime: podman."
+            f"Containers on {os.uname().nodename} get no GPUs.", "Ask the administrator to set session_runtime: podman."
         )
 
 

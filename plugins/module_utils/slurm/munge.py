@@ -23,7 +23,7 @@ _SHORTEST, _LONGEST, _MADE = 32, 1024, 128
 
 #: How unmunge(1) exits, without a word, for a credential that was signed with munged's own key.
 _REPLAYED = 17
-_SILENT = {15: "it has expired", 16: "it is from a time to come"}
+_SILENT = {15: "it has expired", 16: "it was created in the future"}
 
 
 class Account(NamedTuple):

@@ -81,7 +81,7 @@ def parse(values: Any) -> Described:
     values = values if isinstance(values, dict) else {}
     trace = values.get("trace")
     if not isinstance(trace, str) or not _FILE.fullmatch(trace):
-        raise ValueError("'trace' is not the name of a file")
+        raise ValueError("'trace' is not a file name")
     rank = _known(values, "rank", 0, MOST_RANKS - 1)
     clocks = tuple(
         (

@@ -45,7 +45,7 @@ def folder_of(path: str, attempt: int) -> Path:
     """The directory with the traces of a run: ``path`` is its directory, or one with traces. Raises InputError."""
     given = Path(path)
     if not given.is_dir():
-        raise InputError(f"There is no run and no directory {path}.", "See 'gpumesh-train list'.")
+        raise InputError(f"There is neither a run nor a directory {path}.", "See 'gpumesh-train list'.")
     profiles = given / "profile"
     if not profiles.is_dir():
         return given
@@ -110,7 +110,7 @@ def _check_recording(folder: Path, told: Mapping[str, Described]) -> None:
             ]
             raise InputError(
                 f"{folder} has traces of different recordings: {'; '.join(listed)}.",
-                "Delete those of the earlier one, and record each profile in a directory of its own.",
+                "Delete those of the earlier recording, and record each profile in its own directory.",
             )
 
 
@@ -137,7 +137,7 @@ def load(wanted: Sequence[Source], processes: Optional[int] = None) -> Dict[int,
         except BrokenProcessPool as failure:
             raise HostStateError(
                 f"One of the {number} processes that read the traces was killed.",
-                "If that was for lack of memory (see the log of the kernel), read one trace at a time: "
+                "If it ran out of memory (see the kernel log), read one trace at a time: "
                 "taskset -c 0 gpumesh-trace ...",
             ) from failure
     for result in results:

@@ -90,7 +90,7 @@ def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str], figu
 {STYLE}{_OWN_STYLE}</style>
 </head>
 <body>
-<a class="jump" href="#main">To the page</a>
+<a class="jump" href="#main">Skip to the content</a>
 <header class="bar">
 <div class="inner">
 <span class="brand">{escape(title)}</span>
@@ -101,8 +101,8 @@ def render(runs: Sequence[Analysis], moment: str, timelines: Sequence[str], figu
 </header>
 <main id="main">
 {"".join(sections)}</main>
-<footer><p>Made by <code>gpumesh-trace</code>. The same figures for programs are in <code>{escape(figures)}</code> beside
-this file.</p></footer>
+<footer><p>Created by <code>gpumesh-trace</code>. The same figures for programs are in <code>{escape(figures)}</code>, next
+to this file.</p></footer>
 <script>
 {THEME_SCRIPT}</script>
 </body>
@@ -210,7 +210,9 @@ def _findings(runs: Sequence[Analysis]) -> str:
             made.append(_finding("error", title, doubt.reason, doubt.remedy))
     if not made:
         made.append(
-            _finding("pass", "No rank and no link is clearly slower than the others", "Ranks wait as they must.")
+            _finding(
+                "pass", "No rank and no link is clearly slower than the others", "Ranks wait no longer than they must."
+            )
         )
     return _section(
         "findings",
@@ -225,7 +227,7 @@ def _slow_links(run: Analysis, of: str) -> str:
     others = sorted(link.mbits for link in run.links if link not in run.slow_links)
     usual = f" The others carry about {speed(others[len(others) // 2])}." if others else ""
     reason = (
-        f"It carries {speed(worst.mbits)}, with {worst.ms:.2f} ms there and back.{usual} "
+        f"It carries {speed(worst.mbits)}, with a round trip of {worst.ms:.2f} ms.{usual} "
         f"Ranks exchange data for {ms(run.mean('communicating'))} of a step of {ms(run.mean('step'))}."
     )
     more = f" and {len(run.slow_links) - 1} more" if len(run.slow_links) > 1 else ""
@@ -233,7 +235,8 @@ def _slow_links(run: Analysis, of: str) -> str:
         "fail",
         f"{of}The link {' → '.join(_ends(_names(run), worst))}{more} is slow",
         reason,
-        "Measure it without the training: ansible-playbook gpumesh.cluster.check. Look at cables, ports and other traffic.",
+        "Measure it without the training: ansible-playbook gpumesh.cluster.check -e check_level=full. Check cables, "
+        "ports and other traffic.",
     )
 
 
@@ -270,8 +273,8 @@ def _steps(runs: Sequence[Analysis]) -> str:
         for run in runs
     ]
     intro = (
-        "The mean of a step by rank. Communicating is the exchange of data that nothing hides; waiting is for the last rank "
-        "to come to an exchange; the program's own is what is neither: Python, reading data, starting kernels."
+        "The mean step of each rank. Communicating is data exchange that no computation hides; waiting is the time until "
+        "the last rank joins an exchange; the program's own is everything else: Python, reading data, starting kernels."
     )
     return _section("steps", "A step, rank by rank", intro, _side_by_side(parts))
 
@@ -287,8 +290,8 @@ def _moment(runs: Sequence[Analysis], timelines: Sequence[str]) -> str:
     steps = " and ".join(dict.fromkeys(f"step {run.moment.number}" for run in runs))
     files = " and ".join(f"<code>{escape(path)}</code>" for path in timelines)
     intro = (
-        f"All ranks in {steps}, which took as long as most steps, by the clock of rank 0. All steps and operations are in "
-        f"{files}: open it at https://ui.perfetto.dev, which keeps it in the browser."
+        f"All ranks in {steps}, whose duration is typical, by the clock of rank 0. All steps and operations are in "
+        f"{files}: open it at https://ui.perfetto.dev, which does not upload it."
     )
     return _section("timeline", "All ranks at the same time", intro, _side_by_side(parts))
 
@@ -300,7 +303,9 @@ def _ranks(runs: Sequence[Analysis]) -> str:
         head += [(words, "num") for _part, words in PARTS]
         head += [("Hidden", "num"), ("Others wait for it", "num")]
         parts.append(_caption(run, runs) + _table(head, (_rank_row(run, share) for share in run.shares)))
-    intro = "In milliseconds, the mean of a step, but for the longest step. Hidden is communication while the rank computes."
+    intro = (
+        "In milliseconds, as the mean of all steps, except for the longest. Hidden is communication during computing."
+    )
     return _section("ranks", "Ranks", intro, "".join(parts))
 
 
@@ -316,7 +321,7 @@ def _links(runs: Sequence[Analysis]) -> str:
     parts = []
     for run in runs:
         if run.links:
-            head: List[Cell] = [("From", ""), ("To", ""), ("There and back", "num"), ("Bandwidth", "num")]
+            head: List[Cell] = [("From", ""), ("To", ""), ("Round trip", "num"), ("Bandwidth", "num")]
             names, rows = _names(run), []
             for link in run.links:
                 slow = "slow" if link in run.slow_links else ""
@@ -333,8 +338,8 @@ def _links(runs: Sequence[Analysis]) -> str:
     if not parts:
         return ""
     intro = (
-        "Each rank has sent data to the next one before the profiled steps, all at the same time, by TCP. RDMA and NVLink are "
-        "faster than that."
+        "Before the profiled steps, each rank sent data to the next one over TCP, all at the same time. RDMA and NVLink "
+        "are faster."
     )
     return _section("links", "Links between ranks", intro, "".join(parts))
 
@@ -343,7 +348,13 @@ def _operations(runs: Sequence[Analysis]) -> str:
     if len(runs) == 1:
         run = runs[0]
         names = _names(run)
-        head: List[Cell] = [("Operation", ""), ("Calls", "num"), ("Time", "num"), ("Of a step", "num"), ("Slowest", "")]
+        head: List[Cell] = [
+            ("Operation", ""),
+            ("Calls", "num"),
+            ("Time", "num"),
+            ("Share of a step", "num"),
+            ("Slowest", ""),
+        ]
         rows: List[List[Cell]] = [
             [
                 (one.name, "name"),
@@ -357,8 +368,8 @@ def _operations(runs: Sequence[Analysis]) -> str:
     else:
         head = [("Operation", ""), *((run.name, "num") for run in runs), ("Change", "num")]
         rows = [_operation_row(runs, name) for name in _operation_names(runs)]
-    kind = "Kernels" if runs[0].gpu else "Operators of PyTorch, without those which they call,"
-    intro = f"{kind} and collectives, in a step, as the mean of all ranks. Collectives are counted with the time of waiting."
+    kind = "Kernels" if runs[0].gpu else "Operators of PyTorch, without those that they call,"
+    intro = f"{kind} and collectives, per step, as the mean of all ranks. The time of collectives includes waiting."
     return _section("operations", "The longest operations", intro, _table(head, rows))
 
 
@@ -383,7 +394,7 @@ def _operation_row(runs: Sequence[Analysis], name: str) -> List[Cell]:
 def _clocks(runs: Sequence[Analysis]) -> str:
     parts = []
     for run in runs:
-        head: List[Cell] = [("Rank", ""), ("Ahead of rank 0", "num"), ("Wrong by at most", "num"), ("Measured by", "")]
+        head: List[Cell] = [("Rank", ""), ("Ahead of rank 0", "num"), ("Maximum error", "num"), ("Measured by", "")]
         parts.append(
             _caption(run, runs)
             + _table(
@@ -396,11 +407,11 @@ def _clocks(runs: Sequence[Analysis]) -> str:
         )
     late = max(run.late for run in runs)
     proof = (
-        "No collective ends on a rank before another one has begun it."
+        "No collective ends on a rank before all others have begun it."
         if late <= 1.0
         else f"A collective seems to end {ms(late)} before another rank has begun it."
     )
     shortest = max(run.shortest for run in runs)
-    left_out = f" Events shorter than {shortest:.1f} µs are left out of the time line." if shortest else ""
-    intro = f"How the times of all ranks became those of rank 0. {proof}{left_out}"
+    left_out = f" Events shorter than {shortest:.1f} µs are left out of the timeline." if shortest else ""
+    intro = f"How the times of all ranks were converted to the clock of rank 0. {proof}{left_out}"
     return _section("clocks", "Clocks", intro, "".join(parts))

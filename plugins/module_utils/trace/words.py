@@ -23,8 +23,8 @@ _LISTED = 8
 _LITTLE = 0.02
 _METHODS = {
     "reference": "the reference",
-    "probes": "questions for the time",
-    "collectives": "the ends of collectives",
+    "probes": "time queries",
+    "collectives": "ends of collectives",
     "none": "nothing",
 }
 
@@ -95,7 +95,7 @@ def _missing(run: Analysis) -> List[Doubt]:
     return [
         Doubt(
             f"{plural(len(run.missing), 'rank')} {'has' if len(run.missing) == 1 else 'have'} no trace",
-            f"There is none of rank {listed}. Time in which others wait for these counts as communication.",
+            f"These are missing: rank {listed}. Time in which others wait for them counts as communication.",
             "See the log of the rank, where gpumesh_profile says why.",
         )
     ]
@@ -112,10 +112,10 @@ def _clock_doubts(run: Analysis) -> List[Doubt]:
     made = []
     if unknown:
         whose = "clock of 1 rank is" if unknown == 1 else f"clocks of {unknown} ranks are"
-        reason = "Neither answers of rank 0 nor collectives tell them. So times of different ranks cannot be compared."
+        reason = "Neither replies from rank 0 nor collectives determine them, so times of ranks cannot be compared."
         made.append(Doubt(f"the {whose} unknown", reason, remedy))
     if run.late > max(clock_error(run), 1.0):
-        reason = "So times of different ranks are wrong by as much, or their traces are of different recordings."
+        reason = "So times of ranks are wrong by at least that much, or their traces belong to different recordings."
         made.append(Doubt(f"a collective ends {ms(run.late)} before a rank begins it", reason, remedy))
     return made
 
@@ -124,7 +124,7 @@ def _unmatched(run: Analysis) -> List[Doubt]:
     counts = "Their time counts as communication, none of it as waiting."
     made = []
     if run.unmatched:
-        reason = f"Ranks have different numbers of them in a step. {counts}"
+        reason = f"The ranks have different numbers of exchanges in a step. {counts}"
         made.append(Doubt(f"{plural(run.unmatched, 'exchange')} could not be compared", reason))
     if run.ungrouped:
         reason = f"Ranks are in several process groups, and the traces do not say which one exchanges data. {counts}"
@@ -138,8 +138,8 @@ def _skipped(run: Analysis) -> List[Doubt]:
     return [
         Doubt(
             f"{plural(run.skipped, 'event')} could not be read",
-            "PyTorch does not escape the names of events. The time of these is missing.",
-            "Use no quotation marks and no backslashes in the names for record_function.",
+            "PyTorch does not escape the names of events. Their time is missing.",
+            "Do not use quotation marks or backslashes in the names for record_function.",
         )
     ]
 
@@ -153,7 +153,7 @@ def slow_words(run: Analysis) -> Tuple[str, str]:
     own = median(share.own for share in shares)
     lost = median(share.waiting for share in run.shares if share not in shares)
     one = len(shares) == 1
-    parts = [(slow.other, "the program's own takes"), (slow.computing, "computing takes")]
+    parts = [(slow.other, "the program's own time is"), (slow.computing, "computing takes")]
     more = " and ".join(
         f"{words} {ms(abs(time))} {'longer' if time > 0 else 'less'}"
         for time, words in sorted(parts, reverse=True)
@@ -166,12 +166,12 @@ def slow_words(run: Analysis) -> Tuple[str, str]:
     )
     if slow.other > slow.computing:
         return reason, (
-            "Look at what happens there besides computing: reading data, a slow disk, a busy processor, logging. The time line "
-            "shows what is around the gap."
+            "Check what happens there besides computing: reading data, a slow disk, a busy processor, logging. The "
+            "timeline shows what surrounds the gap."
         )
     return (
         reason,
-        "Look at the GPU (clock, temperature, other processes), or whether there is more work than elsewhere.",
+        "Check the GPU (clock, temperature, other processes), and whether there is more work than elsewhere.",
     )
 
 
@@ -198,7 +198,7 @@ def summary(run: Analysis) -> str:
     if run.slow:
         lines.append(f"  {headline(run).partition(', ')[2]}")
     lines += [
-        f"  slow link: rank {link.source} → rank {link.target}, {speed(link.mbits)}, {link.ms:.2f} ms there and back"
+        f"  slow link: rank {link.source} → rank {link.target}, {speed(link.mbits)}, round trip {link.ms:.2f} ms"
         for link in run.slow_links
     ]
     if not _clock_doubts(run):

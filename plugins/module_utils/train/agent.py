@@ -347,7 +347,7 @@ class Agent:
         staging = self._staging
         if staging and staging.failure:
             of_node = isinstance(staging.failure, HostStateError)
-            reason = f"{'cannot have the data: ' if of_node else ''}{staging.failure}"
+            reason = f"{'cannot copy the data: ' if of_node else ''}{staging.failure}"
             self.say("failed", reason=reason, of_node=of_node)
         elif staging and not self._ranks:
             self.say("staging", done=staging.done, total=staging.total, ready=bool(staging.path))

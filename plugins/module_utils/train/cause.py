@@ -96,7 +96,7 @@ def hang(seen: Seen, seconds: float) -> Cause:
         return _blamed(rank, seen, seen.stopped[rank])
     left = sorted(set(seen.nodes) - set(seen.through))
     if len(left) == 1 and seen.through:
-        return _blamed(left[0], seen, "still running, and all others have ended")
+        return _blamed(left[0], seen, "still running, although all others have ended")
     told = {rank: step for rank, step in seen.steps.items() if step is not None}
     behind = [rank for rank, step in told.items() if step == min(told.values())]
     if len(behind) == 1 and len(told) > 1:

@@ -43,7 +43,7 @@ def suspects(attempts: Sequence[Attempt]) -> List[str]:
 def left_out(attempts: Sequence[Attempt], before: Sequence[str], unfit: Mapping[str, str]) -> List[str]:
     """A description of the nodes ``before`` that are no longer used. ``unfit``: why nodes cannot be used now."""
     barred = unreliable(attempts)
-    words = dict.fromkeys(barred, f"is not used any more: it has failed {REPEATED} times in this run")
+    words = dict.fromkeys(barred, f"is no longer used: it has failed {REPEATED} times in this run")
     return [f"{node} {words.get(node) or unfit[node]}" for node in before if node in barred or node in unfit]
 
 
@@ -102,6 +102,6 @@ def placement(request: Request, attempts: Sequence[Attempt], allocated: Sequence
     gone = [node for node in allocated if node not in able]
     return Decision(
         "resubmit",
-        f"{len(able)} of the {request.min_nodes} nodes that it needs are left: {', '.join(gone)} cannot be used",
+        f"{len(able)} of the {request.min_nodes} required nodes are left: {', '.join(gone)} cannot be used",
         excluded=tuple(gone),
     )

@@ -146,7 +146,7 @@ class Peer:
         self._stream: Any = self._socket.makefile("rwb")
         if self._stream.readline(256).decode("ascii", "replace").strip() != greeting:
             self.close()
-            raise StrangerError(f"what listens at {place[0]} port {place[1]} is not of this run")
+            raise StrangerError(f"the process that listens at {place[0]} port {place[1]} does not belong to this run")
 
     @property
     def own_address(self) -> str:
@@ -372,7 +372,7 @@ class Recorder:
             os.replace(f"{described}.new", described)
             say(f"rank {self._rank}: {target}")
         except OSError as failure:
-            say(f"rank {self._rank}: the profile cannot be kept: {failure}")
+            say(f"rank {self._rank}: the profile cannot be saved: {failure}")
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)

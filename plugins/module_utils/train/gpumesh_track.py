@@ -275,7 +275,7 @@ class Sender:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UnreachableError("another process hands them in") from None
+                raise UnreachableError("another process is sending them") from None
             self._state = self._read_state()
             for end, batch in self._batches(int(self._state.get("sent", 0))):
                 self._hand_in(batch)
@@ -364,7 +364,7 @@ class Sender:
         if not self._state.get("artifacts"):
             uri = urllib.parse.urlsplit(self._call(f"runs/get?run_id={run}")["run"]["info"]["artifact_uri"])
             if uri.scheme != _KEPT:
-                raise ServerError(200, uri.scheme, f"{self.uri} does not take artifacts")
+                raise ServerError(200, uri.scheme, f"{self.uri} does not accept artifacts")
             self._note(artifacts=uri.path.strip("/"))
         return str(self._state["artifacts"])
 

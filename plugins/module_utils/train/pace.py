@@ -97,7 +97,7 @@ def held_up(held: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Si
     def unlike(own: float, others: float) -> Optional[Sign]:
         if own < _SLOWER * others or own < others + _STARVED:
             return None
-        return Sign(None, own - others, f"ready to run, but without a processor {own:.0%} of the time")
+        return Sign(None, own - others, f"ready to run, but waiting for a processor {own:.0%} of the time")
 
     return _apart(held, nodes, unlike)
 
@@ -108,7 +108,7 @@ def slower(steps: Mapping[int, float], nodes: Mapping[int, str]) -> Dict[str, Si
     def unlike(own: float, others: float) -> Optional[Sign]:
         if own < _SLOWER * others:
             return None
-        return Sign(None, 1 - others / own, f"a step takes {own:.3g} s, and {others:.3g} s with the others")
+        return Sign(None, 1 - others / own, f"a step takes {own:.3g} s, but {others:.3g} s on the others")
 
     return _apart(steps, nodes, unlike)
 
@@ -127,7 +127,7 @@ def farther(trips: Mapping[Pair, float], before: Mapping[Pair, float], cost: flo
         return {}
     (node,) = blamed
     now, then = (median(times[pair] for pair in risen) for times in (trips, before))
-    return {node: Sign(None, cost, f"its connections take {now:.3g} ms, and took {then:.2g} ms before")}
+    return {node: Sign(None, cost, f"its round trips take {now:.3g} ms, up from {then:.2g} ms")}
 
 
 class _Best:

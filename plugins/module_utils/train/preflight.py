@@ -49,7 +49,7 @@ def refuse_local(path: str, volumes: Sequence[str], option: str = "--run-dir") -
     if not is_shared(os.path.realpath(path), volumes, mounts):
         known = f"The cluster has {', '.join(volumes)}." if volumes else "The cluster has none."
         raise InputError(
-            f"{path} is not on a shared volume.", f"{known} Give a directory that all nodes see with {option}."
+            f"{path} is not on a shared volume.", f"{known} Set {option} to a directory that all nodes share."
         )
 
 
@@ -70,8 +70,8 @@ def refuse_few(wanted: int, able: Sequence[str], states: Mapping[str, str]) -> N
     if len(able) < wanted:
         out = [f"{node} is {state}" for node, state in sorted(states.items()) if not scheduler.fit(state)]
         why = f" ({', '.join(out)})" if out else ""
-        remedy = "Give a smaller --nodes" + (", or bring the others back: see 'sinfo --list-reasons'." if out else ".")
-        raise HostStateError(f"The run asks for {wanted} nodes, and {len(able)} can be used{why}.", remedy)
+        remedy = "Reduce --nodes" + (", or return the others to service: see 'sinfo --list-reasons'." if out else ".")
+        raise HostStateError(f"The run requests {wanted} nodes, but only {len(able)} can be used{why}.", remedy)
 
 
 def lacking(run: Runner, request: Request, nodes: Sequence[str]) -> Dict[str, str]:
@@ -113,7 +113,7 @@ def refuse_lacking(found: Mapping[str, str]) -> None:
             f"{words}.",
             profile.INSTALL
             if profiler
-            else "Put it on a shared volume, or install it on every node, or leave nodes out with --sbatch --exclude=NODE.",
+            else "Put it on a shared volume, install it on every node, or exclude nodes with --sbatch --exclude=NODE.",
         )
 
 

@@ -46,7 +46,7 @@ exec nsys launch --session-new="$session" --trace=cuda,nvtx,osrt --wait=primary 
 #: The files of a rank that show that its profile is complete, of either kind.
 _FILES = ("rank-*.json", "rank-*.nsys-rep", "rank-*.qdstrm")
 #: The message if they are missing.
-INSTALL = "Install the package nsight-systems of Debian's non-free on every node, or use --profile torch."
+INSTALL = "Install the package nsight-systems from Debian's non-free section on every node, or use --profile torch."
 
 
 class Profile(NamedTuple):

@@ -62,7 +62,7 @@ class Settings:
             return self.run_dir.replace("{user}", getpass.getuser())
         if self.volumes:
             return f"{self.volumes[0]}/{getpass.getuser()}/runs"
-        raise InputError("The cluster has no shared volume.", "Give a directory that all nodes see with --run-dir.")
+        raise InputError("The cluster has no shared volume.", "Set --run-dir to a directory that all nodes share.")
 
     def local(self, given: str) -> str:
         """The directory of this user's copies of data on the nodes."""
@@ -98,26 +98,33 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         _NAME,
         _USAGE,
-        "Run a training program on nodes of the cluster, and have it go on when they fail.",
+        "Run a training program on nodes of the cluster, and keep it running when nodes fail.",
         add_help=True,
     )
     made.add_argument("--name", required=True, help="name of the run")
     made.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
     made.add_argument("--min-nodes", type=int, help="minimum number of nodes to continue with (default: --nodes)")
     made.add_argument("--spare", type=int, default=0, help="number of additional nodes, to replace nodes that fail")
-    made.add_argument("--gpus-per-node", type=int, default=0, help="GPUs per node, which is the number of its ranks")
-    made.add_argument("--time", default="", help="time limit of a job; the run continues in another one")
-    made.add_argument("--partition", default="", help="partition of Slurm")
+    made.add_argument(
+        "--gpus-per-node",
+        type=int,
+        default=0,
+        help="number of GPUs and ranks per node (default: one rank without a GPU)",
+    )
+    made.add_argument(
+        "--time", default="", help="time limit of each job in Slurm's format; the run then continues in another job"
+    )
+    made.add_argument("--partition", default="", help="Slurm partition")
     made.add_argument("--run-dir", default="", help="directory on a shared volume that contains the runs")
     made.add_argument("--max-restarts", type=int, default=10, help="give up after this many failures (default: 10)")
     made.add_argument(
         "--hang-timeout",
         type=float,
         default=600.0,
-        help="seconds without progress after which the run counts as hung; 120 more before the first step (default: 600)",
+        help="seconds without progress until the run is considered hung, plus 120 before the first step (default: 600)",
     )
     made.add_argument(
-        "--grace", type=float, default=60.0, help="seconds for a checkpoint after a warning (default: 60)"
+        "--grace", type=float, default=60.0, help="seconds to save a checkpoint after a warning (default: 60)"
     )
     made.add_argument("--code", default="", metavar="DIR", help="copy this directory into the run, and start there")
     made.add_argument(
@@ -125,10 +132,10 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=snapshot.LIMIT,
         metavar="MIB",
-        help=f"refuse a larger directory (default: {snapshot.LIMIT})",
+        help=f"maximum size of that directory in MiB (default: {snapshot.LIMIT})",
     )
     made.add_argument("--stage", default="", metavar="DIR", help="copy this data to a local disk of each node first")
-    made.add_argument("--stage-dir", default="", metavar="DIR", help="the directory for these copies on the nodes")
+    made.add_argument("--stage-dir", default="", metavar="DIR", help="directory for these copies on the nodes")
     made.add_argument(
         "--profile", default="", metavar="PROFILE", help="record torch[:STEPS] or nsys[:SECONDS] of each rank"
     )
@@ -188,8 +195,8 @@ def manager() -> argparse.ArgumentParser:
     made.add_argument("command", choices=COMMANDS)
     made.add_argument("name", nargs="?", default="", help="name of the run")
     made.add_argument("--run-dir", default="", help="directory that contains the runs")
-    made.add_argument("--rank", type=int, default=0, help="logs: of this rank (default: 0)")
-    made.add_argument("--attempt", type=int, default=0, help="logs: of this attempt (default: the last one)")
+    made.add_argument("--rank", type=int, default=0, help="logs: the rank (default: 0)")
+    made.add_argument("--attempt", type=int, default=0, help="logs: the attempt (default: the last one)")
     made.add_argument("--detach", action="store_true", help="resume: return as soon as the run is submitted")
     return made
 

@@ -53,7 +53,7 @@ def checked(request: Request) -> Request:
         raise InputError("There is no command to run.", "Give it after '--', for example: -- python3 train.py")
     _check_numbers(request)
     if request.time and not _TIME.fullmatch(request.time):
-        raise InputError(f"Invalid --time '{request.time}'.", "Give it as for Slurm, for example 90, 12:00:00 or 2-00.")
+        raise InputError(f"Invalid --time '{request.time}'.", "Use Slurm's format, for example 90, 12:00:00 or 2-00.")
     for option, path in (("--code", request.code), ("--stage", request.stage)):
         if path and not path.startswith("/"):
             raise InputError(f"Invalid {option} '{path}'.", "Give an absolute path.")
@@ -83,7 +83,7 @@ def refuse_short(request: Request) -> None:
     if 0 < limit <= request.grace + _RESERVE:
         raise InputError(
             f"--time {request.time} leaves no time besides the {request.grace:g} s for a checkpoint.",
-            f"Give more than {request.grace + _RESERVE:g} s, or a smaller --grace. Slurm's 90 is 90 minutes, 1:30:00 hours.",
+            f"Give more than {request.grace + _RESERVE:g} s, or a smaller --grace. Slurm reads 90 as 90 minutes.",
         )
 
 
@@ -109,7 +109,7 @@ def _check_options(options: Sequence[str]) -> None:
         if not re.match(r"--[a-z]", option) or any(reserved.startswith(name) for reserved in _RESERVED):
             raise InputError(
                 f"'{option}' cannot be passed to sbatch.",
-                "Give options as --option=value, and the name, the nodes and the time with the options of gpumesh-train.",
+                "Write options as --option=value. Set name, nodes and time with the options of gpumesh-train.",
             )
 
 

@@ -144,7 +144,7 @@ def look(host: Host, folder: Folder) -> Tuple[Run, str]:
         if folder.submission().token != submission.token:
             return look(host, folder)
         if run.state not in ENDED:
-            run = run._replace(state="failed", detail=f"job {job} is over, and the run was not through")
+            run = run._replace(state="failed", detail=f"job {job} has ended, but the run was not finished")
     elif run.token != submission.token:
         run = run._replace(state="queued", job=job)
     return run, waits

@@ -69,7 +69,7 @@ def _sbatch(run: Runner, options: Sequence[str], script: str) -> str:
     if done.rc:
         lines = [line.partition("error: ")[2] or line.partition(": ")[2] for line in done.stderr.splitlines()]
         words = ", ".join(line.rstrip(".") for line in lines if line) or f"sbatch exited {done.rc}"
-        raise HostStateError(f"Slurm refuses the job: {words}.", "Ask for what the cluster has: see 'sinfo'.")
+        raise HostStateError(f"Slurm refuses the job: {words}.", "Request resources that the cluster has: see 'sinfo'.")
     return done.stdout
 
 

@@ -56,7 +56,7 @@ def _step(step: Optional[int], steps: Optional[int]) -> str:
 
 def _cause(attempt: Attempt) -> str:
     cause = attempt.cause
-    return "it goes on" if cause is None else f"{cause.kind}: {cause.detail}" if cause.detail else cause.kind
+    return "running" if cause is None else f"{cause.kind}: {cause.detail}" if cause.detail else cause.kind
 
 
 def slow(straggler: Straggler) -> str:

@@ -78,7 +78,7 @@ def check(source: str, command: Sequence[str], directory: str, limit: int, witho
     """Raises InputError if the source is not a directory, is too large, or lacks the command."""
     root = os.path.realpath(source)
     if not os.path.isdir(root):
-        raise InputError(f"{source} is not a directory.", "Give the directory of the code with --code.")
+        raise InputError(f"{source} is not a directory.", "Set --code to the directory of the code.")
     sizes: Dict[str, int] = {}
     for found in listed(root, without):
         top = found.path.partition("/")[0]
@@ -88,14 +88,17 @@ def check(source: str, command: Sequence[str], directory: str, limit: int, witho
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         named = ", ".join(f"{name} {sizes[name] / _MIB:.0f} MiB" for name in largest)
         raise InputError(
-            f"{source} has {total / _MIB:.0f} MiB, more than the {limit} MiB of a snapshot of code ({named}).",
+            f"{source} has {total / _MIB:.0f} MiB, more than the limit of {limit} MiB for code ({named}).",
             "Keep data elsewhere, or allow more with --code-limit MIB.",
         )
     program = command[0] if command else ""
     if "/" in program and not program.startswith("/"):
         here = start_directory(source, directory, "")[len(NAME) + 2 :]
         if not os.access(os.path.join(root, here, program), os.X_OK):
-            raise InputError(f"{source} has no command {program}.", "Give its path from where the command starts.")
+            raise InputError(
+                f"{source} has no command {program}.",
+                "Give its path relative to the directory in which the command starts.",
+            )
 
 
 def take(source: str, folder: str, limit: int, without: Sequence[str] = ()) -> None:
@@ -127,7 +130,7 @@ def take(source: str, folder: str, limit: int, without: Sequence[str] = ()) -> N
     except OSError as failure:
         raise HostStateError(
             f"{source} cannot be copied to {folder}: {failure.strerror} ({failure.filename}).",
-            "Make it readable, and see that the shared volume has room.",
+            "Make it readable, and make sure that the shared volume has free space.",
         ) from failure
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -151,7 +154,9 @@ def _copy(original: str, copy: str, most: int) -> int:
             if not stat.S_ISREG(before.st_mode):
                 raise FileNotFoundError(original)
             if before.st_size > most:
-                raise InputError(f"{original} has grown meanwhile.", "Keep data out of the directory of the code.")
+                raise InputError(
+                    f"{original} has grown in the meantime.", "Keep data out of the directory of the code."
+                )
             os.lseek(source, 0, os.SEEK_SET)
             with os.fdopen(os.open(copy, _WRITE, 0o600), "wb") as stream:
                 for part in iter(lambda: os.read(source, _MIB), b""):
@@ -167,7 +172,7 @@ def _copy(original: str, copy: str, most: int) -> int:
             os.unlink(copy)
     finally:
         os.close(source)
-    raise HostStateError(f"{original} changes while it is copied.", "Wait for what writes it, and start the run again.")
+    raise HostStateError(f"{original} keeps changing.", "Wait until nothing writes to it, and start the run again.")
 
 
 def commit(run: Runner, source: str) -> str:
@@ -184,7 +189,9 @@ def commit(run: Runner, source: str) -> str:
 
 
 def _unreadable(path: str, failure: OSError) -> HostStateError:
-    return HostStateError(f"{path} cannot be read: {failure.strerror}.", "Make it readable, or give another --code.")
+    return HostStateError(
+        f"{path} cannot be read: {failure.strerror}.", "Make it readable, or set --code to another directory."
+    )
 
 
 def without(folder: str) -> List[str]:

@@ -90,7 +90,7 @@ def listed(source: str) -> Manifest:
     """The manifest of a directory as it is now. Raises InputError."""
     root = os.path.realpath(source)
     if not os.path.isdir(root):
-        raise InputError(f"{source} is not a directory.", "Give the directory with the data to --stage.")
+        raise InputError(f"{source} is not a directory.", "Set --stage to the directory with the data.")
     files: List[Entry] = []
     try:
         for entry in _walk(root, ""):
@@ -102,7 +102,7 @@ def listed(source: str) -> Manifest:
             f"{failure.filename} cannot be read: {failure.strerror}.", "Make it readable, or remove it from the data."
         ) from failure
     if not files:
-        raise InputError(f"There are no files in {source}.", "Give the directory with the data to --stage.")
+        raise InputError(f"There are no files in {source}.", "Set --stage to the directory with the data.")
     return Manifest(root, tuple(files))
 
 
@@ -122,7 +122,9 @@ def _walk(root: str, place: str) -> Iterator[Entry]:
             yield from _walk(root, path)
         else:
             kind = "a link to a directory" if entry.is_symlink() else "not a file"
-            raise InputError(f"{entry.path} is {kind}.", "A data set has files and directories: remove it.")
+            raise InputError(
+                f"{entry.path} is {kind}.", "Remove it: a data set can contain only files and directories."
+            )
 
 
 def write(folder: str, manifest: Manifest) -> None:
@@ -132,7 +134,8 @@ def write(folder: str, manifest: Manifest) -> None:
         write_atomic(f"{folder}/{_MANIFEST}", _text(manifest) + "\n", 0o644)
     except OSError as failure:
         raise HostStateError(
-            f"{folder}/{_MANIFEST} cannot be written: {failure.strerror}.", "Make sure that the shared volume has room."
+            f"{folder}/{_MANIFEST} cannot be written: {failure.strerror}.",
+            "Make sure that the shared volume has free space.",
         ) from failure
 
 
@@ -204,7 +207,7 @@ class Staging:
         except GpumeshError as failure:
             self.failure = failure
         except OSError as failure:
-            self.failure = HostStateError(f"{self._directory}: {failure.strerror}.", "Look at the disk.")
+            self.failure = HostStateError(f"{self._directory}: {failure.strerror}.", "Check the disk.")
 
     def _bring(self, base: int) -> None:
         """Make a complete copy available. Of several processes that need it, one makes it."""
@@ -251,7 +254,7 @@ class Staging:
                 shutil.rmtree(f"/proc/self/fd/{self._held}/data", ignore_errors=True)
             raise HostStateError(
                 f"The copy of {self._manifest.source} in {self._directory} differs from that of another node.",
-                "Look at the disks, and at what writes to the original.",
+                "Check the disks, and what writes to the original.",
             )
 
     def _fill(self, base: int, name: str) -> None:
@@ -282,9 +285,9 @@ class Staging:
         about = os.statvfs(self._directory)
         free = about.f_bavail * about.f_frsize
         return HostStateError(
-            f"{self._directory} has {free / 1e9:.1f} GB free, and {self._manifest.source} needs {need / 1e9:.1f} GB and 1 GB "
-            "to spare.",
-            "Free some, or give a directory on another disk with --stage-dir.",
+            f"{self._directory} has {free / 1e9:.1f} GB free, but {self._manifest.source} needs {need / 1e9:.1f} GB "
+            "and 1 GB to spare.",
+            "Free some space, or set --stage-dir to a directory on another disk.",
         )
 
     def _file(self, entry: Entry) -> str:
@@ -313,8 +316,8 @@ class Staging:
             os.lseek(copy, 0, os.SEEK_SET)
             if self._checksum(copy, False) != digest:
                 raise HostStateError(
-                    f"The disk of {self._directory} returns other data than was written ({entry.path}).",
-                    "Replace the disk, or give a directory on another one with --stage-dir.",
+                    f"The disk of {self._directory} returns different data than was written ({entry.path}).",
+                    "Replace the disk, or set --stage-dir to a directory on another one.",
                 )
             os.fchmod(copy, 0o400)
             # Only now: a file with this time is complete.
@@ -337,7 +340,7 @@ class Staging:
                 if (about.st_size, about.st_mtime_ns) != (entry.size, entry.modified):
                     raise InputError(
                         f"{original} has changed since the run was submitted.",
-                        "Resume the run to have it as it is now.",
+                        "Resume the run to use its current content.",
                     )
                 while True:
                     try:
@@ -369,7 +372,7 @@ class Staging:
 
 def _unreadable(path: str, failure: OSError) -> InputError:
     return InputError(
-        f"{path} cannot be read: {failure.strerror}.", "Look at the shared volume, or resume the run without the file."
+        f"{path} cannot be read: {failure.strerror}.", "Check the shared volume, or remove the file and resume the run."
     )
 
 

@@ -153,7 +153,7 @@ class Asking:
             asked = [*self._srun(node), *gpus, *self._examination]
             done = self._runner(asked, timeout=_EXAMINATION, check=False)
         except CommandError as failure:
-            return f"its health could not be looked at: {failure.message.rstrip('.')}"
+            return f"its health could not be checked: {failure.message.rstrip('.')}"
         lines = done.stdout.strip().splitlines()
         return lines[-1] if done.rc == health.UNHEALTHY and lines else ""
 

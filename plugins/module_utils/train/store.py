@@ -63,7 +63,7 @@ class Folder:
         except OSError as failure:
             raise HostStateError(
                 f"The directory {self.path} cannot be created: {failure.strerror}.",
-                "Give a directory on a shared volume that you may write to with --run-dir.",
+                "Set --run-dir to a directory on a shared volume that you can write to.",
             ) from failure
         try:
             self.refuse_foreign(self.writer())
@@ -89,7 +89,7 @@ class Folder:
         if owner != own:
             raise InputError(
                 f"The run '{self.path.name}' belongs to user {owner}, and its command would run as user {own}.",
-                "Have its owner resume it.",
+                "Ask its owner to resume it.",
             )
         refuse_open(str(self.path), "--run-dir", own)
 
@@ -97,7 +97,7 @@ class Folder:
         """The request of the run. Raises InputError, also if there is no such run."""
         text = read_text(str(self.path / _REQUEST))
         if text is None:
-            raise InputError(f"There is no run in {self.path}.", "See 'gpumesh-train list', or give --run-dir.")
+            raise InputError(f"There is no run in {self.path}.", "See 'gpumesh-train list', or set --run-dir.")
         return requests.from_text(text)
 
     def read(self) -> Run:
@@ -170,8 +170,8 @@ def in_use(name: str, path: str) -> InputError:
     """The message if a run already has this name."""
     if not (Path(path) / _REQUEST).is_file():
         return InputError(
-            f"{path} is there, and has no run in it.",
-            "Another one is starting, or was interrupted before it began: then remove the directory. Or choose another name.",
+            f"{path} exists but contains no run.",
+            "Choose another name. If no run is starting there, an earlier start was interrupted: remove the directory.",
             run=name,
         )
     return InputError(
@@ -185,7 +185,7 @@ def unwritable(folder: Folder, failure: OSError, then: str) -> HostStateError:
     """The message if the directory cannot be written to. ``then``: what to do once it can."""
     return HostStateError(
         f"{folder.path} cannot be written: {failure.strerror}.",
-        f"Make sure that the shared volume has room, and that you may write there, then: {then}",
+        f"Make sure that the shared volume has free space, and that you can write there, then: {then}",
     )
 
 

@@ -155,8 +155,8 @@ class Supervisor:
         if left is None or left > least:
             return ""
         return (
-            f"job {self._post.job} has {left:g} s, of which {least:g} s are kept for a checkpoint. Give a smaller --grace, or "
-            f"a partition or QOS with a longer time limit (sinfo --format='%P %l')"
+            f"job {self._post.job} has {left:g} s left, but {least:g} s are reserved for a checkpoint. Give a smaller "
+            f"--grace, or a partition or QOS with a longer time limit (sinfo --format='%P %l')"
         )
 
     def _counted(self) -> List[Attempt]:
@@ -179,7 +179,7 @@ class Supervisor:
         try:
             succeeded = any(self._folder.inherited(attempt, turn) for attempt, turn in claims)
         except OSError as failure:
-            _say(f"whether another node continues the run is not known now: {failure}")
+            _say(f"it is not known whether another node continues the run: {failure}")
             return
         if succeeded:
             raise DismissedError(_SUCCEEDED)
@@ -210,7 +210,7 @@ class Supervisor:
     def _unrecorded(self, number: int) -> Attempt:
         """An attempt of this job that its supervisor, which was lost, could not record, since the volume was full."""
         nodes, now = tuple(self._post.allocated), time.time()
-        cause = Cause("node", "the node of the supervisor was lost, and run.json could not be written before")
+        cause = Cause("node", "the node of the supervisor was lost before it could write run.json")
         ranks = len(nodes) * self._request.ranks_per_node
         return Attempt(number, self._post.job, nodes, ranks, "", now, end=now, cause=cause)
 
@@ -511,7 +511,7 @@ class Course:
         if self._step.over():
             self._over_at = self._over_at or now
             if now - self._over_at > _ARRIVAL:
-                return Cause("start", "srun has ended without a word from the ranks: see supervisor.log")
+                return Cause("start", "srun exited before any rank reported: see supervisor.log")
         return None
 
     def _warn(self, now: float) -> None:
@@ -539,7 +539,7 @@ class Course:
             if node in silent and there:
                 self._watch.answers(node, now)
             elif node in silent:
-                self._watch.lost[node] = "does not answer any more"
+                self._watch.lost[node] = "no longer responds"
 
     def _speed(self, now: float) -> Optional[float]:
         """The recent rate, in steps per second."""

@@ -157,7 +157,7 @@ class Watch:
     def answers(self, node: str, now: float) -> None:
         """Record that a silent node has answered a query; its agent may still be gone."""
         if self._unheard(node, now) > max(_AGENT_GONE, _START if node not in self._heard else 0.0):
-            self.lost[node] = "answers, but nothing is heard of its ranks"
+            self.lost[node] = "responds, but its ranks do not report"
             self.alive.add(node)
 
     def hangs(self, now: float) -> bool:

@@ -129,7 +129,7 @@ def test_the_corpus_has_each_text_once(tmp_path: Path) -> None:
     raw = (tmp_path / "out" / "shard-00000.bin").read_bytes()
     assert sorted(raw.split(b"\0")) == [b"a change\n" * 100, text.encode()]
     again = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert again.returncode and "is there already" in again.stderr
+    assert again.returncode and "already exists" in again.stderr
 
 
 def test_the_last_checkpoints_are_kept_and_the_newest_is_taken(tmp_path: Path) -> None:

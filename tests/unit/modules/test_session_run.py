@@ -31,5 +31,5 @@ def test_the_environment_of_the_roles_is_in_no_log(
     with patch_module_args(given), pytest.raises(SystemExit):
         session_run.main()
     said = capsys.readouterr().out
-    assert "A session cannot be root's" in said
+    assert "root cannot own a session" in said
     assert logged and "very-secret" not in f"{logged}{said}"

@@ -346,14 +346,14 @@ def test_nobody_enters_the_session_of_another_user(demo: Demo) -> None:
         ([role("main", "docker-archive:/mnt/shared/none.tar")], {}, "there is no image /mnt/shared/none.tar"),
         ([role("main", mounts=["/etc:/etc"])], {}, "the mount of /etc is not allowed"),
         ([role("main")], {"session_partition": "none"}, "Slurm refuses the session"),
-        (DEMO, {}, "There is a session 'demo' already"),
+        (DEMO, {}, "There is already a session 'demo'"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_starts(
     demo: Demo, roles: list[dict[str, object]], more: dict[str, object], said: str
 ) -> None:
     before = by("alice", "squeue", "--noheader", "--format=%A")
-    if said != "There is a session 'demo' already":
+    if said != "There is already a session 'demo'":
         more = {**more, "session_name": "wrong"}
     printed = start("alice", roles, check=False, **more)
     assert printed.startswith("gpumesh-session: ") and said in printed, printed

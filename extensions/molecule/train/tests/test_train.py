@@ -61,7 +61,7 @@ def test_an_undisturbed_run_has_one_attempt(lab: TrainLab) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nodes", "5", "--", "true"], "The run asks for 5 nodes, and 4 can be used"),
+        (["--nodes", "5", "--", "true"], "The run requests 5 nodes, but only 4 can be used"),
         (["--nodes", "2", "--", "python9"], "t4 has no command python9"),
         (["--run-dir", "/root/runs", "--", "true"], "/root/runs/other is not on a shared volume"),
         (["--gpus-per-node", "8", "--", "true"], "Slurm refuses the job"),

@@ -75,7 +75,7 @@ def test_a_container_has_the_gpus_of_its_step_and_no_others() -> None:
         "--device=nvidia.com/gpu=3",
     ]
     assert container.own_gpus({"SLURM_STEP_GPUS": "1"}, 0) == []
-    with pytest.raises(HostStateError, match="Slurm has given 0 GPUs to a container that asks for 2"):
+    with pytest.raises(HostStateError, match="Slurm has allocated 0 GPUs to a container that requests 2"):
         container.own_gpus({"SLURM_JOB_GPUS": "0,1"}, 2)
 
 
@@ -147,7 +147,7 @@ def test_images_are_not_kept_where_others_could_replace_them(top: Path) -> None:
 
 def test_a_user_without_subordinate_ids_is_told_what_to_do(top: Path) -> None:
     (top / "subuid").write_text("other:100000:65536\n")
-    with pytest.raises(HostStateError, match=f"{ME} has no subordinate user ids"):
+    with pytest.raises(HostStateError, match=f"{ME} has no subordinate user IDs"):
         container.prepare(there, job.encode(parsed()), 7, here(top), "")
 
 
@@ -158,7 +158,7 @@ def test_gpus_need_the_description_of_nvidias_toolkit(top: Path, monkeypatch: py
     (top / "cdi" / "net.yaml").write_text('kind: "vendor.com/net"\n')
     (top / "cdi" / "nvidia.yaml.old").write_text('kind: "nvidia.com/gpu"\n')
     word = job.encode(parsed(gpus=1))
-    with pytest.raises(HostStateError, match="no description of its GPUs") as refused:
+    with pytest.raises(HostStateError, match="no CDI specification of its GPUs") as refused:
         container.prepare(there, word, 7, here(top), "")
     assert "Install nvidia-container-toolkit, and run: nvidia-ctk cdi generate" in refused.value.remedy
     (top / "cdi" / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
@@ -187,7 +187,7 @@ def test_only_podman_needs_subordinate_ids_and_only_it_gives_gpus(top: Path, mon
     monkeypatch.setattr(runtime_charliecloud.tree, "has", lambda *_given: True)
     given = here(top, "charliecloud")
     assert container.prepare(there, job.encode(parsed()), 7, given, "") == 0
-    with pytest.raises(HostStateError, match="get no GPUs. Have the administrator set session_runtime: podman"):
+    with pytest.raises(HostStateError, match="get no GPUs. Ask the administrator to set session_runtime: podman"):
         container.prepare(there, job.encode(parsed(gpus=1)), 7, given, "")
     runtime.refuse(parsed(gpus=1), here(top))
     with pytest.raises(InputError, match="session_roles: main: with session_runtime=charliecloud, containers get no"):
@@ -195,7 +195,7 @@ def test_only_podman_needs_subordinate_ids_and_only_it_gives_gpus(top: Path, mon
 
 
 def test_a_folder_that_a_node_lacks_is_told_before_anything_is_fetched(top: Path) -> None:
-    with pytest.raises(HostStateError, match=f"has no {top}/none. Mount what is there on all nodes"):
+    with pytest.raises(HostStateError, match=f"has no {top}/none. Mount or create it on all nodes"):
         container.prepare(there, job.encode(parsed(mounts=[f"{top}/none:/data"])), 7, here(top), "")
 
 
@@ -211,7 +211,7 @@ def test_the_log_is_beside_the_images_of_the_user() -> None:
         ("starting\nthere is no data.\n\n", "there is no data."),
         # What srun adds where it runs the container.
         ("there is no data\nsrun: error: s2: task 0: Exited with exit code 3\n", "there is no data."),
-        ("srun: error: s2: task 0: Killed\n", "it has printed no error."),
+        ("srun: error: s2: task 0: Killed\n", "it printed no error."),
     ],
 )
 def test_the_reason_is_the_last_line_of_the_container(text: str, last: str) -> None:

@@ -40,7 +40,7 @@ def test_ports_that_cannot_be_forwarded(ports: Any) -> None:
 
 
 def test_a_session_without_a_network_of_its_own_has_the_ports_of_its_node() -> None:
-    with pytest.raises(InputError, match="network of its own"):
+    with pytest.raises(InputError, match="session_network=private"):
         session([8888], network="host")
 
 

@@ -46,7 +46,7 @@ def test_a_host_that_can_have_sessions_is_left_as_it_was() -> None:
 
 def test_a_host_without_vxlan() -> None:
     kernel = Kernel("Error: Unknown device type.\n")
-    with pytest.raises(HostStateError, match="n3: the kernel makes no VXLAN device: Error: Unknown") as refused:
+    with pytest.raises(HostStateError, match="n3: the kernel cannot create a VXLAN device: Error: Unknown") as refused:
         install.refuse_unfit(kernel, "n3")
     assert "set session_enabled: false for n3" in refused.value.remedy
     assert kernel.spaces == set()
@@ -55,7 +55,7 @@ def test_a_host_without_vxlan() -> None:
 @pytest.mark.parametrize("name", ["max", "clone"])
 def test_a_host_without_user_namespaces(limits: Path, name: str) -> None:
     (limits / name).write_text("0\n")
-    with pytest.raises(HostStateError, match="n3: users cannot make user namespaces"):
+    with pytest.raises(HostStateError, match="n3: unprivileged users cannot create user namespaces"):
         install.refuse_unfit(Kernel(), "n3")
 
 

@@ -96,7 +96,7 @@ def test_a_job_that_has_fewer_nodes_than_its_session_needs(top: Path, monkeypatc
     settings = Settings("n2", "n1", "eth0", {}, ["10.192.0.0/10"], [], True, [], [], [], "/x")
     given = {"SLURM_JOB_ID": "5", "SLURM_JOB_UID": "2001", node.VARIABLE: "-;demo;main,sub;1,0+0,1"}
     node.prolog(lambda *_argv, **_options: Completed(0, "", ""), settings, given)
-    with pytest.raises(HostStateError, match="n2: The session needs 2 nodes, and its job has 0"):
+    with pytest.raises(HostStateError, match="n2: The session needs 2 nodes, but its job has 0"):
         node.read_plan(5)
 
 

@@ -45,7 +45,7 @@ def start(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]], first: in
 
 
 def test_the_later_one_steps_back(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]]) -> None:
-    with pytest.raises(InputError, match="There is a session 'demo' already"):
+    with pytest.raises(InputError, match="There is already a session 'demo'"):
         start(monkeypatch, cancelled, 7)
     assert cancelled == [["scancel", "8"]]
 
@@ -96,9 +96,9 @@ def test_an_image_that_is_not_there_is_refused(
 
 def test_a_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch, cancelled: list[list[str]]) -> None:
     said = refused(monkeypatch, "docker.io/library/x:1", queued(7))
-    assert "There is a session 'demo' already. Choose another name, or: gpumesh-session stop demo" in said
+    assert "There is already a session 'demo'. Choose another name, or: gpumesh-session stop demo" in said
 
 
 def test_root_has_no_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "A session cannot be root's" in refused(monkeypatch, "docker.io/library/x:1")
+    assert "root cannot own a session" in refused(monkeypatch, "docker.io/library/x:1")

@@ -90,7 +90,7 @@ def test_who_enters_finds_the_container_by_its_state(place: runtime.Place) -> No
 
     known = runtime_slurm.Slurm(run)
     assert not known.runs(place) and asked == []
-    with pytest.raises(HostStateError, match="does not run any more"):
+    with pytest.raises(HostStateError, match="no longer running"):
         known.enter(place, ["sh"], False)
     (Path(place.run) / "crun" / "n2.alice.7.4.0").mkdir(parents=True)
     assert known.runs(place)

@@ -212,7 +212,7 @@ def test_a_log_that_cannot_be_opened_is_told_in_the_comment_of_the_job(
 
 def test_a_session_that_cannot_be_read_is_told_there_too(top: Path) -> None:
     status, (told,) = batch(top, word="e30=")
-    assert (status, told.partition(".")[0]) == (1, "failed session_name '' is not a name of a session")
+    assert (status, told.partition(".")[0]) == (1, "failed session_name '' is an invalid session name")
 
 
 def test_slurm_writes_no_log(top: Path) -> None:

@@ -68,15 +68,15 @@ def test_the_page_names_what_is_slow_and_needs_nothing_else(tmp_path: Path, caps
     assert trace(tmp_path) == 0
     said = capsys.readouterr().out
     assert "  30.0 ms of which are lost because rank 2 on n3 is slower than the others\n" in said
-    assert "  slow link: rank 1 → rank 2, 92.0 Mbit/s, 0.20 ms there and back\n" in said
+    assert "  slow link: rank 1 → rank 2, 92.0 Mbit/s, round trip 0.20 ms\n" in said
     found = page(tmp_path / "report.html")
     for words in (
         "A step takes 102.0 ms, 30.0 ms of which are lost because rank 2 on n3 is slower than the others",
         "Rank 2 on n3 holds the others up",
-        "the program's own takes 30.0 ms longer",
+        "the program's own time is 30.0 ms longer",
         "The link rank 1 on n2 → rank 2 on n3 is slow",
         "The others carry about 9.4 Gbit/s",
-        "No collective ends on a rank before another one has begun it",
+        "No collective ends on a rank before all others have begun it",
     ):
         assert words in found.text, words
     assert all(target.startswith("#") for target in found.targets)
@@ -123,7 +123,7 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
         "timeline.json.gz",
     ]
     text = page(tmp_path / "both" / "report-2.html").text
-    assert "are in report-2.json beside" in text
+    assert "are in report-2.json" in text
     assert "A step of b takes 29 % less time than a step of a" in text
     assert "102.0 ms → 72.0 ms −29 %" in text and "a: Rank 2 on n3 holds the others up" in text
 
@@ -184,7 +184,7 @@ def test_of_too_many_events_the_longest_are_kept(
     found = [event for event in written if event["ph"] == "X" and event["tid"]]
     assert 400 <= len(found) <= 450 and len(written) <= 600
     assert {event["name"] for event in found} >= {"ProfilerStep#3", "aten::linear", "gloo:all_reduce"}
-    assert "are left out of the time line" in page(tmp_path / "report.html").text
+    assert "are left out of the timeline" in page(tmp_path / "report.html").text
 
 
 def test_the_number_of_events_is_kept_with_many_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def doubtful(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> str
 def test_ranks_without_a_trace_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Scene().write(tmp_path, only=range(3))
     assert "clocks agree within" in doubtful(tmp_path, capsys, "1 rank has no trace")
-    assert "There is none of rank 3." in page(tmp_path / "report.html").text
+    assert "These are missing: rank 3." in page(tmp_path / "report.html").text
     # The slow one is among them.
     Scene(ranks=8, more_own={1: 30.0}).write(tmp_path / "b", only=range(2, 8))
     doubtful(tmp_path / "b", capsys, "2 ranks have no trace")
@@ -302,7 +302,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "There is no run and no directory" in refused(capsys, "nano", "--run-dir", tmp_path)
+    assert "There is neither a run nor a directory" in refused(capsys, "nano", "--run-dir", tmp_path)
     assert "There is no trace in" in refused(capsys, tmp_path)
     (tmp_path / "rank-0.qdstrm").touch()
     assert "has reports of Nsight Systems" in refused(capsys, tmp_path)

@@ -75,7 +75,7 @@ def test_it_says_which_nodes_are_left_out_and_why() -> None:
     unfit = {"n2": "is drained: gpumesh health: health.gpu_ecc: 12 errors", "n4": "does not answer"}
     assert left_out(attempts, ["n1", "n2", "n3"], unfit) == [
         "n2 is drained: gpumesh health: health.gpu_ecc: 12 errors",
-        "n3 is not used any more: it has failed 3 times in this run",
+        "n3 is no longer used: it has failed 3 times in this run",
     ]
     assert left_out(attempts[:2], ["n1", "n3"], {}) == []
 

@@ -60,7 +60,7 @@ def test_only_who_failed_is_examined_and_who_is_unhealthy_is_left_out() -> None:
     assert asking.unfit == {
         "n2": "is unhealthy: health.gpu_ecc: Uncorrected memory errors: GPU 3: 12",
         "n3": "is drained: gpumesh health: health.gpu_ecc: 12 errors",
-        "n5": "is unhealthy: its health could not be looked at: 'srun' did not end within 30 s",
+        "n5": "is unhealthy: its health could not be checked: 'srun' did not end within 30 s",
         "n6": "does not answer",
     }
 

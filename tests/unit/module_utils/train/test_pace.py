@@ -83,7 +83,7 @@ def test_a_rank_without_a_processor_is_named_within_a_minute_and_no_more_when_it
     run.run(60, step=1.5)
     ((at, named),) = run.named
     assert at - began <= 40
-    assert (named.rank, named.node) == (2, "n3") and "without a processor" in named.detail
+    assert (named.rank, named.node) == (2, "n3") and "waiting for a processor" in named.detail
     assert began - 10 < named.since - WALL < began + 10
     # Measured against the earlier pace.
     assert named.cost == pytest.approx(2 / 3, abs=0.1)
@@ -113,7 +113,7 @@ def test_who_does_not_wait_is_who_the_others_wait_for() -> None:
     run.run(50)
     ((_at, named),) = run.named
     assert (named.rank, named.node) == (3, "n4") and 0.3 < named.cost < 0.6
-    assert "the others wait for it 4" in named.detail and "without a processor" in named.detail
+    assert "the others wait for it 4" in named.detail and "waiting for a processor" in named.detail
 
 
 def test_a_program_that_says_that_nobody_waits_is_believed() -> None:
@@ -156,7 +156,7 @@ def test_a_node_far_away_is_named_when_steps_take_longer_since_then(node: str) -
     ((at, named),) = run.named
     assert at - began <= 40
     assert (named.rank, named.node, named.cost) == (None, node, pytest.approx(0.5, abs=0.1))
-    assert "its connections take 1" in named.detail
+    assert "its round trips take 1" in named.detail
 
 
 def test_what_was_far_away_from_the_start_or_costs_nothing_is_not_named() -> None:

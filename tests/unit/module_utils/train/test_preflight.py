@@ -54,14 +54,16 @@ def slurm(states: str) -> Any:
 
 def test_nodes_that_cannot_be_used_are_named_with_their_state() -> None:
     states = "n1|idle\nn2|drained\nn3|down*\n"
-    with pytest.raises(HostStateError, match=r"asks for 2 nodes, and 1 can be used \(n2 is drained, n3 is down\*\)"):
+    with pytest.raises(
+        HostStateError, match=r"requests 2 nodes, but only 1 can be used \(n2 is drained, n3 is down\*\)"
+    ):
         preflight.usable(slurm(states), REQUEST)
     assert preflight.usable(slurm(states), REQUEST._replace(nodes=1)) == ["n1"]
 
 
 def test_nodes_that_were_left_out_do_not_count() -> None:
     request = REQUEST._replace(sbatch=("--exclude=n[2-3]",))
-    with pytest.raises(HostStateError, match="and 1 can be used"):
+    with pytest.raises(HostStateError, match="but only 1 can be used"):
         preflight.usable(slurm("n1|idle\nn2|idle\nn3|idle\n"), request)
 
 

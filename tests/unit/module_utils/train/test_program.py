@@ -234,7 +234,7 @@ def test_a_run_that_is_started_with_the_variables_of_one_does_not_end_itself(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--nodes", "2", "--", "true"], "The run asks for 2 nodes, and 1 can be used"),
+        (["--nodes", "2", "--", "true"], "The run requests 2 nodes, but only 1 can be used"),
         (["--run-dir", "/proc", "--", "true"], "/proc/nano is not on a shared volume"),
         (["--sbatch", "--time=5", "--", "true"], "'--time=5' cannot be passed to sbatch"),
         ([], "There is no command to run"),
@@ -270,7 +270,7 @@ def test_a_run_whose_code_cannot_be_copied_is_none(host: Host) -> None:
     host.runs.mkdir()
     (host.runs / "nano").mkdir()
     done = host.start("", "--code", "lib")
-    assert done.returncode == 2 and "is there, and has no run in it" in done.stderr
+    assert done.returncode == 2 and "exists but contains no run" in done.stderr
 
 
 def test_the_ranks_find_a_copy_of_the_data_that_was_made_before(host: Host) -> None:
@@ -292,7 +292,7 @@ def test_a_run_whose_data_cannot_be_copied_says_why(host: Host) -> None:
     done = host.start("", "--stage", "data", "--stage-dir", str(host.folder / "open"))
     assert done.returncode == 1, done.stdout + done.stderr
     assert host.kinds == ["node"] * 3
-    assert "0 of the 1 nodes that it needs are left" in host.run["detail"] and "not available" in host.run["detail"]
+    assert "0 of the 1 required nodes are left" in host.run["detail"] and "not available" in host.run["detail"]
     assert "is open to other users" in host.run["attempts"][0]["cause"]["detail"]
     assert host.run["attempts"][0]["cause"]["node"] == "n1"
 
@@ -339,7 +339,7 @@ def test_nsight_systems_must_be_on_each_node(host: Host) -> None:
     (host.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do true; done; exec /bin/sh -c "$last"\n')
     refused = host.start("", "--profile", "nsys")
     assert refused.returncode == 2, refused.stdout
-    assert "n1 has no command nsys. Install the package nsight-systems of Debian's non-free" in refused.stderr
+    assert "n1 has no command nsys. Install the package nsight-systems from Debian's non-free section" in refused.stderr
     assert not (host.folder / "job").exists() and not host.runs.exists()
     (host.folder / "bin" / "nsys").write_text(
         '#!/bin/sh\nwhile case $1 in */python*) false;; esac; do shift; done; exec "$@"\n'

@@ -26,8 +26,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.train.shapes impor
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train.watch import Watch
 
-SLOW = Straggler(1, "n2", 1000.0, 0.51, "ready to run, but without a processor 70% of the time")
-PAST = Straggler(None, "n3", 1000.0, 0.3, "its connections take 100 ms, and took 0.2 ms before", until=1090.0)
+SLOW = Straggler(1, "n2", 1000.0, 0.51, "ready to run, but waiting for a processor 70% of the time")
+PAST = Straggler(None, "n3", 1000.0, 0.3, "its round trips take 100 ms, up from 0.2 ms", until=1090.0)
 RUN = Run("nano", "running", job=41, attempts=(Attempt(1, 41, ("n1", "n2", "n3"), 3, "n1", 900.0),))
 REQUEST = Request(name="nano", command=["true"], folder="/x/nano", nodes=3)
 
@@ -38,11 +38,11 @@ def with_stragglers(*stragglers: Straggler) -> Run:
 
 def test_a_straggler_is_in_the_line_while_it_is_one_and_among_the_attempts_afterwards() -> None:
     shown = show.full(REQUEST, with_stragglers(SLOW, PAST), 1200.0).splitlines()
-    words = "rank 1 on n2 slows the run down by about 51%: ready to run, but without a processor 70% of the time"
+    words = "rank 1 on n2 slows the run down by about 51%: ready to run, but waiting for a processor 70% of the time"
     assert shown[0] == f"nano: job 41 on n1, n2, n3 · {words}"
     assert shown[-2:] == [
         f"     {words} (for 3 min)",
-        "     n3 slows the run down by about 30%: its connections take 100 ms, and took 0.2 ms before (for 90 s)",
+        "     n3 slows the run down by about 30%: its round trips take 100 ms, up from 0.2 ms (for 90 s)",
     ]
 
 

@@ -111,7 +111,7 @@ def test_a_file_that_changes_all_the_time_is_refused_and_nothing_stays(
         return real(descriptor, *rest)
 
     monkeypatch.setattr(os, "lseek", seek)
-    with pytest.raises(HostStateError, match=r"train.py changes while it is copied"):
+    with pytest.raises(HostStateError, match=r"train.py keeps changing"):
         taken(source, folder)
     assert list(folder.iterdir()) == []
 
@@ -119,7 +119,9 @@ def test_a_file_that_changes_all_the_time_is_refused_and_nothing_stays(
 def test_what_is_too_large_is_refused_with_what_is_large_in_it(source: Path) -> None:
     with (source / "weights.bin").open("wb") as stream:
         stream.truncate(300 << 20)
-    with pytest.raises(InputError, match=r"has 300 MiB, more than the 256 MiB .*\(weights.bin 300 MiB, .*--code-limit"):
+    with pytest.raises(
+        InputError, match=r"has 300 MiB, more than the limit of 256 MiB .*\(weights.bin 300 MiB, .*--code-limit"
+    ):
         snapshot.check(str(source), ["python3"], "/", snapshot.LIMIT)
     snapshot.check(str(source), ["python3"], "/", 301)
 
@@ -127,7 +129,7 @@ def test_what_is_too_large_is_refused_with_what_is_large_in_it(source: Path) -> 
 def test_a_file_that_grows_after_that_is_refused(source: Path, folder: Path) -> None:
     with (source / "log").open("wb") as stream:
         stream.truncate(2 << 20)
-    with pytest.raises(InputError, match="has grown meanwhile"):
+    with pytest.raises(InputError, match="has grown in the meantime"):
         snapshot.take(str(source), str(folder), 1)
     assert list(folder.iterdir()) == []
 

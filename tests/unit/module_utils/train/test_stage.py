@@ -217,7 +217,7 @@ def test_a_disk_that_returns_other_data_is_found(node: Node, monkeypatch: pytest
     monkeypatch.setattr(os, "write", lambda descriptor, part: write(descriptor, b"\xff" * len(part)))
     found = node.bring()
     assert isinstance(found.failure, HostStateError)
-    assert "returns other data than was written" in failure(found)
+    assert "returns different data than was written" in failure(found)
 
 
 def test_a_disk_that_runs_full_is_named_and_freed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

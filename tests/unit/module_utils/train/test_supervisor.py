@@ -100,7 +100,7 @@ def test_a_job_with_time_for_a_checkpoint_alone_submits_no_other(
     made = supervisor.Supervisor(folder, supervisor.Post("/bin/x", 41, "token", "n1", ["n1"]), slurm)
     assert made.supervise() == (1 if state == "failed" else 0)
     assert (folder.read().state, slurm.asked) == (state, ["squeue"])
-    assert ("90 s are kept for a checkpoint" in folder.read().detail) == (state == "failed")
+    assert ("90 s are reserved for a checkpoint" in folder.read().detail) == (state == "failed")
 
 
 #: As Slurm 24.11 shows jobs: running, in the grace time of a preemption, requeued after it, and cancelled.

@@ -66,7 +66,7 @@ def test_a_silent_node_is_named_but_not_one_whose_ranks_have_ended(watch: Watch)
         watch.hear(beat(0), float(now))
     watch.hear(said("gone", "n2"), 15.0)
     assert watch.silent(29.0) == ["n3"]
-    watch.lost["n3"] = "does not answer any more"
+    watch.lost["n3"] = "no longer responds"
     cause = watch.verdict(29.0)
     assert cause is not None and (cause.kind, cause.node) == ("node", "n3")
 
@@ -97,7 +97,7 @@ def test_one_that_hangs_when_all_others_have_ended_is_to_blame(watch: Watch) -> 
     assert watch.asks(72.0)
     cause = watch.verdict(78.0)
     assert cause is not None and (cause.kind, cause.rank) == ("hang", 1)
-    assert cause.detail == "rank 1 on n2 is still running, and all others have ended"
+    assert cause.detail == "rank 1 on n2 is still running, although all others have ended"
 
 
 def test_a_step_in_the_meantime_ends_the_suspicion(watch: Watch) -> None:
@@ -131,7 +131,7 @@ def test_where_a_node_has_fallen_silent_nobody_is_blamed_until_it_is_known(watch
     watch.hear(beat(0, 5), 14.5)
     assert watch.verdict(14.5) is None
     assert watch.silent(14.5) == ["n3"]
-    watch.lost["n3"] = "does not answer any more"
+    watch.lost["n3"] = "no longer responds"
     cause = watch.verdict(14.6)
     assert cause is not None and (cause.kind, cause.node) == ("node", "n3")
 
@@ -183,8 +183,8 @@ def test_the_ranks_start_when_all_nodes_have_the_data() -> None:
 
 
 def test_a_full_disk_is_the_nodes_and_missing_data_is_not(watch: Watch) -> None:
-    watch.hear(said("failed", "n2", reason="cannot have the data: no room", of_node=True), 2.0)
-    assert watch.verdict(2.0) == Cause("node", "n2 cannot have the data: no room", None, "n2")
+    watch.hear(said("failed", "n2", reason="cannot copy the data: no room", of_node=True), 2.0)
+    assert watch.verdict(2.0) == Cause("node", "n2 cannot copy the data: no room", None, "n2")
     # The next attempt is on another node.
     assert set(watch.lost) - watch.alive == {"n2"}
 
