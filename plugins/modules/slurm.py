@@ -158,7 +158,10 @@ options:
     type: path
     default: /var/log/slurm
   settings:
-    description: Settings for C(slurm.conf). They take precedence over those of this module; null removes one.
+    description:
+      - Settings for C(slurm.conf). They take precedence over those of this module; null removes one.
+      - C(SlurmctldParameters), C(DebugFlags) and C(SchedulerParameters) keep the words that this module needs, in
+        addition to yours. null removes them as well, except C(enable_configless).
     type: dict
     default: {}
   partitions:

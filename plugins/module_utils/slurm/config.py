@@ -62,6 +62,10 @@ RESTART_KEYS = frozenset(
 #: From this version on, a host without control groups can declare that; in earlier ones, the plugin for version 1 does
 #: no harm there. EnableControllers is also rejected by 22.05.
 _CGROUP_KEYS_SINCE = (23, 11, 0)
+#: Lists whose words are switches of their own. The user's words do not replace the ones that we need.
+_SWITCHES = frozenset(("debugflags", "schedulerparameters", "slurmctldparameters"))
+#: Without it, the controller refuses to send any node its configuration.
+_CONFIGLESS = "enable_configless"
 #: Slurm accepts one of these.
 _DEFAULT_MEMORY = frozenset(("defmempercpu", "defmempergpu", "defmempernode"))
 _MEMORY_STEP = 64
@@ -160,7 +164,8 @@ def documents(request: Request, host: SlurmHost, folder: str, former: str = "") 
 
 
 def _slurm_conf(request: Request, host: SlurmHost, folder: str) -> List[str]:
-    settings = conf.merge(cluster_settings(request, host), request.settings)
+    ours = cluster_settings(request, host)
+    settings = conf.merge(ours, with_switches(ours, request.settings))
     lines = conf.render(settings)
     lines.append(f"Include {os.path.join(folder, 'node/slurm.conf')}")
     lines += [
@@ -183,7 +188,7 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         "SlurmctldHost": f"{host.hostname}({request.controller})",
         "SlurmUser": "slurm",
         "AuthType": "auth/munge",
-        "SlurmctldParameters": ["enable_configless"],
+        "SlurmctldParameters": [_CONFIGLESS],
         "StateSaveLocation": request.state_folder,
         "SlurmdSpoolDir": request.spool_folder,
         "SlurmctldLogFile": os.path.join(request.log_folder, "slurmctld.log"),
@@ -206,7 +211,7 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         # RDMA needs locked memory, and the limit of the submitting shell is low.
         "PropagateResourceLimitsExcept": "MEMLOCK",
         # The included files intentionally differ between hosts.
-        "DebugFlags": "NO_CONF_HASH",
+        "DebugFlags": ["NO_CONF_HASH"],
     }
     if host.memory and not _DEFAULT_MEMORY.intersection(key.lower() for key in request.settings):
         settings["DefMemPerCPU"] = default_memory(host)
@@ -229,6 +234,26 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         settings["AccountingStorageTRES"] = "gres/gpu"
         settings["JobAcctGatherFrequency"] = 30
     return settings
+
+
+def with_switches(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Dict[str, Any]:
+    """The user's settings, with our words added to lists of switches.
+
+    null removes our words like any other setting of ours, except the one without which there is no cluster.
+    """
+    switches = {key.lower(): words for key, words in ours.items() if key.lower() in _SWITCHES}
+    found = dict(theirs)
+    for key, value in theirs.items():
+        wanted = switches.get(key.lower(), ())
+        if value is None:
+            found[key] = [word for word in wanted if word == _CONFIGLESS] or None
+            continue
+        text = conf.value_text(key, value)
+        given = [word.strip().lower() for word in text.split(",")]
+        missing = [word for word in wanted if word.lower() not in given]
+        if missing:
+            found[key] = ",".join([*([text] if text else []), *missing])
+    return found
 
 
 def default_memory(host: SlurmHost) -> int:

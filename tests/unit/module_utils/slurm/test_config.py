@@ -98,6 +98,32 @@ def test_the_user_wins_in_whatever_case() -> None:
     assert "proctracktype" not in conf.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        ({"SlurmctldParameters": "idle_on_node_suspend"}, "idle_on_node_suspend,enable_configless"),
+        ({"slurmctldparameters": ["a", "Enable_Configless"]}, "a,Enable_Configless"),
+        # Without this word, no node gets its configuration.
+        ({"SlurmctldParameters": None}, "enable_configless"),
+        ({"SlurmctldParameters": []}, "enable_configless"),
+        ({"DebugFlags": ["Steps", "Gres"]}, "Steps,Gres,NO_CONF_HASH"),
+        ({"debugflags": " Steps , no_conf_hash"}, "Steps , no_conf_hash"),
+        ({"DebugFlags": None}, None),
+        ({"SchedulerParameters": "bf_max_job_test=1000"}, "bf_max_job_test=1000,nohold_on_prolog_fail"),
+        ({"SchedulerParameters": None}, None),
+        # Other lists are the user's alone.
+        ({"PrologFlags": "X11"}, "X11"),
+    ],
+)
+def test_lists_of_the_user_keep_the_words_that_we_need(settings: dict[str, Any], written: str | None) -> None:
+    (key,) = settings
+    assert served(settings=settings, prolog="/usr/local/sbin/check").get(key.lower()) == written
+
+
+def test_lists_of_the_user_get_only_words_that_we_set() -> None:
+    assert served(settings={"SchedulerParameters": "defer"})["schedulerparameters"] == "defer"
+
+
 def test_the_nodes_are_checked_by_the_program_that_is_given() -> None:
     assert not [key for key in served() if key.startswith("healthcheck") or key == "prolog"]
     settings = served(health_check="/usr/local/sbin/check", health_check_interval=60)
@@ -418,9 +444,10 @@ def test_a_redefinition_that_was_cut_off_is_still_due() -> None:
         assert (planned.node_changed, planned.redefined) == (False, False)
 
 
-def test_the_slurmd_that_runs(tmp_path: Path) -> None:
-    argv = (
-        "slurmd",
+@pytest.mark.parametrize("comm", ["slurmd", "slurmd-wlm", "exe"], ids=["started", "reconfigured", "by its link"])
+def test_the_slurmd_that_runs(tmp_path: Path, comm: str) -> None:
+    """Debian's slurmd is a link to slurmd-wlm, and 24.11 executes itself again when it is reconfigured."""
+    options = (
         "--systemd",
         "-Z",
         "-N",
@@ -430,20 +457,21 @@ def test_the_slurmd_that_runs(tmp_path: Path) -> None:
         "--conf",
         "NodeAddr=10.99.0.1 Gres=gpu:2",
     )
-    for pid, comm, uid, name, contained in (
-        (7, "slurmd", 1000, "n1", ""),
-        (8, "sshd", 0, "n1", ""),
+    for pid, called, program, uid, name, contained in (
+        (7, comm, "/usr/sbin/slurmd", 1000, "n1", ""),
+        (8, "sshd", "sshd", 0, "n1", ""),
         # In a container on this host.
-        (88, "slurmd", 0, "n1", "\t12"),
-        (9, "slurmd", 0, "n1", ""),
-        (10, "slurmd", 0, "n2", ""),
+        (88, comm, "/usr/sbin/slurmd", 0, "n1", "\t12"),
+        (9, comm, "/usr/sbin/slurmd", 0, "n1", ""),
+        (10, comm, "/usr/sbin/slurmd", 0, "n2", ""),
     ):
         folder = tmp_path / "proc" / str(pid)
         folder.mkdir(parents=True)
-        (folder / "comm").write_text(f"{comm}\n")
+        (folder / "comm").write_text(f"{called}\n")
         ids = "\t".join([str(uid)] * 4)
         (folder / "status").write_text(f"Name:\tslurmd\nUid:\t{ids}\nNSpid:\t{pid}{contained}\n")
-        (folder / "cmdline").write_text("\0".join(argv).replace("n1", name).replace("gpu:2", f"gpu:{pid}") + "\0")
+        words = "\0".join([program, *options, ""])
+        (folder / "cmdline").write_text(words.replace("n1", name).replace("gpu:2", f"gpu:{pid}"))
     assert running_options(Tree(str(tmp_path)), "n1") == {
         "-N": "n1",
         "--conf-server": "10.99.0.1",
