@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from ansible.errors import AnsibleError
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, SLURM
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
@@ -46,6 +50,8 @@ class ActionModule(HostAction):
             parameters = slurm.configured(record, self.machine, options)
         else:
             parameters = slurm.served(record, options, given["restart"])
+        if parameters.get("serve"):
+            parameters.update(slurm.gres_types(record, self._gres(record)))
         result = run_slurm(self, {"state": state, **parameters})
         if state == "served" and result.get("withdrawn"):
             self._withdraw(result["withdrawn"])
@@ -54,6 +60,19 @@ class ActionModule(HostAction):
             removed = self.module("gpumesh.cluster.session", {"state": "absent"})
             result["changed"] = result["changed"] or removed["changed"]
         return result
+
+    def _gres(self, record: model.Record) -> dict[str, Any]:
+        """The variable slurm_gres of the members, whether they are in the play or not.
+
+        Without those that are not in this inventory, or have a template that needs facts of that host.
+        """
+        variables = self.variables["hostvars"]
+        found = {}
+        for machine in (member["machine"] for member in record["members"]):
+            if machine in variables:
+                with suppress(AnsibleError):
+                    found[machine] = variables[machine].get("slurm_gres")
+        return found
 
     def _withdraw(self, files: Sequence[str]) -> None:
         """Stop the services that are no longer wanted, and remove their files.

@@ -182,6 +182,15 @@ options:
         mappings. C(gpu) replaces the detected GPUs; an empty list means that there are none.
     type: dict
     default: {}
+  gres_types:
+    description: The names of GRES of other members, which the controller has to know.
+    type: list
+    elements: str
+    default: []
+  keep_gres_types:
+    description: Whether the controller keeps the names of GRES that it knows, since O(gres_types) may be incomplete.
+    type: bool
+    default: false
   plugins:
     description: The paths of SPANK plugins that slurmd and srun load, the same on all hosts. Missing ones are skipped.
     type: list
@@ -358,6 +367,9 @@ def _configure(module: AnsibleModule, values: Dict[str, Any], leave: Sequence[st
     present = configure.read_files(folder)
     host = read_host(run, Tree())
     request = config.Request(**{name: given[name] for name in config.Request._fields})
+    if given["keep_gres_types"]:
+        known = config.gres_types_in(present["slurm.conf"])
+        request = request._replace(gres_types=[*request.gres_types, *known])
     runs = running_options(Tree(), given["machine"])
     wanted = config.documents(request, host, folder, config.definition_in(present[config.OPTIONS]) or "")
     planned = configure.plan(present, wanted, given["serve"], folder, runs, leave)
@@ -569,6 +581,8 @@ def main() -> None:
             "nodesets": {"type": "dict", "default": {}},
             "cgroup": {"type": "dict", "default": {}},
             "gres": {"type": "dict", "default": {}},
+            "gres_types": {"type": "list", "elements": "str", "default": []},
+            "keep_gres_types": {"type": "bool", "default": False},
             "plugins": {"type": "list", "elements": "str", "default": []},
             "containers": {"type": "bool", "default": False},
             "gpus": {"type": "int", "default": 0},

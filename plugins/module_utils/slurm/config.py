@@ -77,7 +77,7 @@ class Request(NamedTuple):
 
     ``plugins``: paths of those that each slurmd and srun load, the same on all hosts. ``containers``: whether crun runs
     those of ``srun --container``. ``gpus``: the number of GPUs that this host is known to have. With fewer, it is
-    defective, rather than a smaller machine.
+    defective, rather than a smaller machine. ``gres_types``: the names of GRES that other members may have.
     """
 
     cluster: str
@@ -104,6 +104,7 @@ class Request(NamedTuple):
     gpus: int = 0
     plugins: Sequence[str] = ()
     containers: bool = False
+    gres_types: Sequence[str] = ()
 
 
 #: Shell commands, as the user of the job, but with the environment of slurmd, in whose place crun would report to systemd.
@@ -200,7 +201,7 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         "SelectType": "select/cons_tres",
         # Unless memory is a resource, --mem does not set a limit.
         "SelectTypeParameters": "CR_Core_Memory",
-        "GresTypes": sorted({"gpu", *request.gres}),
+        "GresTypes": sorted({"gpu", *(name.lower() for name in (*request.gres, *request.gres_types))}),
         # A node that was rebooted or lost returns to service by itself; a drained one does not.
         "ReturnToService": 2,
         # After a network outage, the end of a step is reported to the controller a minute later. By then, a node with
@@ -254,6 +255,11 @@ def with_switches(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Dict[st
         if missing:
             found[key] = ",".join([*([text] if text else []), *missing])
     return found
+
+
+def gres_types_in(text: Optional[str]) -> List[str]:
+    """The names of GRES in a slurm.conf."""
+    return [name for name in conf.parse(text or "").get("grestypes", "").split(",") if name]
 
 
 def default_memory(host: SlurmHost) -> int:

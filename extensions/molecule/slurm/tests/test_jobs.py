@@ -74,7 +74,7 @@ def test_every_member_is_a_node_with_what_it_has(lab: Lab) -> None:
     assert {name: node.get("Gres", "(null)") for name, node in nodes.items()} == {
         "s1": "(null)",
         "s2": "gpu:2",
-        "s3": "(null)",
+        "s3": "nic:2",
         "s4": "gpu:fake:1",
     }
     for machine, node in nodes.items():

@@ -218,6 +218,21 @@ def test_gres(given_gres: dict[str, Any], gpu: Gpu | None, lines: list[str], dec
     assert found == config.Gres(lines, declared)
 
 
+def test_the_controller_knows_the_gres_of_all_members() -> None:
+    """It ignores those whose name is not in GresTypes."""
+    assert served()["grestypes"] == "gpu"
+    # As gres.conf and the node's definition have them.
+    assert served(gres={"NIC": {"Count": 2}})["grestypes"] == "gpu,nic"
+    assert served(gres={"nic": {"Count": 2}}, gres_types=["tape", "GPU", "nic"])["grestypes"] == "gpu,nic,tape"
+
+
+def test_the_gres_that_the_controller_knows() -> None:
+    assert config.gres_types_in(None) == []
+    assert config.gres_types_in("ClusterName=lab\n") == []
+    documents = config.documents(request(gres_types=["nic"]), HOST, FOLDER)
+    assert config.gres_types_in(documents.served["slurm.conf"]) == ["gpu", "nic"]
+
+
 def test_the_arguments_of_slurmd() -> None:
     made = config.documents(
         request(node={"Feature": ["nvlink", "ib"]}, settings={"SlurmctldPort": "6817-6820"}), HOST, FOLDER
