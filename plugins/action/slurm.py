@@ -42,6 +42,7 @@ class ActionModule(HostAction):
         sessions = session["enabled"]
         options["plugins"] = [PLUGIN] if sessions else []
         options["containers"] = sessions and session["runtime"] == SLURM
+        slurm.refuse_too_many(record, self.userspace_only, options)
         if state == "present":
             # The program of the checks is kept until the controller no longer tells the nodes to run it.
             keep = record["manager"] not in self.variables["ansible_play_batch"]

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ansible.module_utils.common.validation import check_type_dict
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config
 
@@ -77,6 +78,19 @@ def packages(programs: Sequence[str], manager: str) -> list[str]:
     parts = [part for part, needed in _PROGRAMS.items() if set(needed) & set(programs)]
     others = [program for program in programs if not any(program in needed for needed in _PROGRAMS.values())]
     return [*(name for part in parts for name in names[part]), *others]
+
+
+def refuse_too_many(record: model.Record, userspace_only: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raise InputError if the members are more nodes than the controller accepts: it would ignore the last ones."""
+    nodes = [member["machine"] for member in record["members"] if member["machine"] not in userspace_only]
+    if "maxnodecount" in (key.lower() for key in options["conf"]):
+        # The user's own setting takes precedence.
+        return
+    if len(nodes) > options["max_nodes"]:
+        raise InputError(
+            f"Cluster '{record['name']}' has {len(nodes)} nodes, and slurm_max_nodes is {options['max_nodes']}.",
+            "Increase slurm_max_nodes.",
+        )
 
 
 def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:

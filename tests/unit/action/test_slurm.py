@@ -110,6 +110,18 @@ def test_the_manager_is_told_of_the_gres_of_all_members(hostvars: dict[str, Any]
     assert not {"gres_types", "keep_gres_types"} & sent({}, hostvars=hostvars).keys()
 
 
+def test_more_nodes_than_the_controller_accepts_are_refused() -> None:
+    """It ignores the last ones, which would wait for it in vain."""
+    for state in ("present", "configured", "served"):
+        played = run({"state": state}, inventory_hostname="n1", slurm_max_nodes=1)
+        assert played.ran == []
+        assert played.result["msg"] == "Cluster 'lab' has 2 nodes, and slurm_max_nodes is 1. Increase slurm_max_nodes."
+    assert sent({}, slurm_max_nodes=2)["max_nodes"] == 2
+    # Members to which others cannot connect are not nodes.
+    assert sent({}, slurm_max_nodes=1, cluster_userspace_only=["n1"])["max_nodes"] == 1
+    assert sent({}, slurm_max_nodes=1, slurm_conf={"maxNodeCount": 2})["max_nodes"] == 1
+
+
 def test_a_template_that_cannot_be_resolved_is_not_an_empty_one() -> None:
     class Failing(dict[str, Any]):
         def get(self, name: str, default: Any = None) -> Any:
