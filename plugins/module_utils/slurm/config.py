@@ -269,7 +269,9 @@ def default_memory(host: SlurmHost) -> int:
     CPUs and memory are used up together, and a job with all CPUs has nearly all memory. It is rounded down, so that a
     few MB less with another kernel make no difference.
     """
-    return max(real_memory(host) // host.cpus // _MEMORY_STEP * _MEMORY_STEP, 1)
+    share = real_memory(host) // host.cpus
+    # A container may see many CPUs, and have little memory.
+    return max(share // _MEMORY_STEP * _MEMORY_STEP or share, 1)
 
 
 def real_memory(host: SlurmHost) -> int:
@@ -347,8 +349,11 @@ def _declared(name: str, entry: Mapping[str, Any]) -> str:
         count = str(keys["count"])
     elif keys.get("file"):
         count = str(len(expand(conf.value_text("File", keys["file"]))))
+    elif keys.get("multiplefiles"):
+        # The devices of a single resource, such as a MIG instance of a GPU.
+        count = "1"
     else:
-        raise InputError(f"slurm_gres: {name} has neither File nor Count.", "Give one of them.")
+        raise InputError(f"slurm_gres: {name} has neither File, MultipleFiles nor Count.", "Give one of them.")
     return ":".join(part for part in (name, str(keys.get("type") or ""), count) if part)
 
 

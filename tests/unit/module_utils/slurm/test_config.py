@@ -27,6 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import 
     may_bind,
     parse_cgroups,
     parse_version,
+    read_memory,
     running_options,
 )
 
@@ -146,6 +147,53 @@ def test_memory_is_given_out_by_the_share_of_a_cpu() -> None:
     assert served(settings={"DefMemPerCPU": 4000})["defmempercpu"] == "4000"
 
 
+def test_the_share_of_a_cpu_is_not_rounded_down_to_nothing() -> None:
+    """A container with little memory sees all CPUs of its machine."""
+    small = HOST._replace(memory=800, cpus=16)
+    assert config.default_memory(small) == 768 // 16
+    assert config.default_memory(HOST._replace(memory=8, cpus=16)) == 1
+
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("init", "groups", "limits", "memory"),
+    [
+        ("sshd", "0::/\n", {}, 24105),
+        ("sshd", "0::/\n", {"memory.max": "max"}, 24105),
+        ("sshd", "0::/\n", {"memory.max": f"{800 * MIB}"}, 800),
+        # It may be larger than the machine.
+        ("sshd", "0::/\n", {"memory.max": f"{99999 * MIB}"}, 24105),
+        # Only containers without systemd are limited in this way.
+        ("systemd", "0::/init.scope\n", {"memory.max": f"{800 * MIB}"}, 24105),
+        # Without a namespace, the container sees the whole tree.
+        ("sshd", "0::/pod/one\n", {"pod/memory.max": f"{700 * MIB}", "pod/one/memory.max": "max"}, 700),
+        ("sshd", "0::/../..\n", {"memory.max": f"{800 * MIB}"}, 800),
+        (
+            "sshd",
+            "5:cpu,cpuacct:/docker/a\n4:memory:/docker/a\n0::/docker/a\n",
+            {"memory/memory.limit_in_bytes": f"{800 * MIB}"},
+            800,
+        ),
+        ("sshd", "4:memory:/docker/a\n", {"memory/docker/a/memory.limit_in_bytes": f"{600 * MIB}"}, 600),
+        ("sshd", "4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712"}, 24105),
+        ("sshd", None, {}, 24105),
+    ],
+)
+def test_memory_is_what_the_container_may_use(
+    tmp_path: Path, init: str, groups: str | None, limits: dict[str, str], memory: int
+) -> None:
+    files = {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
+    files |= {"proc/1/comm": init, "proc/meminfo": f"MemTotal:  {24105 * 1024} kB\nMemFree: 1 kB\n"}
+    files |= {"proc/1/cgroup": groups} if groups is not None else {}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
+    assert read_memory(Tree(str(tmp_path))) == memory
+    assert read_memory(Tree(str(tmp_path / "nothing"))) == 0
+
+
 @pytest.mark.parametrize("key", ["DefMemPerGPU", "defmempernode"])
 def test_another_default_of_memory_is_the_only_one(key: str) -> None:
     assert "defmempercpu" not in served(settings={key: 1000})
@@ -173,7 +221,7 @@ def test_without_accounting() -> None:
         ({"settings": {"SchedulerParameters": "x" * 1100}}, "1024"),
         ({"partitions": {}}, "at least one partition"),
         ({"partitions": {"a b": {}}}, "slurm_partitions"),
-        ({"gres": {"gpu": {"Type": "h100"}}}, "neither File nor Count"),
+        ({"gres": {"gpu": {"Type": "h100"}}}, "neither File, MultipleFiles nor Count"),
         ({"gres": {"gpu": 2}}, "Give a mapping"),
         ({"node": {"NodeAddr": "1.2.3.4"}}, "set from the cluster record"),
         ({"node": {"Feature": "a'b"}}, "quotes"),
@@ -204,6 +252,13 @@ def test_refused(overrides: dict[str, Any], words: str) -> None:
             HOST.gpu,
             ["Name=gpu Type=a100 File=/dev/nvidia[0-7]"],
             "gpu:a100:8",
+        ),
+        (
+            # Parts of a GPU, each of which has several devices.
+            {"gpu": [{"Type": "3g.20gb", "MultipleFiles": "/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12"}] * 2},
+            None,
+            ["Name=gpu Type=3g.20gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12"] * 2,
+            "gpu:3g.20gb:1,gpu:3g.20gb:1",
         ),
         (
             {"GPU": [{"Type": "a", "Count": 2}, {"type": "b", "count": 1}], "license": {"Count": 3}},
