@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from ansible.errors import AnsibleError
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, SLURM
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
@@ -39,6 +43,7 @@ class ActionModule(HostAction):
         sessions = session["enabled"]
         options["plugins"] = [PLUGIN] if sessions else []
         options["containers"] = sessions and session["runtime"] == SLURM
+        slurm.refuse_too_many(record, self.userspace_only, options)
         if state == "present":
             # The program of the checks is kept until the controller no longer tells the nodes to run it.
             keep = record["manager"] not in self.variables["ansible_play_batch"]
@@ -48,6 +53,8 @@ class ActionModule(HostAction):
             parameters = slurm.configured(record, self.machine, options)
         else:
             parameters = slurm.served(record, options, given["restart"])
+        if parameters.get("serve"):
+            parameters.update(slurm.gres_types(record, self._gres(record)))
         result = run_slurm(self, {"state": state, **parameters})
         if state == "served" and result.get("withdrawn"):
             self._withdraw(result["withdrawn"])
@@ -66,6 +73,19 @@ class ActionModule(HostAction):
         known = [hosts[manager]] if manager in hosts else []
         results = [(host.get(name) or {}) for name in names for host in (*known, self.variables)]
         return next((str(result["slurm_version"]) for result in results if result.get("slurm_version")), "")
+
+    def _gres(self, record: model.Record) -> dict[str, Any]:
+        """The variable slurm_gres of the members, whether they are in the play or not.
+
+        Without those that are not in this inventory, or have a template that needs facts of that host.
+        """
+        variables = self.variables["hostvars"]
+        found = {}
+        for machine in (member["machine"] for member in record["members"]):
+            if machine in variables:
+                with suppress(AnsibleError):
+                    found[machine] = variables[machine].get("slurm_gres")
+        return found
 
     def _withdraw(self, files: Sequence[str]) -> None:
         """Stop the services that are no longer wanted, and remove their files.

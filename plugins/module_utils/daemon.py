@@ -116,16 +116,24 @@ def started_at(pid: int) -> Optional[float]:
 
 
 def commands_of(tree: Tree, program: str, uid: int = 0) -> List[List[str]]:
-    """The command line of each process with this name that a user runs, except those in containers on this host."""
+    """The command line of each process of this program that a user runs, except those in containers on this host."""
+    # Debian's /usr/sbin/slurmd is a link to slurmd-wlm, and a daemon that executes itself again follows it. The kernel
+    # keeps 15 characters.
+    names = (program[:15], f"{program}-wlm"[:15])
     found = []
     for pid in tree.names("proc"):
-        if not pid.isdecimal() or tree.read("proc", pid, "comm") != program:
+        if not pid.isdecimal():
+            continue
+        # Empty for a process that has ended, and for threads of the kernel.
+        command = tree.read("proc", pid, "cmdline") or ""
+        words = command.rstrip("\0").split("\0")
+        if not command or (tree.read("proc", pid, "comm") not in names and os.path.basename(words[0]) != program):
             continue
         status = tree.read("proc", pid, "status") or ""
         # A process in a container also has a process ID of its own there.
         contained = re.search(r"^NSpid:\s+\d+\s+\d", status, re.MULTILINE)
         if re.search(rf"^Uid:\s+{uid}\s", status, re.MULTILINE) and not contained:
-            found.append((tree.read("proc", pid, "cmdline") or "").rstrip("\0").split("\0"))
+            found.append(words)
     return found
 
 

@@ -229,8 +229,8 @@ versions:
   returned: always
 status:
   description:
-    - V(pass) or V(fail). V(skipped) in check mode, if the required program is not installed on the nodes, or if C(srun)
-      would have to wait for other jobs.
+    - V(pass) or V(fail). V(skipped) in check mode, if the required program is not installed on the nodes, if no
+      partition has all of the nodes, or if C(srun) would have to wait for other jobs.
   type: str
   returned: always
 min_busbw_gbps:
@@ -258,8 +258,8 @@ error:
   contains:
     kind:
       description:
-        - One of V(timeout), V(usage), V(not_installed), V(busy), V(rank_died), V(failed), V(exit_status), V(truncated), V(missing_rank),
-          V(wrong_ranks), V(wrong_nodes), V(wrong_values), V(no_rows) and V(slow).
+        - One of V(timeout), V(usage), V(not_installed), V(busy), V(no_partition), V(rank_died), V(failed), V(exit_status),
+          V(truncated), V(missing_rank), V(wrong_ranks), V(wrong_nodes), V(wrong_values), V(no_rows) and V(slow).
       type: str
     message:
       description: What failed, and where.
@@ -291,6 +291,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.launch 
     check,
     find_culprit,
     measure,
+    place,
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.parse import (
     empty,
@@ -333,8 +334,9 @@ def work(module: AnsibleModule) -> Outcome:
     check(request)
     if module.check_mode:
         return Outcome(False, {**as_result(request, Measurement(empty(), None, None), None), "status": "skipped"})
-    held = busy(request, run)
-    made = Measurement(empty(), held, None) if held else measure(request, run)
+    request, scattered = place(request, run)
+    obstacle = scattered or busy(request, run)
+    made = Measurement(empty(), obstacle, None) if obstacle else measure(request, run)
     culprit = None
     if given["bisect"] and made.problem is not None and made.problem.kind == "slow":
         culprit = find_culprit(request, made, run)

@@ -13,6 +13,7 @@ author:
   - The gpumesh authors (@gpumesh)
 description:
   - Runs one job with a task on each of O(nodes), which prints the name of the node. The host needs Slurm's commands.
+  - If no partition has all of the nodes, it runs one job in each of several partitions, the default one first.
   - Does not wait for other jobs. Nodes without free resources are skipped, and RV(held) lists the jobs that occupy them.
     Nodes that do not accept jobs are skipped too, and are listed in RV(barred).
   - If the job fails because a node had been away without the controller having noticed it, such as after a power cut, it
@@ -75,7 +76,7 @@ held:
   returned: always
   sample: {n2: ["17 of alice (train)"]}
 barred:
-  description: The state of each node that does not accept jobs, by node.
+  description: The state of each node that does not accept jobs, or is not in a partition that starts jobs, by node.
   type: dict
   returned: always
   sample: {n3: idle drain}
@@ -90,7 +91,7 @@ attempts:
   type: int
   returned: always
 rc:
-  description: The exit status of C(srun). 0 if no job was started.
+  description: The exit status of C(srun), or of the first one that failed. 0 if no job was started.
   type: int
   returned: always
 stdout:
@@ -102,7 +103,7 @@ stderr:
   type: str
   returned: always
 cmd:
-  description: The command that runs the same job manually.
+  description: The command that runs the same job manually. Those of several jobs are separated by C(&&).
   type: list
   elements: str
   returned: always
@@ -127,8 +128,8 @@ def work(module: AnsibleModule) -> Outcome:
     found, done, away, attempts = launch.prove(run, request)
     values.update(held=found.held, barred=found.barred, launched=found.nodes, away=away, attempts=attempts)
     if attempts:
-        command = launch.words(request._replace(nodes=found.nodes))
-        values.update(rc=done.rc, stdout=done.stdout, stderr=done.stderr, cmd=command)
+        jobs = launch.jobs(request, found.nodes, found.partitions)
+        values.update(rc=done.rc, stdout=done.stdout, stderr=done.stderr, cmd=launch.words_of_all(jobs))
     return Outcome(False, values)
 
 

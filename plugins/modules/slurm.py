@@ -169,7 +169,10 @@ options:
     type: path
     default: /var/log/slurm
   settings:
-    description: Settings for C(slurm.conf). They take precedence over those of this module; null removes one.
+    description:
+      - Settings for C(slurm.conf). They take precedence over those of this module; null removes one.
+      - C(SlurmctldParameters), C(DebugFlags) and C(SchedulerParameters) keep the words that this module needs, in
+        addition to yours. null removes them as well, except C(enable_configless).
     type: dict
     default: {}
   partitions:
@@ -190,6 +193,15 @@ options:
         mappings. C(gpu) replaces the detected GPUs; an empty list means that there are none.
     type: dict
     default: {}
+  gres_types:
+    description: The names of GRES of other members, which the controller has to know.
+    type: list
+    elements: str
+    default: []
+  keep_gres_types:
+    description: Whether the controller keeps the names of GRES that it knows, since O(gres_types) may be incomplete.
+    type: bool
+    default: false
   plugins:
     description: The paths of SPANK plugins that slurmd and srun load, the same on all hosts. Missing ones are skipped.
     type: list
@@ -370,6 +382,9 @@ def _configure(module: AnsibleModule, values: Dict[str, Any], leave: Sequence[st
     if given["state"] == "present":
         _refuse_release(given, "is", host.version)
     request = config.Request(**{name: given[name] for name in config.Request._fields})
+    if given["keep_gres_types"]:
+        known = config.gres_types_in(present["slurm.conf"])
+        request = request._replace(gres_types=[*request.gres_types, *known])
     runs = running_options(Tree(), given["machine"])
     wanted = config.documents(request, host, folder, config.definition_in(present[config.OPTIONS]) or "")
     planned = configure.plan(present, wanted, given["serve"], folder, runs, leave)
@@ -588,6 +603,8 @@ def main() -> None:
             "nodesets": {"type": "dict", "default": {}},
             "cgroup": {"type": "dict", "default": {}},
             "gres": {"type": "dict", "default": {}},
+            "gres_types": {"type": "list", "elements": "str", "default": []},
+            "keep_gres_types": {"type": "bool", "default": False},
             "plugins": {"type": "list", "elements": "str", "default": []},
             "containers": {"type": "bool", "default": False},
             "gpus": {"type": "int", "default": 0},

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ansible.module_utils.common.validation import check_type_dict
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf, config
 
@@ -61,6 +64,8 @@ STATE_FOLDER = "/var/lib/slurm/slurmctld"
 TOKEN_KEY = f"{STATE_FOLDER}/jwt_hs256.key"
 DBD_FILE = "/etc/slurm/slurmdbd.conf"
 _NODE_FILES = [f"/etc/slurm/{name}" for name in (config.OPTIONS, *config.NODE)]
+#: Not a mapping, and so not a value of slurm_gres.
+_UNKNOWN = object()
 #: A unit that waits for the mesh, the controller or the database after a boot must keep trying.
 _RESTART = ["Restart=on-failure", "RestartSec=5"]
 #: Running programs have loaded the libraries listed there, and keep them.
@@ -73,6 +78,19 @@ def packages(programs: Sequence[str], manager: str) -> list[str]:
     parts = [part for part, needed in _PROGRAMS.items() if set(needed) & set(programs)]
     others = [program for program in programs if not any(program in needed for needed in _PROGRAMS.values())]
     return [*(name for part in parts for name in names[part]), *others]
+
+
+def refuse_too_many(record: model.Record, userspace_only: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raise InputError if the members are more nodes than the controller accepts: it would ignore the last ones."""
+    nodes = [member["machine"] for member in record["members"] if member["machine"] not in userspace_only]
+    if "maxnodecount" in (key.lower() for key in options["conf"]):
+        # The user's own setting takes precedence.
+        return
+    if len(nodes) > options["max_nodes"]:
+        raise InputError(
+            f"Cluster '{record['name']}' has {len(nodes)} nodes, and slurm_max_nodes is {options['max_nodes']}.",
+            "Increase slurm_max_nodes.",
+        )
 
 
 def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,6 +129,23 @@ def configured(record: model.Record, machine: str, options: Mapping[str, Any]) -
         "containers": options.get("containers", False),
         "node": options["node_conf"],
     }
+
+
+def gres_types(record: model.Record, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with the names of GRES that the controller has to know, in addition to those of its own host.
+
+    ``given``: slurm_gres by machine, None if it is not set. A controller keeps the names that it has if a member is
+    missing there, such as in a slice of the inventory, or has a value that cannot be read.
+    """
+    names: set[str] = set()
+    keep = False
+    for machine in (member["machine"] for member in record["members"]):
+        value = given.get(machine, _UNKNOWN)
+        try:
+            names.update(str(name).lower() for name in check_type_dict({} if value in (None, "") else value))
+        except TypeError:
+            keep = True
+    return {"gres_types": sorted(names), "keep_gres_types": keep}
 
 
 def node(

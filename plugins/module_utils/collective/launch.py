@@ -9,7 +9,7 @@ import inspect
 import os
 import random
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import NOBODY, command_prefix
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import (
@@ -38,7 +38,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.collective.thresho
 )
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, InputError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.launch import read_holders
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.launch import common_partition, read_holders
 
 #: The exit statuses of coreutils' timeout when the time is over, also after SIGKILL.
 _TIMED_OUT = (124, 137)
@@ -61,7 +62,7 @@ class Request(NamedTuple):
 
     ``nic_gbps`` and ``nics`` describe the nodes' network (the rate of a card in Gbit/s, and the number of cards), and
     ``fabric`` (rdma or tcp) how it is used. ``ring`` restricts NCCL to that algorithm. ``user``: the account that runs
-    it if we are root.
+    it if we are root. ``partition``: that of the nodes, for srun; empty for the default one.
     """
 
     collective: str
@@ -84,6 +85,7 @@ class Request(NamedTuple):
     thresholds: Sequence[Own] = ()
     ring: bool = False
     user: str = NOBODY
+    partition: str = ""
 
 
 class Measurement(NamedTuple):
@@ -157,6 +159,7 @@ def command(request: Request) -> List[str]:
         return [*limit, *command_prefix(request.user), *run]
     if request.launcher == "srun":
         names = [f"--nodelist={','.join(request.nodelist)}"] if request.nodelist else []
+        names += [f"--partition={request.partition}"] if request.partition else []
         gpus = [f"--gpus-per-node={request.ranks // request.nodes}"] if request.path and request.gpus else []
         mpi = [f"--mpi={request.mpi}"] if request.path and request.mpi else []
         return [
@@ -274,6 +277,27 @@ def busy(request: Request, run: Runner) -> Optional[Problem]:
     )
 
 
+def place(request: Request, run: Runner) -> Tuple[Request, Optional[Problem]]:
+    """The request with the partition that has all of its nodes, or the problem if there is none: a job has only one."""
+    if request.launcher != "srun" or not request.nodelist:
+        return request, None
+    try:
+        nodes = [node for node in show.nodes(run, show.version(run)) if node["name"] in request.nodelist]
+        partitions = show.partitions(run)
+    except CommandError:
+        # If Slurm cannot be queried, srun reports the reason.
+        return request, None
+    chosen = common_partition(nodes, partitions) if nodes else ""
+    if chosen or not nodes:
+        return request._replace(partition=chosen), None
+    words = [f"{node['name']} in {', '.join(node['partitions']) or 'none'}" for node in nodes]
+    return request, Problem(
+        "no_partition",
+        f"Not run: no partition has all of the nodes ({'; '.join(words)}).",
+        "Add a partition with all nodes to slurm_partitions.",
+    )
+
+
 def find_culprit(request: Request, made: Measurement, run: Runner) -> Optional[Culprit]:
     """Run it on subsets of the nodes until the one is found that made it slow; None if there are no subsets."""
     if len(request.nodelist) < 3 or request.launcher == "local":
@@ -298,8 +322,9 @@ def find_culprit(request: Request, made: Measurement, run: Runner) -> Optional[C
 def _status(problem: Optional[Problem]) -> str:
     if problem is None:
         return "pass"
-    # A test whose program is missing, or whose nodes are not free, has neither failed nor passed: it was not performed.
-    return "skipped" if problem.kind in ("not_installed", "busy") else "fail"
+    # A test whose program is missing, or whose nodes are not free, or not in one partition, has neither failed nor
+    # passed: it was not performed.
+    return "skipped" if problem.kind in ("not_installed", "busy", "no_partition") else "fail"
 
 
 def _unjudged(made: Measurement) -> Optional[str]:

@@ -14,8 +14,8 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 
 #: tailscaled is the mesh itself.
 _DAEMON = "tailscaled"
-#: No job can run if these lack the library.
-_NEEDED = ("slurmd",)
+#: No job can run if these lack the library. Debian's slurmd has the second name after it has executed itself again.
+_NEEDED = ("slurmd", "slurmd-wlm")
 
 
 class Program(NamedTuple):

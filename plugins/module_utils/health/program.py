@@ -49,7 +49,8 @@ _STAYS = "stays drained, since these could not be checked: {}"
 #: The prefix of the comment of a node that has a fault, whether it is drained or not.
 NOTE = "gpumesh-unfit:"
 _NAME = re.compile(r"^NodeName=(\S+)")
-_COMMENT = re.compile(r"\sComment=(.*)$")
+#: Slurm shows the reservation of a node after it. Our own comments contain no blanks.
+_COMMENT = re.compile(rf"\sComment=({NOTE}\S*|.*$)")
 
 #: Slurm's own reason of a drain: processes of a step existed for UnkillableStepTimeout after they had been killed.
 KILL_FAILED = "Kill task failed"
@@ -150,7 +151,10 @@ def drained_for(reason: str, checks: Sequence[str]) -> List[str]:
 
 
 def parse_comments(shown: str) -> Dict[str, str]:
-    """The comment of each node that has one, from ``scontrol --oneliner show node``, where it is last."""
+    """The comment of each node that has one, from ``scontrol --oneliner show node``, where it comes last.
+
+    Comments of others may be followed by more fields.
+    """
     found = {}
     for line in shown.splitlines():
         name, comment = _NAME.match(line), _COMMENT.search(line)

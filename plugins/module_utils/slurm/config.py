@@ -62,6 +62,10 @@ RESTART_KEYS = frozenset(
 #: From this version on, a host without control groups can declare that; in earlier ones, the plugin for version 1 does
 #: no harm there. EnableControllers is also rejected by 22.05.
 _CGROUP_KEYS_SINCE = (23, 11, 0)
+#: Lists whose words are switches of their own. The user's words do not replace the ones that we need.
+_SWITCHES = frozenset(("debugflags", "schedulerparameters", "slurmctldparameters"))
+#: Without it, the controller refuses to send any node its configuration.
+_CONFIGLESS = "enable_configless"
 #: Slurm accepts one of these.
 _DEFAULT_MEMORY = frozenset(("defmempercpu", "defmempergpu", "defmempernode"))
 _MEMORY_STEP = 64
@@ -73,7 +77,7 @@ class Request(NamedTuple):
 
     ``plugins``: paths of those that each slurmd and srun load, the same on all hosts. ``containers``: whether crun runs
     those of ``srun --container``. ``gpus``: the number of GPUs that this host is known to have. With fewer, it is
-    defective, rather than a smaller machine.
+    defective, rather than a smaller machine. ``gres_types``: the names of GRES that other members may have.
     """
 
     cluster: str
@@ -100,6 +104,7 @@ class Request(NamedTuple):
     gpus: int = 0
     plugins: Sequence[str] = ()
     containers: bool = False
+    gres_types: Sequence[str] = ()
 
 
 #: Shell commands, as the user of the job, but with the environment of slurmd, in whose place crun would report to systemd.
@@ -160,7 +165,8 @@ def documents(request: Request, host: SlurmHost, folder: str, former: str = "") 
 
 
 def _slurm_conf(request: Request, host: SlurmHost, folder: str) -> List[str]:
-    settings = conf.merge(cluster_settings(request, host), request.settings)
+    ours = cluster_settings(request, host)
+    settings = conf.merge(ours, with_switches(ours, request.settings))
     lines = conf.render(settings)
     lines.append(f"Include {os.path.join(folder, 'node/slurm.conf')}")
     lines += [
@@ -183,7 +189,7 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         "SlurmctldHost": f"{host.hostname}({request.controller})",
         "SlurmUser": "slurm",
         "AuthType": "auth/munge",
-        "SlurmctldParameters": ["enable_configless"],
+        "SlurmctldParameters": [_CONFIGLESS],
         "StateSaveLocation": request.state_folder,
         "SlurmdSpoolDir": request.spool_folder,
         "SlurmctldLogFile": os.path.join(request.log_folder, "slurmctld.log"),
@@ -195,7 +201,7 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         "SelectType": "select/cons_tres",
         # Unless memory is a resource, --mem does not set a limit.
         "SelectTypeParameters": "CR_Core_Memory",
-        "GresTypes": sorted({"gpu", *request.gres}),
+        "GresTypes": sorted({"gpu", *(name.lower() for name in (*request.gres, *request.gres_types))}),
         # A node that was rebooted or lost returns to service by itself; a drained one does not.
         "ReturnToService": 2,
         # After a network outage, the end of a step is reported to the controller a minute later. By then, a node with
@@ -206,7 +212,7 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
         # RDMA needs locked memory, and the limit of the submitting shell is low.
         "PropagateResourceLimitsExcept": "MEMLOCK",
         # The included files intentionally differ between hosts.
-        "DebugFlags": "NO_CONF_HASH",
+        "DebugFlags": ["NO_CONF_HASH"],
     }
     if host.memory and not _DEFAULT_MEMORY.intersection(key.lower() for key in request.settings):
         settings["DefMemPerCPU"] = default_memory(host)
@@ -231,6 +237,31 @@ def cluster_settings(request: Request, host: SlurmHost) -> Dict[str, Any]:
     return settings
 
 
+def with_switches(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Dict[str, Any]:
+    """The user's settings, with our words added to lists of switches.
+
+    null removes our words like any other setting of ours, except the one without which there is no cluster.
+    """
+    switches = {key.lower(): words for key, words in ours.items() if key.lower() in _SWITCHES}
+    found = dict(theirs)
+    for key, value in theirs.items():
+        wanted = switches.get(key.lower(), ())
+        if value is None:
+            found[key] = [word for word in wanted if word == _CONFIGLESS] or None
+            continue
+        text = conf.value_text(key, value)
+        given = [word.strip().lower() for word in text.split(",")]
+        missing = [word for word in wanted if word.lower() not in given]
+        if missing:
+            found[key] = ",".join([*([text] if text else []), *missing])
+    return found
+
+
+def gres_types_in(text: Optional[str]) -> List[str]:
+    """The names of GRES in a slurm.conf."""
+    return [name for name in conf.parse(text or "").get("grestypes", "").split(",") if name]
+
+
 def default_memory(host: SlurmHost) -> int:
     """The memory in MB per CPU for jobs without --mem: the ratio of this host, the controller's.
 
@@ -238,7 +269,9 @@ def default_memory(host: SlurmHost) -> int:
     CPUs and memory are used up together, and a job with all CPUs has nearly all memory. It is rounded down, so that a
     few MB less with another kernel make no difference.
     """
-    return max(real_memory(host) // host.cpus // _MEMORY_STEP * _MEMORY_STEP, 1)
+    share = real_memory(host) // host.cpus
+    # A container may see many CPUs, and have little memory.
+    return max(share // _MEMORY_STEP * _MEMORY_STEP or share, 1)
 
 
 def real_memory(host: SlurmHost) -> int:
@@ -316,8 +349,11 @@ def _declared(name: str, entry: Mapping[str, Any]) -> str:
         count = str(keys["count"])
     elif keys.get("file"):
         count = str(len(expand(conf.value_text("File", keys["file"]))))
+    elif keys.get("multiplefiles"):
+        # The devices of a single resource, such as a MIG instance of a GPU.
+        count = "1"
     else:
-        raise InputError(f"slurm_gres: {name} has neither File nor Count.", "Give one of them.")
+        raise InputError(f"slurm_gres: {name} has neither File, MultipleFiles nor Count.", "Give one of them.")
     return ":".join(part for part in (name, str(keys.get("type") or ""), count) if part)
 
 

@@ -11,7 +11,7 @@ import re
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner, find
-from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import commands_of
+from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import SYSTEMD, commands_of, service_manager
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import ParseError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.gpus import read_gpus
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
@@ -136,9 +136,33 @@ def _gpu(tree: Tree) -> Optional[Gpu]:
     )
 
 
-def _memory(tree: Tree) -> int:
+def read_memory(tree: Tree) -> int:
+    """The memory in MB that jobs can use; 0 if it is unknown.
+
+    In a container, /proc/meminfo has the memory of the machine, which may be much more than the container may use.
+    """
     match = re.search(r"^MemTotal:\s+(\d+) kB", tree.read("proc/meminfo") or "", re.MULTILINE)
-    return int(match.group(1)) // 1024 if match else 0
+    total = int(match.group(1)) * 1024 if match else 0
+    limits = [] if service_manager(tree) == SYSTEMD else _memory_limits(tree)
+    return min([total, *limits]) // 1024**2
+
+
+def _memory_limits(tree: Tree) -> List[int]:
+    """The limits in bytes of the control group of PID 1 and those above it, as far as this container shows them."""
+    found = []
+    for line in (tree.read("proc/1/cgroup") or "").splitlines():
+        _number, _colon, rest = line.partition(":")
+        controllers, _colon, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        # The container may have its own group mounted at the top, and then lacks the lower ones of the path.
+        for depth in range(len(parts) + 1):
+            limit = tree.integer("sys/fs/cgroup", top, *parts[:depth], name)
+            if limit is not None and limit > 0:
+                found.append(limit)
+    return found
 
 
 def running_options(tree: Tree, machine: str) -> Dict[str, str]:
@@ -164,4 +188,4 @@ def read_host(run: Runner, tree: Tree) -> SlurmHost:
     )
     hostname = os.uname().nodename.split(".")[0]
     binds = may_bind(tree.read("proc/self/status") or "")
-    return SlurmHost(version, cgroups, _gpu(tree), _memory(tree), os.cpu_count() or 1, hostname, binds)
+    return SlurmHost(version, cgroups, _gpu(tree), read_memory(tree), os.cpu_count() or 1, hostname, binds)

@@ -3,6 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A job with one task on each of some nodes, as a proof that Slurm can start jobs there.
 
+A job runs in one partition. If none has all of the nodes, there is one job for each of several partitions.
+
 It does not wait for other jobs: nodes that are in use are skipped, with the jobs that hold them, and so are nodes that
 do not accept jobs.
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import re
 import time
+from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import command_prefix
@@ -34,22 +37,28 @@ _NOT_RUN = Completed(0, "", "")
 
 
 class Request(NamedTuple):
-    """The nodes to launch on, the account to use, and the seconds that the scheduler may take."""
+    """The nodes to launch on, the account to use, the seconds that the scheduler may take, and the partition.
+
+    Without a partition, Slurm uses the default one.
+    """
 
     nodes: Sequence[str]
     user: str
     timeout_s: int
+    partition: str = ""
 
 
 class Found(NamedTuple):
     """``nodes``: where to launch. ``held``: the jobs on nodes without room, as messages.
 
-    ``barred``: the state of nodes that do not accept jobs. Both are by node.
+    ``barred``: the state of nodes that do not accept jobs. Both are by node. ``partitions``: the partition for each of
+    the nodes where to launch.
     """
 
     nodes: List[str]
     held: Dict[str, List[str]]
     barred: Dict[str, str]
+    partitions: Mapping[str, str] = MappingProxyType({})
 
 
 class Proof(NamedTuple):
@@ -89,6 +98,31 @@ def read(run: Runner) -> Dict[str, show.Node]:
     return {node["name"]: node for node in show.nodes(run, show.version(run))}
 
 
+def assign(nodes: Sequence[show.Node], partitions: Sequence[show.Partition]) -> Dict[str, str]:
+    """A partition for each of the nodes; without those that are only in partitions that start no jobs, or in none.
+
+    The default partition comes first, since everybody may use it, then those with the most of the other nodes.
+    """
+    found: Dict[str, str] = {}
+    left = {partition["name"]: partition for partition in partitions if partition["state"] == "up"}
+    while left:
+        members = {
+            name: [node["name"] for node in nodes if name in node["partitions"] and node["name"] not in found]
+            for name in left
+        }
+        best = max(left, key=lambda name: (left[name]["default"], len(members[name])))
+        found.update(dict.fromkeys(members[best], best))
+        del left[best]
+    return found
+
+
+def common_partition(nodes: Sequence[show.Node], partitions: Sequence[show.Partition]) -> str:
+    """The partition that has all of the nodes, preferably one that starts jobs, and the default one; empty for none."""
+    able = [one for one in partitions if all(one["name"] in node["partitions"] for node in nodes)]
+    best = max(able, key=lambda one: (one["state"] == "up", one["default"]), default=None)
+    return best["name"] if best else ""
+
+
 def look(run: Runner, request: Request, known: Mapping[str, show.Node]) -> Found:
     """Which of the nodes have room now."""
     barred = {
@@ -96,17 +130,35 @@ def look(run: Runner, request: Request, known: Mapping[str, show.Node]) -> Found
         for name in request.nodes
         if name not in known or not known[name]["ready"]
     }
+    ready = [known[name] for name in request.nodes if name not in barred]
+    partitions = assign(ready, show.partitions(run))
+    barred.update(
+        {node["name"]: _without_partition(node["partitions"]) for node in ready if node["name"] not in partitions}
+    )
     nodes = [name for name in request.nodes if name not in barred]
     if not any(known[name]["cpus_allocated"] for name in nodes):
-        return Found(nodes, {}, barred)
+        return Found(nodes, {}, barred, partitions)
     on = read_holders(run, nodes)
     full = [name for name in nodes if name in on and known[name]["cpus_allocated"] >= known[name]["cpus"]]
     nodes = [name for name in nodes if name not in full]
-    if nodes and set(nodes) & set(on) and not _starts_now(run, request._replace(nodes=nodes)):
-        # Memory, or a job that uses its nodes exclusively.
-        full += [name for name in nodes if name in on]
-        nodes = [name for name in nodes if name not in on]
-    return Found(nodes, {name: on[name] for name in request.nodes if name in full}, barred)
+    for job in jobs(request, nodes, partitions):
+        if set(job.nodes) & set(on) and not _starts_now(run, job):
+            # Memory, or a job that uses its nodes exclusively.
+            full += [name for name in job.nodes if name in on]
+    nodes = [name for name in nodes if name not in full]
+    return Found(nodes, {name: on[name] for name in request.nodes if name in full}, barred, partitions)
+
+
+def _without_partition(names: Sequence[str]) -> str:
+    return f"only in partitions that start no jobs ({', '.join(names)})" if names else "in no partition"
+
+
+def jobs(request: Request, nodes: Sequence[str], partitions: Mapping[str, str]) -> List[Request]:
+    """The jobs that together have a task on each of the nodes: one for each partition, in the order of the nodes."""
+    together: Dict[str, List[str]] = {}
+    for node in nodes:
+        together.setdefault(partitions[node], []).append(node)
+    return [request._replace(nodes=members, partition=name) for name, members in together.items()]
 
 
 def _starts_now(run: Runner, request: Request) -> bool:
@@ -130,6 +182,7 @@ def words(request: Request, *more: str) -> List[str]:
         f"--nodes={len(request.nodes)}",
         "--ntasks-per-node=1",
         f"--nodelist={','.join(request.nodes)}",
+        *([f"--partition={request.partition}"] if request.partition else []),
         "--mem=16M",
         f"--immediate={request.timeout_s}",
         "--time=1",
@@ -165,13 +218,14 @@ def prove(
     if not found.nodes:
         return Proof(found, _NOT_RUN, [], 0)
     request = request._replace(nodes=found.nodes)
-    done = launch(run, request)
+    done = launch_all(run, jobs(request, found.nodes, found.partitions))
     away = away_since(before, read(run), found.nodes) if done.rc else []
     if away:
         now = look(run, request, _settle(run, request, _unsettled, clock, sleep))
         if now.nodes == found.nodes:
-            second = launch(run, request)
-            return Proof(found, second._replace(stderr=done.stderr + second.stderr), away, 2)
+            second = launch_all(run, jobs(request, now.nodes, now.partitions))
+            again = found._replace(partitions=now.partitions)
+            return Proof(again, second._replace(stderr=done.stderr + second.stderr), away, 2)
     return Proof(found, done, away, 1)
 
 
@@ -213,3 +267,18 @@ def _settle(
         if not waiting or clock() >= end:
             return known
         sleep(_PAUSE)
+
+
+def launch_all(run: Runner, requests: Sequence[Request]) -> Completed:
+    """Run all of the jobs, one after the other: their output, and the exit status of the first one that failed."""
+    done = [launch(run, request) for request in requests]
+    rc = next((one.rc for one in done if one.rc), 0)
+    return Completed(rc, "".join(one.stdout for one in done), "".join(one.stderr for one in done))
+
+
+def words_of_all(requests: Sequence[Request]) -> List[str]:
+    """The command lines of the jobs, as a user would type them, one after the other."""
+    found: List[str] = []
+    for request in requests:
+        found += [*(["&&"] if found else []), *words(request)]
+    return found

@@ -74,7 +74,7 @@ _MARKS = {
     "+": "completing",
 }
 _MARK_LETTERS = "".join(_MARKS)
-_REASON = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\](?:\s+Comment=.*)?$", re.DOTALL)
+_REASON = re.compile(r"^(.*?)\s*\[(\S+)@([^\]]+)\](?:\s+(?:Comment|ReservationName)=.*)?$", re.DOTALL)
 #: The same flag under other names, in other outputs and versions.
 _FLAG_NAMES = {"inval": "invalid_reg", "maint": "maintenance", "no_respond": "not_responding", "res": "reserved"}
 
@@ -252,7 +252,7 @@ def parse_nodes_text(text: str) -> List[Node]:
     found: List[Node] = []
     for line in _lines(text, "NodeName="):
         # A reason may contain anything, including what looks like another field. It is the last one, except for a
-        # comment.
+        # comment and a reservation.
         head, _mark, rest = line.partition(" Reason=")
         fields = dict(parse_pairs(head))
         reason = _REASON.match(rest.strip())

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from action_runs import Played, play
+from ansible.errors import AnsibleUndefinedVariable
 
 from ansible_collections.gpumesh.cluster.plugins.action.slurm import ActionModule
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
@@ -35,6 +37,7 @@ def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = 
         "inventory_hostname": "n2",
         "ansible_play_batch": ["n1", "n2"],
         "ansible_facts": {"pkg_mgr": "apt"},
+        "hostvars": {"n1": {}, "n2": {}},
         **variables,
     }
     given = {"gpumesh.cluster.slurm": results or [DONE], "ansible.builtin.apt": [{"changed": True}]}
@@ -82,6 +85,50 @@ def test_the_options_of_the_role_are_the_host_s_variables() -> None:
     assert given["settings"]["AuthAltTypes"] == "auth/jwt" and given["programs"] == ["slurmd"]
     refused = run({}, slurm_max_nodes="many").result
     assert refused["failed"] and "slurm_max_nodes" in refused["msg"]
+
+
+@pytest.mark.parametrize(
+    ("hostvars", "types", "keep"),
+    [
+        ({"n1": {}, "n2": {}}, [], False),
+        ({"n1": {"slurm_gres": {"gpu": []}}, "n2": {"slurm_gres": {"NIC": {"Count": 2}}}}, ["gpu", "nic"], False),
+        # As on the command line, and an unanswered question of a survey.
+        ({"n1": {"slurm_gres": ""}, "n2": {"slurm_gres": '{"nic": {"Count": 2}}'}}, ["nic"], False),
+        # Hosts that are not members do not count.
+        ({"n1": {}, "n2": {}, "n3": {"slurm_gres": {"tape": {"Count": 1}}}}, [], False),
+        # The inventory is a slice, or a template needs facts that this run does not have.
+        ({"n1": {"slurm_gres": {"nic": {"Count": 2}}}}, ["nic"], True),
+        ({"n1": {}, "n2": {"slurm_gres": "{{ ansible_facts.nics }}"}}, [], True),
+        ({"n1": {}, "n2": {"slurm_gres": 3}}, [], True),
+    ],
+)
+def test_the_manager_is_told_of_the_gres_of_all_members(hostvars: dict[str, Any], types: list[str], keep: bool) -> None:
+    for state in ("present", "configured"):
+        given = sent({"state": state}, inventory_hostname="n1", hostvars=hostvars)
+        assert (given["gres_types"], given["keep_gres_types"]) == (types, keep)
+    # Only the manager serves them.
+    assert not {"gres_types", "keep_gres_types"} & sent({}, hostvars=hostvars).keys()
+
+
+def test_more_nodes_than_the_controller_accepts_are_refused() -> None:
+    """It ignores the last ones, which would wait for it in vain."""
+    for state in ("present", "configured", "served"):
+        played = run({"state": state}, inventory_hostname="n1", slurm_max_nodes=1)
+        assert played.ran == []
+        assert played.result["msg"] == "Cluster 'lab' has 2 nodes, and slurm_max_nodes is 1. Increase slurm_max_nodes."
+    assert sent({}, slurm_max_nodes=2)["max_nodes"] == 2
+    # Members to which others cannot connect are not nodes.
+    assert sent({}, slurm_max_nodes=1, cluster_userspace_only=["n1"])["max_nodes"] == 1
+    assert sent({}, slurm_max_nodes=1, slurm_conf={"maxNodeCount": 2})["max_nodes"] == 1
+
+
+def test_a_template_that_cannot_be_resolved_is_not_an_empty_one() -> None:
+    class Failing(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            raise AnsibleUndefinedVariable(name)
+
+    given = sent({"state": "configured"}, inventory_hostname="n1", hostvars={"n1": {}, "n2": Failing()})
+    assert (given["gres_types"], given["keep_gres_types"]) == ([], True)
 
 
 def test_a_stranger_is_refused() -> None:

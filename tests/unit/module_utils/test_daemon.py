@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils import daemon
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, run
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh import interface
+from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
 PLACES = daemon.Places("/etc/systemd/system", "/etc/supervisor/supervisord.conf", "/etc/supervisor/conf.d")
@@ -296,3 +297,33 @@ def test_what_starts_at_boot_is_looked_for_where_the_daemon_was_put(
 def test_the_folders_of_supervisord_have_one_home() -> None:
     sources = (path for path in PLUGINS.rglob("*.py") if '"/etc/supervisor' in path.read_text(encoding="utf-8"))
     assert [path.relative_to(PLUGINS).as_posix() for path in sources] == ["module_utils/daemon.py"]
+
+
+def test_the_commands_of_a_program(tmp_path: Path) -> None:
+    for pid, comm, command in (
+        ("1", "systemd", "/sbin/init\0"),
+        ("2", "kthreadd", ""),
+        ("3", "slurmctld", "/usr/sbin/slurmctld\0-D\0"),
+        # As Debian's is called after it has executed itself again, on `scontrol reconfigure`.
+        ("4", "slurmctld-wlm", "slurmctld\0-D\0"),
+        ("5", "slurmctld-wlm", "/usr/sbin/slurmctld-wlm\0"),
+        # Nobody has collected its exit status yet.
+        ("6", "slurmctld", ""),
+        ("7", "sh", "/bin/sh\0-c\0exec /usr/sbin/slurmctld -D\0"),
+        ("8", "slurmd", "/usr/sbin/slurmd\0-D\0"),
+        ("9", "a-program-with-", "/opt/a-program-with-a-long-name\0"),
+    ):
+        folder = tmp_path / "proc" / pid
+        folder.mkdir(parents=True)
+        (folder / "comm").write_text(f"{comm}\n", encoding="utf-8")
+        (folder / "cmdline").write_text(command, encoding="utf-8")
+        (folder / "status").write_text(f"Name:\t{comm}\nUid:\t0\t0\t0\t0\nNSpid:\t{pid}\n", encoding="utf-8")
+    tree = Tree(str(tmp_path))
+    assert sorted(daemon.commands_of(tree, "slurmctld")) == [
+        ["/usr/sbin/slurmctld", "-D"],
+        ["/usr/sbin/slurmctld-wlm"],
+        ["slurmctld", "-D"],
+    ]
+    assert daemon.commands_of(tree, "slurmd") == [["/usr/sbin/slurmd", "-D"]]
+    assert daemon.commands_of(tree, "a-program-with-a-long-name") == [["/opt/a-program-with-a-long-name"]]
+    assert daemon.commands_of(tree, "slurmctld", uid=64030) == []

@@ -72,6 +72,16 @@ def test_the_second_run_changes_nothing(programs: Path, given: dict[str, Any]) -
     assert (again["changed"], again["reload"]) == (False, "none")
 
 
+def test_names_of_gres_stay_as_long_as_some_members_are_unknown(programs: Path, given: dict[str, Any]) -> None:
+    """Such as with a slice of the inventory: the nodes that it lacks keep their GRES."""
+    manager = {**given, "serve": True, "state": "configured"}
+    run(programs, {**manager, "gres_types": ["nic", "tape"]})
+    sliced = run(programs, {**manager, "gres_types": ["tape"], "keep_gres_types": True})
+    assert (sliced["changed"], sliced["reload"]) == (False, "none")
+    whole = run(programs, {**manager, "gres_types": ["tape"]})
+    assert (whole["changed_files"], whole["reload"]) == (["slurm.conf"], "restart")
+
+
 def test_a_node_that_declares_something_else_waits_for_the_controller(programs: Path, given: dict[str, Any]) -> None:
     env = Path(given["directory"]) / "node" / "slurmd.env"
     env.parent.mkdir()

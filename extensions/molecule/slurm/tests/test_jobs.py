@@ -74,7 +74,7 @@ def test_every_member_is_a_node_with_what_it_has(lab: Lab) -> None:
     assert {name: node.get("Gres", "(null)") for name, node in nodes.items()} == {
         "s1": "(null)",
         "s2": "gpu:2",
-        "s3": "(null)",
+        "s3": "nic:2",
         "s4": "gpu:fake:1",
     }
     for machine, node in nodes.items():
@@ -342,10 +342,38 @@ def test_jobs_that_do_not_ask_for_memory_share_a_node(lab: Lab) -> None:
     lab.run("s1", "salloc", "--nodelist=s1", "--ntasks=1", "sh", "-c", second, timeout=PATIENCE)
 
 
+def test_a_job_is_launched_without_a_default_partition(lab: Lab) -> None:
+    wait_until_idle(lab)
+    lab.run("s1", "scontrol", "update", "partitionname=cluster", "default=no")
+    try:
+        run = lab.module("s1", "gpumesh.cluster.job_test", nodes=list(MACHINES), user="root")
+    finally:
+        lab.run("s1", "scontrol", "update", "partitionname=cluster", "default=yes")
+    assert run.code == 0, run.output
+    result = json.loads(run.output.partition("=> ")[2].splitlines()[0])
+    assert (result["rc"], result["barred"], sorted(result["stdout"].split())) == (0, {}, list(MACHINES)), result
+    wait_until_idle(lab)
+
+
 # --- A second run
 
 
+def reconfigure(lab: Lab) -> None:
+    """Reconfigure all daemons, and wait until those that execute themselves again, by Debian's name, have done so."""
+    lab.run("s1", "scontrol", "reconfigure")
+    if lab.run("s1", "scontrol", "--version").split()[1].startswith("22."):
+        return
+
+    def renamed() -> bool:
+        shown = (lab.run(machine, "sh", "-c", "cat /proc/[0-9]*/comm", check=False).split() for machine in MACHINES)
+        return all("slurmd-wlm" in names and not {"slurmd", "slurmctld"} & set(names) for names in shown)
+
+    lab.wait("they have restarted themselves", renamed, PATIENCE)
+
+
 def test_a_second_run_changes_and_restarts_nothing(lab: Lab) -> None:
+    reconfigure(lab)
+    wait_until_idle(lab)
     before = processes(lab)
     run = lab.play(SLURM)
     assert run.code == 0, run.output[-4000:]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.collective import judge, launch, parse, thresholds
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed
-from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import CommandError, InputError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -280,6 +280,62 @@ def test_every_command_has_a_time_limit_and_no_shell() -> None:
     assert "--backend=gloo" in launch.command(request(gpus=False))
     assert not [word for word in launch.command(request()) if word.startswith("--backend")]
     assert "n1:1,n2:1,n3:1" in launch.command(request(launcher="mpirun", path="/opt"))
+
+
+def with_partitions(*each: str) -> Callable[..., Completed]:
+    """Slurm with the nodes n1 to n3 in these partitions, of which main is the default one and closed is down."""
+
+    def answer(argv: list, **_options: object) -> Completed:
+        if "-V" in argv:
+            return Completed(0, "slurm-wlm 22.05.8", "")
+        if argv[-1] == "partition":
+            lines = ["PartitionName=closed State=DOWN", "PartitionName=all State=UP"]
+            return Completed(0, "\n".join([*lines, "PartitionName=main State=UP Default=YES"]), "")
+        nodes = [f"NodeName=n{number} Partitions={names} State=IDLE" for number, names in enumerate(each, 1)]
+        return Completed(0, "\n".join(nodes), "")
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("partitions", "chosen"),
+    [
+        (("main", "main", "main"), "main"),
+        (("all", "all", "all"), "all"),
+        (("all,closed,main", "main,all", "closed,all"), "all"),
+        (("all,main", "main,all", "closed,main,all"), "main"),
+        # srun says why.
+        (("closed", "closed", "closed"), "closed"),
+        ((), ""),
+    ],
+)
+def test_a_collective_runs_in_the_partition_of_its_nodes(partitions: tuple[str, ...], chosen: str) -> None:
+    placed, problem = launch.place(request(), with_partitions(*partitions))
+    assert (placed, problem) == (request(partition=chosen), None)
+    assert (f"--partition={chosen}" in launch.command(placed)) == bool(chosen)
+
+
+def test_nodes_without_a_common_partition_are_not_checked() -> None:
+    asked = request()
+    placed, problem = launch.place(asked, with_partitions("main", "closed", "(null)"))
+    assert placed == asked and problem is not None
+    assert problem.message == "Not run: no partition has all of the nodes (n1 in main; n2 in closed; n3 in none)."
+    assert launch.as_result(asked, launch.Measurement(parse.empty(), problem, None), None)["status"] == "skipped"
+
+
+@pytest.mark.parametrize("changes", [{"nodelist": []}, {"launcher": "mpirun"}, {"launcher": "local"}])
+def test_only_srun_on_named_nodes_needs_their_partition(changes: dict) -> None:
+    def answer(argv: list, **_options: object) -> Completed:
+        raise AssertionError(argv)
+
+    assert launch.place(request(**changes), answer) == (request(**changes), None)
+
+
+def test_srun_reports_that_slurm_does_not_answer() -> None:
+    def answer(argv: list, **_options: object) -> Completed:
+        raise CommandError(argv, "exited 1", 1, "Unable to contact slurm controller")
+
+    assert launch.place(request(), answer) == (request(), None)
 
 
 @pytest.mark.parametrize(

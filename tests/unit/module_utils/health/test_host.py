@@ -129,11 +129,17 @@ def test_memlock_matters_only_with_rdma() -> None:
 
 
 def slurmd(
-    tmp_path: Path, pid: int, ids: str = "0\t0\t0\t0", file: str = "/usr/sbin/slurmd", limit: int = 8388608
+    tmp_path: Path,
+    pid: int,
+    ids: str = "0\t0\t0\t0",
+    file: str = "/usr/sbin/slurmd",
+    # No host has it, so that it cannot be that of the test.
+    limit: int = 12345,
+    comm: str = "slurmd",
 ) -> None:
     folder = tmp_path / "proc" / str(pid)
     folder.mkdir(parents=True)
-    (folder / "comm").write_text("slurmd\n", encoding="utf-8")
+    (folder / "comm").write_text(f"{comm}\n", encoding="utf-8")
     (folder / "status").write_text(f"Name:\tslurmd\nUid:\t{ids}\nGid:\t0\t0\t0\t0\n", encoding="utf-8")
     (folder / "exe").symlink_to(file)
     (folder / "limits").write_text(
@@ -142,10 +148,14 @@ def slurmd(
     )
 
 
-@pytest.mark.parametrize("file", ["/usr/sbin/slurmd", "/opt/slurm/sbin/slurmd", "/usr/sbin/slurmd (deleted)"])
-def test_memlock_is_that_of_slurmd(tmp_path: Path, file: str) -> None:
-    slurmd(tmp_path, 77, file=file)
-    assert host.read_memlock(Tree(str(tmp_path))) == 8388608
+@pytest.mark.parametrize("comm", ["slurmd", "slurmd-wlm"], ids=["started", "reconfigured"])
+@pytest.mark.parametrize(
+    "file",
+    ["/usr/sbin/slurmd", "/opt/slurm/sbin/slurmd", "/usr/sbin/slurmd-wlm", "/usr/sbin/slurmd-wlm (deleted)"],
+)
+def test_memlock_is_that_of_slurmd(tmp_path: Path, file: str, comm: str) -> None:
+    slurmd(tmp_path, 77, file=file, comm=comm)
+    assert host.read_memlock(Tree(str(tmp_path))) == 12345
 
 
 def test_memlock_is_not_that_of_a_process_that_calls_itself_slurmd(tmp_path: Path) -> None:
@@ -154,7 +164,7 @@ def test_memlock_is_not_that_of_a_process_that_calls_itself_slurmd(tmp_path: Pat
     slurmd(tmp_path, 2, ids="1000\t0\t0\t0", file="/home/alice/slurmd", limit=2)
     slurmd(tmp_path, 3, file="/usr/bin/sudo", limit=3)
     slurmd(tmp_path, 77)
-    assert host.read_memlock(Tree(str(tmp_path))) == 8388608
+    assert host.read_memlock(Tree(str(tmp_path))) == 12345
 
 
 def test_swap() -> None:

@@ -47,6 +47,7 @@ def test_programs_with_sockets_and_without_the_library(tmp_path: Path) -> None:
         (LIBRARY, [Program("sshd", False), Program("tailscaled", True)], "pass", "active"),
         (LIBRARY, [Program("rclone", True)], "pass", "active; not for rclone (static)"),
         (LIBRARY, [Program("slurmd", False)], "fail", "not loaded"),
+        (LIBRARY, [Program("slurmd-wlm", False)], "fail", "not loaded"),
         ("/usr/lib/other.so", [], "fail", "not active"),
     ],
 )

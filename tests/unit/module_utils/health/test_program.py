@@ -225,8 +225,27 @@ def test_comments_are_read_where_slurm_shows_them() -> None:
         + "\nNodeName=n3 State=IDLE\n"
     )
     assert program.parse_comments(shown) == {"n1": "gpumesh-unfit:a.b,c.d", "n2": "see ticket 5"}
+    reserved = shown.replace("c.d", "c.d ReservationName=mt") + "NodeName=n4 State=IDLE+RESERVED ReservationName=mt\n"
+    assert program.parse_comments(reserved) == program.parse_comments(shown)
     assert program.noted("gpumesh-unfit:a.b,c.d") == ["a.b", "c.d"]
     assert program.noted("see ticket 5") == []
+
+
+def test_a_reserved_node_has_its_fault_only_once(tmp_path: Path) -> None:
+    """It would otherwise wait for the others at each run, and its fault would not count among theirs."""
+    told: list[str] = []
+    line = f"NodeName={{}} State=IDLE+RESERVED Comment={program.NOTE}{DISK} ReservationName=mt\n"
+
+    def runner(argv: Any, **_options: Any) -> Completed:
+        if argv[1] == "update":
+            told.append(" ".join(argv[2:]))
+            return Completed(0, "", "")
+        mine = line.format("n1")
+        return Completed(0, mine if argv[-1] == "n1" else "".join(line.format(f"n{n}") for n in range(1, 5)), "")
+
+    settings = program.Settings("lab", "n1", "", [DISK], 95)
+    action = program.settle(runner, settings, [result("fail")], Tree(str(tmp_path)))
+    assert (action.kind, told) == ("none", [])
 
 
 def test_a_reason_is_one_line_that_slurm_can_store() -> None:

@@ -27,6 +27,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.host import 
     may_bind,
     parse_cgroups,
     parse_version,
+    read_memory,
     running_options,
 )
 
@@ -98,6 +99,32 @@ def test_the_user_wins_in_whatever_case() -> None:
     assert "proctracktype" not in conf.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("settings", "written"),
+    [
+        ({"SlurmctldParameters": "idle_on_node_suspend"}, "idle_on_node_suspend,enable_configless"),
+        ({"slurmctldparameters": ["a", "Enable_Configless"]}, "a,Enable_Configless"),
+        # Without this word, no node gets its configuration.
+        ({"SlurmctldParameters": None}, "enable_configless"),
+        ({"SlurmctldParameters": []}, "enable_configless"),
+        ({"DebugFlags": ["Steps", "Gres"]}, "Steps,Gres,NO_CONF_HASH"),
+        ({"debugflags": " Steps , no_conf_hash"}, "Steps , no_conf_hash"),
+        ({"DebugFlags": None}, None),
+        ({"SchedulerParameters": "bf_max_job_test=1000"}, "bf_max_job_test=1000,nohold_on_prolog_fail"),
+        ({"SchedulerParameters": None}, None),
+        # Other lists are the user's alone.
+        ({"PrologFlags": "X11"}, "X11"),
+    ],
+)
+def test_lists_of_the_user_keep_the_words_that_we_need(settings: dict[str, Any], written: str | None) -> None:
+    (key,) = settings
+    assert served(settings=settings, prolog="/usr/local/sbin/check").get(key.lower()) == written
+
+
+def test_lists_of_the_user_get_only_words_that_we_set() -> None:
+    assert served(settings={"SchedulerParameters": "defer"})["schedulerparameters"] == "defer"
+
+
 def test_the_nodes_are_checked_by_the_program_that_is_given() -> None:
     assert not [key for key in served() if key.startswith("healthcheck") or key == "prolog"]
     settings = served(health_check="/usr/local/sbin/check", health_check_interval=60)
@@ -118,6 +145,53 @@ def test_memory_is_given_out_by_the_share_of_a_cpu() -> None:
     # A job with all CPUs fits on the node.
     assert config.real_memory(HOST) >= 16 * 1472
     assert served(settings={"DefMemPerCPU": 4000})["defmempercpu"] == "4000"
+
+
+def test_the_share_of_a_cpu_is_not_rounded_down_to_nothing() -> None:
+    """A container with little memory sees all CPUs of its machine."""
+    small = HOST._replace(memory=800, cpus=16)
+    assert config.default_memory(small) == 768 // 16
+    assert config.default_memory(HOST._replace(memory=8, cpus=16)) == 1
+
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("init", "groups", "limits", "memory"),
+    [
+        ("sshd", "0::/\n", {}, 24105),
+        ("sshd", "0::/\n", {"memory.max": "max"}, 24105),
+        ("sshd", "0::/\n", {"memory.max": f"{800 * MIB}"}, 800),
+        # It may be larger than the machine.
+        ("sshd", "0::/\n", {"memory.max": f"{99999 * MIB}"}, 24105),
+        # Only containers without systemd are limited in this way.
+        ("systemd", "0::/init.scope\n", {"memory.max": f"{800 * MIB}"}, 24105),
+        # Without a namespace, the container sees the whole tree.
+        ("sshd", "0::/pod/one\n", {"pod/memory.max": f"{700 * MIB}", "pod/one/memory.max": "max"}, 700),
+        ("sshd", "0::/../..\n", {"memory.max": f"{800 * MIB}"}, 800),
+        (
+            "sshd",
+            "5:cpu,cpuacct:/docker/a\n4:memory:/docker/a\n0::/docker/a\n",
+            {"memory/memory.limit_in_bytes": f"{800 * MIB}"},
+            800,
+        ),
+        ("sshd", "4:memory:/docker/a\n", {"memory/docker/a/memory.limit_in_bytes": f"{600 * MIB}"}, 600),
+        ("sshd", "4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712"}, 24105),
+        ("sshd", None, {}, 24105),
+    ],
+)
+def test_memory_is_what_the_container_may_use(
+    tmp_path: Path, init: str, groups: str | None, limits: dict[str, str], memory: int
+) -> None:
+    files = {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
+    files |= {"proc/1/comm": init, "proc/meminfo": f"MemTotal:  {24105 * 1024} kB\nMemFree: 1 kB\n"}
+    files |= {"proc/1/cgroup": groups} if groups is not None else {}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
+    assert read_memory(Tree(str(tmp_path))) == memory
+    assert read_memory(Tree(str(tmp_path / "nothing"))) == 0
 
 
 @pytest.mark.parametrize("key", ["DefMemPerGPU", "defmempernode"])
@@ -147,7 +221,7 @@ def test_without_accounting() -> None:
         ({"settings": {"SchedulerParameters": "x" * 1100}}, "1024"),
         ({"partitions": {}}, "at least one partition"),
         ({"partitions": {"a b": {}}}, "slurm_partitions"),
-        ({"gres": {"gpu": {"Type": "h100"}}}, "neither File nor Count"),
+        ({"gres": {"gpu": {"Type": "h100"}}}, "neither File, MultipleFiles nor Count"),
         ({"gres": {"gpu": 2}}, "Give a mapping"),
         ({"node": {"NodeAddr": "1.2.3.4"}}, "set from the cluster record"),
         ({"node": {"Feature": "a'b"}}, "quotes"),
@@ -180,6 +254,13 @@ def test_refused(overrides: dict[str, Any], words: str) -> None:
             "gpu:a100:8",
         ),
         (
+            # Parts of a GPU, each of which has several devices.
+            {"gpu": [{"Type": "3g.20gb", "MultipleFiles": "/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12"}] * 2},
+            None,
+            ["Name=gpu Type=3g.20gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap12"] * 2,
+            "gpu:3g.20gb:1,gpu:3g.20gb:1",
+        ),
+        (
             {"GPU": [{"Type": "a", "Count": 2}, {"type": "b", "count": 1}], "license": {"Count": 3}},
             HOST.gpu,
             ["Name=gpu Type=a Count=2", "Name=gpu type=b count=1", "Name=license Count=3"],
@@ -190,6 +271,21 @@ def test_refused(overrides: dict[str, Any], words: str) -> None:
 def test_gres(given_gres: dict[str, Any], gpu: Gpu | None, lines: list[str], declared: str) -> None:
     found = config.gres_lines(request(gres=given_gres), HOST._replace(gpu=gpu))
     assert found == config.Gres(lines, declared)
+
+
+def test_the_controller_knows_the_gres_of_all_members() -> None:
+    """It ignores those whose name is not in GresTypes."""
+    assert served()["grestypes"] == "gpu"
+    # As gres.conf and the node's definition have them.
+    assert served(gres={"NIC": {"Count": 2}})["grestypes"] == "gpu,nic"
+    assert served(gres={"nic": {"Count": 2}}, gres_types=["tape", "GPU", "nic"])["grestypes"] == "gpu,nic,tape"
+
+
+def test_the_gres_that_the_controller_knows() -> None:
+    assert config.gres_types_in(None) == []
+    assert config.gres_types_in("ClusterName=lab\n") == []
+    documents = config.documents(request(gres_types=["nic"]), HOST, FOLDER)
+    assert config.gres_types_in(documents.served["slurm.conf"]) == ["gpu", "nic"]
 
 
 def test_the_arguments_of_slurmd() -> None:
@@ -418,9 +514,10 @@ def test_a_redefinition_that_was_cut_off_is_still_due() -> None:
         assert (planned.node_changed, planned.redefined) == (False, False)
 
 
-def test_the_slurmd_that_runs(tmp_path: Path) -> None:
-    argv = (
-        "slurmd",
+@pytest.mark.parametrize("comm", ["slurmd", "slurmd-wlm", "exe"], ids=["started", "reconfigured", "by its link"])
+def test_the_slurmd_that_runs(tmp_path: Path, comm: str) -> None:
+    """Debian's slurmd is a link to slurmd-wlm, and 24.11 executes itself again when it is reconfigured."""
+    options = (
         "--systemd",
         "-Z",
         "-N",
@@ -430,20 +527,21 @@ def test_the_slurmd_that_runs(tmp_path: Path) -> None:
         "--conf",
         "NodeAddr=10.99.0.1 Gres=gpu:2",
     )
-    for pid, comm, uid, name, contained in (
-        (7, "slurmd", 1000, "n1", ""),
-        (8, "sshd", 0, "n1", ""),
+    for pid, called, program, uid, name, contained in (
+        (7, comm, "/usr/sbin/slurmd", 1000, "n1", ""),
+        (8, "sshd", "sshd", 0, "n1", ""),
         # In a container on this host.
-        (88, "slurmd", 0, "n1", "\t12"),
-        (9, "slurmd", 0, "n1", ""),
-        (10, "slurmd", 0, "n2", ""),
+        (88, comm, "/usr/sbin/slurmd", 0, "n1", "\t12"),
+        (9, comm, "/usr/sbin/slurmd", 0, "n1", ""),
+        (10, comm, "/usr/sbin/slurmd", 0, "n2", ""),
     ):
         folder = tmp_path / "proc" / str(pid)
         folder.mkdir(parents=True)
-        (folder / "comm").write_text(f"{comm}\n")
+        (folder / "comm").write_text(f"{called}\n")
         ids = "\t".join([str(uid)] * 4)
         (folder / "status").write_text(f"Name:\tslurmd\nUid:\t{ids}\nNSpid:\t{pid}{contained}\n")
-        (folder / "cmdline").write_text("\0".join(argv).replace("n1", name).replace("gpu:2", f"gpu:{pid}") + "\0")
+        words = "\0".join([program, *options, ""])
+        (folder / "cmdline").write_text(words.replace("n1", name).replace("gpu:2", f"gpu:{pid}"))
     assert running_options(Tree(str(tmp_path)), "n1") == {
         "-N": "n1",
         "--conf-server": "10.99.0.1",

@@ -18,9 +18,21 @@ NODES = ("n1", "n2", "n3")
 
 
 class Slurm:
-    """Three nodes with four CPUs. ``starts_in``: the seconds until a job could start beside the existing ones."""
+    """Three nodes with four CPUs. ``starts_in``: the seconds until a job could start beside the existing ones.
 
-    def __init__(self, *allocated: int, states: str = "", starts_in: float = 0) -> None:
+    ``partitions``: those of each node, - for none. One of them is the default, and another one may be down.
+    """
+
+    def __init__(
+        self,
+        *allocated: int,
+        states: str = "",
+        starts_in: float = 0,
+        partitions: str = "main main main",
+        default: str = "main",
+        down: str = "",
+    ) -> None:
+        self.partitions, self.default, self.down = partitions.split(), default, down
         self.allocated = allocated
         self.states = states.split() or [
             "IDLE" if not cpus else "MIXED" if cpus < 4 else "ALLOCATED" for cpus in allocated
@@ -36,7 +48,16 @@ class Slurm:
         if argv[-1] == "node":
             shown = [
                 f"NodeName={name} CPUAlloc={cpus} CPUTot=4 State={state} RealMemory=900"
-                for name, cpus, state in zip(NODES, self.allocated, self.states)
+                + ("" if parts == "-" else f" Partitions={parts}")
+                for name, cpus, state, parts in zip(NODES, self.allocated, self.states, self.partitions)
+            ]
+            return Completed(0, "\n".join(shown), "")
+        if argv[-1] == "partition":
+            names = sorted({name for parts in self.partitions for name in parts.split(",")} - {"-"})
+            shown = [
+                f"PartitionName={name} Default={'YES' if name == self.default else 'NO'} Nodes=n[1-3] "
+                f"State={'DOWN' if name == self.down else 'UP'} TotalCPUs=4"
+                for name in names
             ]
             return Completed(0, "\n".join(shown), "")
         if argv[-1] == "job":
@@ -71,10 +92,12 @@ class Returning:
             words = {"n1": ("IDLE", "18:00:00"), "n2": (state, started), "n3": ("IDLE", "18:00:00")}
             lines = [
                 f"NodeName={name} CPUAlloc=0 CPUTot=4 State={word}+DYNAMIC_NORM RealMemory=900 "
-                f"BootTime=2026-11-25T09:26:14 SlurmdStartTime=2026-11-25T{at} LastBusyTime=2026-11-25T18:37:11"
+                f"Partitions=main BootTime=2026-11-25T09:26:14 SlurmdStartTime=2026-11-25T{at} LastBusyTime=2026-11-25T18:37:11"
                 for name, (word, at) in words.items()
             ]
             return Completed(0, "\n".join(lines), "")
+        if argv[-1] == "partition":
+            return Completed(0, "PartitionName=main Default=YES Nodes=n[1-3] State=UP TotalCPUs=12", "")
         assert "srun" in argv
         self.jobs += 1
         return self.answers.pop(0)
@@ -86,12 +109,13 @@ class Returning:
         self.slept += seconds
 
 
-def found(slurm: Slurm) -> launch.Found:
-    return look(slurm, *NODES)
-
-
 def look(slurm: Slurm, *names: str) -> launch.Found:
-    return launch.look(slurm, launch.Request(names, "root", 60), launch.read(slurm))
+    request = launch.Request(names or NODES, "root", 60)
+    return launch.look(slurm, request, launch.read(slurm))
+
+
+def found(slurm: Slurm) -> tuple[Any, ...]:
+    return look(slurm)[:3]
 
 
 ALICE = ["7 of alice (train)"]
@@ -100,7 +124,7 @@ ALICE = ["7 of alice (train)"]
 def test_an_idle_cluster_is_launched_on_without_more_questions() -> None:
     slurm = Slurm(0, 0, 0)
     assert found(slurm) == (list(NODES), {}, {})
-    assert len(slurm.asked) == 2
+    assert len(slurm.asked) == 3
 
 
 def test_nodes_without_a_free_processor_are_named_with_their_jobs() -> None:
@@ -210,3 +234,60 @@ def test_a_node_that_still_ends_a_job_is_waited_for() -> None:
     slurm = Returning(RAN, nodes=["IDLE*+COMPLETING 18:30:00"])
     assert slurm.prove().found.barred == {"n2": "idle completing dynamic_norm not_responding"}
     assert slurm.slept == 0
+
+
+@pytest.mark.parametrize(
+    ("partitions", "default", "groups"),
+    [
+        ("main main main", "main", [("main", NODES)]),
+        # There does not have to be a default one.
+        ("main main main", "", [("main", NODES)]),
+        ("fast fast slow", "fast", [("fast", ("n1", "n2")), ("slow", ("n3",))]),
+        # A node has one task, and everybody may use the default partition.
+        ("fast,all all fast,all", "fast", [("fast", ("n1", "n3")), ("all", ("n2",))]),
+        # Otherwise, as few jobs as possible.
+        ("a,all b,all c,all", "", [("all", NODES)]),
+        ("all,main all,main all,main", "main", [("main", NODES)]),
+    ],
+)
+def test_nodes_of_several_partitions_are_launched_on_together(
+    partitions: str, default: str, groups: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    request = launch.Request(NODES, "root", 60)
+    there = look(Slurm(0, 0, 0, partitions=partitions, default=default))
+    assert (there.nodes, there.barred) == (list(NODES), {})
+    jobs = launch.jobs(request, there.nodes, there.partitions)
+    assert [(job.partition, tuple(job.nodes)) for job in jobs] == groups
+
+
+def test_a_node_without_a_partition_that_starts_jobs_is_left_out() -> None:
+    there = look(Slurm(0, 0, 0, partitions="fast - slow", default="fast", down="slow"))
+    assert (there.nodes, there.barred) == (
+        ["n1"],
+        {"n2": "in no partition", "n3": "only in partitions that start no jobs (slow)"},
+    )
+
+
+def test_each_partition_is_asked_whether_it_can_start_a_job() -> None:
+    slurm = Slurm(2, 2, 0, partitions="fast slow slow", default="fast", starts_in=3600)
+    assert found(slurm) == (["n3"], {"n1": ALICE, "n2": ALICE}, {})
+    asked = [line for line in slurm.asked if "--test-only" in line]
+    assert ["--partition=fast" in asked[0], "--partition=slow" in asked[1]] == [True, True]
+
+
+def test_the_jobs_of_several_partitions_have_one_result() -> None:
+    seen: list[list[str]] = []
+
+    def run(argv: Any, **_options: Any) -> Completed:
+        seen.append([word for word in argv if word.startswith(("--partition", "--nodes", "--nodelist"))])
+        return Completed(*((0, "n1\nn2\n", "") if "--partition=fast" in argv else (1, "", "srun: error: x\n")))
+
+    base = launch.Request(NODES, "root", 60)
+    jobs = launch.jobs(base, NODES, {"n1": "fast", "n2": "fast", "n3": "slow"})
+    assert launch.launch_all(run, [*jobs, jobs[0]]) == (1, "n1\nn2\nn1\nn2\n", "srun: error: x\n")
+    assert seen[:2] == [
+        ["--nodes=2", "--nodelist=n1,n2", "--partition=fast"],
+        ["--nodes=1", "--nodelist=n3", "--partition=slow"],
+    ]
+    words = launch.words_of_all(jobs)
+    assert words.index("&&") == len(launch.words(jobs[0])) and words.count("srun") == 2

@@ -105,6 +105,13 @@ def test_a_reason_that_looks_like_another_field() -> None:
     assert node["reason"] == "State=IDLE because NodeAddr=1.2.3.4"
 
 
+@pytest.mark.parametrize("more", ["", " Comment=x y", " ReservationName=mt", " Comment=x y ReservationName=mt"])
+def test_a_reason_ends_before_a_comment_and_a_reservation(more: str) -> None:
+    line = f"NodeName=n1 State=DOWN+DRAIN+RESERVED Reason=Kill task failed [root@2026-11-20T21:58:49]{more}\n"
+    (node,) = show.parse_nodes_text(line)
+    assert (node["reason"], node["reason_user"]) == ("Kill task failed", "root")
+
+
 @pytest.mark.parametrize(
     ("state", "flags", "ready"),
     [

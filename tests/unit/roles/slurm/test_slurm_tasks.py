@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
+import pytest
+
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
-from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays, run_tasks
 
 MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2, 3)]
 STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
@@ -51,6 +54,47 @@ def test_slurm_may_come_after_a_hand_over(tmp_path: Path) -> None:
     assert run.code == 0, run.output
     assert "Check whether the former manager has the queue" in run.words
     assert recap(run, "n2")["ok"] > recap(run, "n1")["ok"]
+
+
+NOT_READY = [
+    ("", "It did not register with the controller on n1."),
+    (
+        "NodeName=n2 State=DOWN+NOT_RESPONDING Reason=Not responding [slurm@2026-11-20T20:31:00]",
+        "Its state in Slurm is down not_responding (Not responding).",
+    ),
+    ("NodeName=n2 State=UNKNOWN", "Its state in Slurm is unknown (no reason was given)."),
+    (None, "'scontrol show -o node' exited 1: "),
+]
+
+
+@pytest.mark.parametrize(("shown", "words"), NOT_READY, ids=["unknown", "down", "no reason", "no controller"])
+def test_a_node_that_is_not_ready_in_time_is_explained(tmp_path: Path, shown: str | None, words: str) -> None:
+    node = tmp_path / "node"
+    if shown is not None:
+        node.write_text(f"{shown}\n", encoding="utf-8")
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    script = f'#!/bin/sh\n[ "$1" = -V ] && echo slurm-wlm 22.05.8 || cat {node}\n'
+    scontrol.write_text(script, encoding="utf-8")
+    scontrol.chmod(0o755)
+    settle = {"ansible.builtin.include_role": {"name": "gpumesh.cluster.slurm", "tasks_from": "settle"}}
+    given = {
+        "cluster_record": RECORD,
+        "slurm_ready_timeout": 2,
+        "__slurm_run": {"redefined": False, "leftover": False},
+    }
+    play = {
+        "hosts": "n2",
+        "vars": given,
+        "tasks": [settle],
+        "environment": {"PATH": f"{scontrol.parent}:{os.environ['PATH']}"},
+    }
+    run = run_plays(tmp_path, {"n1": {}, "n2": {}}, [play])
+    assert run.code == 2, run.output
+    said = run.words.partition("TASK [gpumesh.cluster.slurm : Explain why the node does not accept jobs]")[2]
+    assert "n2: The node does not accept jobs after 2 s. " in said
+    assert words in said
+    assert "See /var/log/slurm/slurmd.log on n2 and /var/log/slurm/slurmctld.log on n1." in said
 
 
 def test_fresh_hosts_can_leave(tmp_path: Path) -> None:
