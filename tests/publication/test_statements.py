@@ -213,6 +213,23 @@ def test_the_initial_values_of_a_mesh_are_documented() -> None:
     assert f"initially V({plan.DEFAULT_MESH['backend']})" in options["mesh_backend"]["description"]
 
 
+def test_the_files_on_a_member_are_those_of_the_source() -> None:
+    chapter = text_of("docs", "guides", "day2.md").partition("## What is on a member")[2].partition("\n## ")[0]
+    paths = re.findall(r"`(/[^`]+)`", chapter)
+    assert len(paths) > 15
+    texts = [
+        path.read_text(encoding="utf-8")
+        for folder in ("plugins", "roles")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yml")
+    ]
+    for path in paths:
+        # The source puts some paths together: of these, the name of the file is there.
+        name = re.sub(r"(CLUSTER|INTERFACE|SERVICE)", "{X}", path.rstrip("/").rpartition("/")[2])
+        pattern = re.compile(r".{1,30}".join(re.escape(part) for part in name.split("{X}")))
+        assert any(path.rstrip("/") in text or pattern.search(text) for text in texts), path
+
+
 # --- Names and versions
 
 
