@@ -1,6 +1,6 @@
 """A training to look at: its metrics and a file in MLflow, its steps in a profile. See docs/guides/profile.md.
 
-    gpumesh-train --name nano --nodes 3 -- python3 track.py
+    gpumesh-train --name tracked --nodes 3 -- python3 track.py
     gpumesh-train --name slow --nodes 3 --profile torch -- python3 track.py --slow 1
 
 The ranks train a network together. Only rank 0 tracks, since every rank has the same averaged loss. With --slow, a rank

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -107,15 +108,19 @@ def test_dependencies_agree(installed: Installed) -> None:
 
 def test_an_execution_environment_gets_what_the_collection_needs(installed: Installed) -> None:
     """The context of the image is made here; to build it takes a registry, which the tests have not."""
-    made = installed.run("ansible-builder", "create", "-f", str(ROOT / "execution-environment.yml"), "-c", "context")
+    for path in (ROOT / "execution-environment.yml", installed.archive):
+        shutil.copy(path, installed.folder)
+    made = installed.run("ansible-builder", "create", "-c", "context")
     assert made.returncode == 0, made.stdout + made.stderr
     found = installed.run("ansible-builder", "introspect", str(installed.folder / "collections"))
     assert found.returncode == 0, found.stderr
     assert "openssh-clients [platform:rpm]" in found.stdout
     assert "paramiko" in found.stdout and "netaddr" in found.stdout
-    assert yaml.safe_load((installed.folder / "context" / "_build" / "requirements.yml").read_text())[
-        "collections"
-    ] == [{"name": "gpumesh.cluster", "version": ">=1.0.0"}]
+    build = installed.folder / "context" / "_build"
+    (wanted,) = yaml.safe_load((build / "requirements.yml").read_text())["collections"]
+    # The image installs it with this folder as the working folder.
+    assert wanted == {"name": f"archive/{installed.archive.name}", "type": "file"}
+    assert (build / wanted["name"]).read_bytes() == installed.archive.read_bytes()
 
 
 def test_a_project_installs_the_collection_from_itself(installed: Installed, tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ def write(user: str, roles: Sequence[Mapping[str, Any]], **more: Any) -> str:
 def places(user: str, name: str = "demo") -> dict[str, tuple[str, str]]:
     """The address and node of each container, by name."""
     shown = by(user, "gpumesh-session", "show", name).splitlines()[1:]
-    return {container: (address, node) for container, address, node in map(str.split, shown)}
+    containers = [line.split() for line in shown if not line.startswith("log ")]
+    return {container: (address, node) for container, address, node in containers}
 
 
 def job_of(user: str, name: str = "demo") -> int:

@@ -206,8 +206,8 @@ def remove(
         raise InputError(
             f"The data of {listed} would be left behind.",
             "Copy it to a remaining member and set that as the volume's server in storage_volumes, or remove the "
-            "volume from storage_volumes, and run the storage playbook first. With cluster_force=true the volume is "
-            "removed from the cluster and the data stays where it is.",
+            "volume from storage_volumes, and run the storage playbook first. If the machine is lost, set "
+            "cluster_force=true: the volume is removed from the cluster, and data that still exists stays where it is.",
             volumes=held,
         )
     changes = list(handed.changes)
@@ -233,8 +233,9 @@ def _without_server(
     if not force:
         raise InputError(
             f"The database of the experiments on {tracking['server']} would be left behind.",
-            f"Move it first, with the playbook tracking and tracking_server set to one of {', '.join(staying)}. With "
-            "cluster_force=true the tracking server is removed from the cluster and its data stays where it is.",
+            f"Move it first, with the playbook tracking and tracking_server set to one of {', '.join(staying)}. If the "
+            "machine is lost, set cluster_force=true: the tracking server is removed from the cluster, and data that "
+            "still exists stays where it is.",
             server=tracking["server"],
             candidates=list(staying),
         )

@@ -221,7 +221,9 @@ def enter(run: Runner, job: int, local: int, settings: Settings, words: Sequence
     end = time.monotonic() + _PATIENCE
     while not runtime.runs(place):
         if time.monotonic() > end:
-            raise HostStateError("The container is not running.", "See the log of the session: gpumesh-session show.")
+            raise HostStateError(
+                "The container is not running.", "See the log of the session, which gpumesh-session show names."
+            )
         time.sleep(0.5)
     with _process(runtime.enter(place, words, terminal)) as process:
         return process.wait()

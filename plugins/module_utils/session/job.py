@@ -123,6 +123,22 @@ def log_of(logs: str, name: str, number: int) -> str:
     return f"{logs}/gpumesh-session-{name}-{number}.log"
 
 
+def logs_in(text: str) -> str:
+    """The folder for the log, from a batch script; empty for another script."""
+    for line in text.splitlines():
+        words = shlex.split(line) if line.startswith("exec ") else []
+        if words[2:3] == ["supervise"] and len(words) > 3:
+            return words[3]
+    return ""
+
+
+def log(run: Runner, session: Session) -> str:
+    """The file with the output of a session's containers, as Slurm has its script; empty if Slurm has none."""
+    done = run(["scontrol", "write", "batch_script", str(session.job), "-"], check=False)
+    logs = "" if done.rc else logs_in(done.stdout)
+    return log_of(logs, session.token.name, session.job) if logs else ""
+
+
 def _step(number: int, nodes: int) -> List[str]:
     """srun with a task on each of so many nodes of the job."""
     words = ["srun", f"--jobid={number}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--chdir=/"]

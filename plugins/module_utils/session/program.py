@@ -234,6 +234,9 @@ def _show(settings: Settings, given: argparse.Namespace, _command: Sequence[str]
     if found.nodes:
         for one in job.containers(found, settings):
             sys.stdout.write(f"{one.name:<20} {one.address:<16} {one.node}\n")
+    log = job.log(run_command, found)
+    if log and found.host:
+        sys.stdout.write(f"log {log} on {found.host}\n")
     return 0
 
 

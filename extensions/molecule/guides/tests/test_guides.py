@@ -29,7 +29,7 @@ ELSEWHERE = {
         "-e cluster_manager_lost=true"
     ),
     # Scenario `wireguard` rotates the keys of a mesh; this cluster has no mesh.
-    "ansible-playbook -i inventories/lan gpumesh.cluster.mesh -e mesh_rotate_keys=true",
+    "ansible-playbook -i inventories/rented gpumesh.cluster.mesh -e mesh_rotate_keys=true",
     # Scenario `slurm` rotates munge's key, has accounts and limits, and runs the examples.
     "ansible-playbook -i inventories/lan gpumesh.cluster.slurm -e munge_rotate_key=true",
     "ansible-playbook -i inventories/lan gpumesh.cluster.slurm",
@@ -41,12 +41,15 @@ ELSEWHERE = {
     "ansible-playbook -i inventories/lan gpumesh.cluster.check -e check_level=full",
     "ansible-playbook -i inventories/lan gpumesh.cluster.check -e check_level=full -e check_min_volume_read_mbps=500",
     "ansible-playbook -i inventories/lan gpumesh.cluster.storage",
+    # Scenarios `default` and `tailscale` name other groups.
+    "ansible-playbook -i inventories/lan gpumesh.cluster.site -e cluster_hosts=lab_b",
     # The fixture installs the archive. That a checkout gives the same is a test of publication.
+    "python3 -m venv ~/ansible",
+    ". ~/ansible/bin/activate",
+    "pip install 'ansible-core>=2.18,<2.22' paramiko netaddr",
     "git clone https://github.com/gpumesh/gpumesh.cluster gpumesh",
     "git -C gpumesh pull",
     "ansible-galaxy collection install --force ./gpumesh",
-    # Scenario `slurm` has accounting.
-    "mariadb-dump slurm_acct_db > slurm_acct_db.sql",
 }
 
 
@@ -125,6 +128,43 @@ def test_remove_and_join(desk: Desk) -> None:
     desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.discover")
     desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.join -e cluster_machines=gpu3")
     assert desk.members("gpu3") == list(MACHINES)
+
+
+def test_keep_jobs_off_a_machine(desk: Desk) -> None:
+    desk.on("gpu1", "day2", 'scontrol update NodeName=gpu1 State=DRAIN Reason="no jobs here"')
+    # The check does not take it for a fault.
+    desk.play("day2", "ansible-playbook -i inventories/lan gpumesh.cluster.check")
+    assert desk.lab.run("gpu1", "sinfo", "-hn", "gpu1", "-o", "%T").strip() == "drained"
+    desk.lab.run("gpu1", "scontrol", "update", "NodeName=gpu1", "State=RESUME")
+    desk.lab.wait("gpu1 is idle", lambda: desk.lab.run("gpu1", "sinfo", "-hn", "gpu1", "-o", "%T").strip() == "idle")
+
+
+def test_add_a_user(desk: Desk) -> None:
+    desk.play(
+        "day2",
+        'ansible cluster -i inventories/lan --become -m ansible.builtin.user -a "name=alice uid=2001 shell=/bin/bash"',
+    )
+    assert {desk.lab.run(machine, "id", "-u", "alice").strip() for machine in MACHINES} == {"2001"}
+    ran = desk.lab.run("gpu1", "su", "-", "alice", "-c", "srun -N3 --immediate=60 id -un")
+    assert ran.split() == ["alice"] * 3
+
+
+def test_back_up_the_accounting_and_restore_it(desk: Desk) -> None:
+    def history() -> str:
+        return desk.lab.run("gpu1", "sacct", "--allusers", "--noheader", "--parsable2", "--format=JobID,User,State")
+
+    def root(line: str) -> None:
+        desk.type("day2", line)
+        desk.lab.run("gpu1", "sh", "-c", f"cd /root && {line}")
+
+    desk.lab.wait("the job of alice is in the accounting", lambda: "|alice|COMPLETED" in history())
+    before = [line for line in history().splitlines() if "|alice|" in line]
+    root("(umask 077; mariadb-dump slurm_acct_db > slurm_acct_db.sql)")
+    root("systemctl stop slurmdbd")
+    root("mariadb slurm_acct_db < slurm_acct_db.sql")
+    root("systemctl start slurmdbd")
+    desk.lab.wait("slurmdbd answers", lambda: desk.lab.run("gpu1", "sacct", "--noheader", check=False) != "")
+    assert set(before) <= set(history().splitlines())
 
 
 def test_upgrade(desk: Desk) -> None:

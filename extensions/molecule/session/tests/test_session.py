@@ -198,6 +198,12 @@ def test_roles_that_differ_share_nodes_and_have_images_of_their_own(demo: Demo) 
     }
 
 
+def test_the_log_is_where_show_says(demo: Demo) -> None:
+    log = re.search(r"^log (\S+) on (\S+)$", by("alice", "gpumesh-session", "show", "demo"), re.MULTILINE)
+    assert log and log[2] == demo["main1"][1]
+    LAB.run(log[2], "test", "-f", log[1])
+
+
 def test_each_container_is_held_to_its_own_memory(demo: Demo) -> None:
     found = everywhere("alice", "cat", "/proc/1/cgroup")
     for name, (_address, node) in demo.items():

@@ -79,10 +79,10 @@ def test_a_run_with_its_metrics_and_its_file(desk: Desk, lab: TrackingLab) -> No
     alice(desk, "mkdir -p /mnt/shared/alice", folder="/")
     alice(desk, "cp -r /mnt/shared/examples/tracking /mnt/shared/alice/", folder="/")
     alice(desk, f"cd {HERE}", folder="/")
-    alice(desk, "gpumesh-train --name nano --nodes 3 -- python3 track.py")
+    alice(desk, "gpumesh-train --name tracked --nodes 3 -- python3 track.py")
     # What was not sent before the program ended.
-    alice(desk, "srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/nano/track")
-    run = lab.runs("alice")["nano"]
+    alice(desk, "srun python3 /usr/local/lib/gpumesh/python/gpumesh_track.py /mnt/shared/alice/runs/tracked/track")
+    run = lab.runs("alice")["tracked"]
     assert lab.history(run, "loss") == list(range(1, STEPS + 1))
     assert run["info"]["status"] == "FINISHED"
     assert {one["key"]: one["value"] for one in run["data"]["params"]}["steps"] == str(STEPS)
@@ -164,7 +164,7 @@ def test_it_moves_with_all_runs(desk: Desk, lab: TrackingLab) -> None:
     runs = lab.known("alice")
     desk.play(GUIDE, f"{AGAIN} -e tracking_server={OTHER}")
     lab.find_server()
-    moved = lab.runs("alice")["nano"]
+    moved = lab.runs("alice")["tracked"]
     assert lab.known("alice") == runs and lab.history(moved, "loss") == list(range(1, STEPS + 1))
     assert lab.artifact(moved, "losses.csv").startswith("step,loss")
     for folder in ("/etc/gpumesh/tracking", "/usr/local/lib/gpumesh/mlflow"):
@@ -180,9 +180,9 @@ def test_back_up_and_restore(desk: Desk, lab: TrackingLab) -> None:
 
     root("(umask 077; runuser -u gpumesh_tracking -- pg_dump --format=custom gpumesh_tracking > tracking.dump)")
     assert lab.run(OTHER, "stat", "--format=%a", "/root/tracking.dump").strip() == "600"
-    lab.ask("mlflow/runs/delete", {"run_id": kept["nano"]["run_id"]})
+    lab.ask("mlflow/runs/delete", {"run_id": kept["tracked"]["run_id"]})
     lab.ask("mlflow/experiments/create", {"name": "later"})
-    assert "nano" not in lab.runs("alice")
+    assert "tracked" not in lab.runs("alice")
     root(
         "runuser -u gpumesh_tracking -- sh -ec 'cd /mnt/shared/mlflow-lan; umask 077; cat > new; mv new database.dump' "
         "< tracking.dump"

@@ -28,15 +28,15 @@ def text(browser) -> str:
 
 
 def test_the_run_its_metrics_and_its_file(browser, lab: TrackingLab) -> None:
-    run = lab.runs("alice")["nano"]["info"]
+    run = lab.runs("alice")["tracked"]["info"]
     scheme, _slashes, place = lab.uri.partition("://")
     browser.set_window_size(1400, 1000)
     # A login is remembered for the following pages.
     browser.get(f"{scheme}://alice:{PASSWORDS['alice']}@{place}/api/2.0/mlflow/experiments/get?experiment_id=0")
     where = f"{lab.uri}/#/experiments/{run['experiment_id']}"
     for page, words in (
-        (f"{where}/runs", ["nano", "slow"]),
-        (f"{where}/runs/{run['run_id']}", ["nano", "loss", "width"]),
+        (f"{where}/runs", ["slow", "tracked"]),
+        (f"{where}/runs/{run['run_id']}", ["tracked", "loss", "width"]),
         (f"{where}/runs/{run['run_id']}/artifacts", ["losses.csv"]),
     ):
         browser.get(page)

@@ -297,6 +297,12 @@ class TestRemove:
         after = plan.remove(record, ["n2"], LATER, force=True).record
         assert (machines(after), after["storage"]["volumes"]) == (["n1", "n3"], [])
 
+    def test_the_remedy_also_fits_a_lost_machine(self) -> None:
+        volume = {"name": "data", "server": "n1", "path": "/srv/data", "mount_point": "/mnt/data"}
+        record = plan.set_storage(made(), [volume]).record
+        with pytest.raises(InputError, match="If the machine is lost, set cluster_force=true: the volume is removed"):
+            plan.remove(record, ["n1"], LATER, "n2")
+
 
 class TestMeshAndStorage:
     def test_no_difference(self) -> None:

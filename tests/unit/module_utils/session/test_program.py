@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.session import program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import job, program
+from ansible_collections.gpumesh.cluster.plugins.module_utils.session import spec as specs
 
 _SETTINGS = {
     "machine": "n1",
@@ -57,6 +58,21 @@ def test_each_line_has_its_container(bin_folder: Path, capfd: pytest.CaptureFixt
 def test_one_that_a_signal_has_ended_is_a_failure(bin_folder: Path) -> None:
     written(bin_folder, "srun", 'test "$GPUMESH_SESSION_PLACE" = 0 || kill -9 $$')
     assert program.main(_SETTINGS, ["run", "demo", "--", "true"]) == 9
+
+
+def test_shows_where_the_log_is(bin_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = specs.parse({"name": "demo", "roles": [{"name": "main", "image": "debian"}]})
+    (bin_folder / "script").write_text(job.script(program.PATH, spec, "/mnt/shared/al ice"))
+    written(bin_folder, "scontrol", f'test "$*" = "write batch_script 7 -" && cat {bin_folder}/script')
+    assert program.main(_SETTINGS, ["show", "demo"]) == 0
+    log = "/mnt/shared/al ice/gpumesh-session-demo-7.log"
+    assert capfd.readouterr().out.splitlines()[-1] == f"log {log} on n1"
+
+
+def test_shows_a_session_whose_script_slurm_does_not_have(bin_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    written(bin_folder, "scontrol", "exit 1")
+    assert program.main(_SETTINGS, ["show", "demo"]) == 0
+    assert "log" not in capfd.readouterr().out
 
 
 def test_nobody_reads_on(bin_folder: Path) -> None:
