@@ -59,18 +59,30 @@ def wanted(qos: Mapping[str, Any], accounts: Mapping[str, Any]) -> Wanted:
     users: List[Tuple[str, str]] = []
     settings: Dict[str, Dict[str, str]] = {}
     for name, given in accounts.items():
-        rest = dict(given or {})
-        users += [(name, _checked("slurm_accounts", str(user))) for user in rest.pop("users", None) or []]
+        rest = _mapping("slurm_accounts", name, given)
+        listed = rest.pop("users", None) or []
+        if not isinstance(listed, (list, tuple)):
+            raise InputError(f"slurm_accounts: users of {name} is {listed!r}, not a list.", "Give a list of names.")
+        users += [(name, _checked("slurm_accounts", str(user))) for user in listed]
         settings[_checked("slurm_accounts", name)] = _texts("slurm_accounts", name, rest)
     return Wanted(
-        {_checked("slurm_qos", name): _texts("slurm_qos", name, given or {}) for name, given in qos.items()},
+        {
+            _checked("slurm_qos", name): _texts("slurm_qos", name, _mapping("slurm_qos", name, given))
+            for name, given in qos.items()
+        },
         {name: settings[name] for name in _parents_first(settings)},
         users,
     )
 
 
+def _mapping(variable: str, name: str, given: Any) -> Dict[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"{variable}: {name} is {given!r}.", "Give a mapping of settings, such as {Priority: 10}.")
+    return dict(given or {})
+
+
 def _checked(variable: str, name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(
             f"{variable}: {name!r} is not a valid name of an account, a user or a QOS.",
             "Names are lower-case letters, digits, '.', '_' and '-'.",

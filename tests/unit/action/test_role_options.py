@@ -49,6 +49,20 @@ def test_every_wrong_option_is_named_at_once() -> None:
     assert "Nothing has been changed" in result["msg"]
 
 
+def test_settings_of_slurm_that_would_fail_later_are_refused() -> None:
+    assert checked({"slurm_conf": {"ClusterName": "other"}}, ["mesh"]) == {"changed": False}
+    result = checked({"slurm_conf": {"ClusterName": "other"}, "slurm_accounting": "yes"}, LAYERS)
+    assert result["failed"]
+    assert result["msg"].startswith("n1: slurm_conf sets ClusterName, ")
+    assert result["msg"].endswith("Remove it. Nothing has been changed.")
+    assert (
+        "is not among those of a"
+        in checked(
+            {"slurm_conf": {"AccountingStorageEnforce": "all"}, "slurm_accounts": {"a": {"QOS": ["b", "c"]}}}, LAYERS
+        )["msg"]
+    )
+
+
 def test_a_role_that_is_not_there_is_refused() -> None:
     assert "no role gpumesh.cluster.mess" in checked({}, ["mess"])["msg"]
 

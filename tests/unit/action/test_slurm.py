@@ -84,6 +84,17 @@ def test_the_options_of_the_role_are_the_host_s_variables() -> None:
     assert refused["failed"] and "slurm_max_nodes" in refused["msg"]
 
 
+def test_settings_that_the_role_relies_on_are_refused_before_anything_changes() -> None:
+    for variables in (
+        {"slurm_conf": {"StateSaveLocation": "/srv/state"}},
+        {"slurm_dbd_conf": {"StoragePass": "secret"}},
+        {"slurm_accounts": {"a": {"Description": "x|y"}}},
+    ):
+        played = run({"state": "configured"}, inventory_hostname="n1", **variables)
+        assert played.result["failed"] and played.ran == []
+        assert "secret" not in str(played.result)
+
+
 def test_a_stranger_is_refused() -> None:
     played = run({}, inventory_hostname="n9")
     assert played.result["error"]["machine"] == "n9" and played.ran == []

@@ -203,6 +203,12 @@ def test_an_account_needs_a_qos_for_jobs_that_do_not_request_one(given: dict[str
 def test_what_cannot_be_a_name_or_a_value_is_refused() -> None:
     with pytest.raises(InputError, match="slurm_qos: 'Long!'"):
         accounts.wanted({"Long!": {}}, {})
+    with pytest.raises(InputError, match="slurm_accounts: 7"):
+        accounts.wanted({}, {7: {}})
+    with pytest.raises(InputError, match="users of a is 'alice', not a list"):
+        accounts.wanted({}, {"a": {"users": "alice"}})
+    with pytest.raises(InputError, match="slurm_qos: long is 10"):
+        accounts.wanted({"long": 10}, {})
     with pytest.raises(InputError, match="slurm_accounts: '-x'"):
         accounts.wanted({}, {"a": {"users": ["-x"]}})
     with pytest.raises(InputError, match="Max Wall"):
