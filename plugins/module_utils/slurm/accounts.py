@@ -114,7 +114,8 @@ def _parents_first(accounts: Settings) -> List[str]:
     """The accounts, each after its parent. Raises InputError for a cycle."""
     ordered: List[str] = []
     for first in accounts:
-        name, line = first, []
+        line: List[str] = []
+        name = first
         while name in accounts and name not in ordered:
             if name in line:
                 raise InputError(
