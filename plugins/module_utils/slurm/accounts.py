@@ -18,6 +18,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import conf
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 #: 30, 30:00, 1:30:00, 2-12, 2-12:30 and 2-12:30:00, as everywhere in Slurm.
 _TIME = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
+_SECONDS = re.compile(r"[0-9]{1,18}")
 _NUMBER = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18})?")
 #: cpu=64, mem=500G, gres/gpu:h100=4; -1 lifts the limit.
 _LIMIT = re.compile(r"([a-z][^=\s]*)=(?:-1|([0-9]{1,18})([kmgtp]?))")
@@ -306,7 +307,7 @@ def meaning(key: str, value: str) -> object:
         return _DEFAULTS.get(key)
     if not text:
         return None
-    if key == "gracetime" and text.isdecimal():
+    if key == "gracetime" and _SECONDS.fullmatch(text):
         return int(text)
     match = _TIME.fullmatch(text) if "wall" in key or key in ("gracetime", "preemptexempttime") else None
     if match:

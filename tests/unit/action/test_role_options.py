@@ -80,3 +80,11 @@ def test_a_playbook_checks_the_options_of_each_layer_that_it_runs(name: str) -> 
     layers = set(roles_of(path))
     assert len(layers) > 5
     assert layers - {"check"} <= set(first["gpumesh.cluster.role_options"]["roles"])
+
+
+def test_a_change_of_the_manager_begins_with_the_options_of_the_scheduler() -> None:
+    """The former controller is stopped before the new one reads them."""
+    first, second = yaml.safe_load((PLAYBOOKS / "remove.yml").read_text(encoding="utf-8"))[0]["tasks"]
+    assert first["gpumesh.cluster.role_options"]["roles"] == ["munge", "slurm"]
+    assert "cluster_new_manager" in first["when"]
+    assert second["ansible.builtin.include_role"]["tasks_from"] == "remove"
