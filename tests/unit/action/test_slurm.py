@@ -84,17 +84,6 @@ def test_the_options_of_the_role_are_the_host_s_variables() -> None:
     assert refused["failed"] and "slurm_max_nodes" in refused["msg"]
 
 
-def test_settings_that_the_role_relies_on_are_refused_before_anything_changes() -> None:
-    for variables in (
-        {"slurm_conf": {"StateSaveLocation": "/srv/state"}},
-        {"slurm_dbd_conf": {"StoragePass": "secret"}},
-        {"slurm_accounts": {"a": {"Description": "x|y"}}},
-    ):
-        played = run({"state": "configured"}, inventory_hostname="n1", **variables)
-        assert played.result["failed"] and played.ran == []
-        assert "secret" not in str(played.result)
-
-
 def test_a_stranger_is_refused() -> None:
     played = run({}, inventory_hostname="n9")
     assert played.result["error"]["machine"] == "n9" and played.ran == []
@@ -156,6 +145,17 @@ def test_what_is_missing_is_installed() -> None:
     would = run({}, {**lacking, "changed": True}, check_mode=True)
     assert len(would.ran) == 1 and would.result["changed"]
     assert "slurmd cannot be found" in run({}, lacking, {"changed": False, "missing": ["slurmd"]}).result["msg"]
+
+
+def test_settings_that_the_role_relies_on_are_refused_before_anything_changes() -> None:
+    for variables in (
+        {"slurm_conf": {"StateSaveLocation": "/srv/state"}},
+        {"slurm_dbd_conf": {"StoragePass": "secret"}},
+        {"slurm_accounts": {"a": {"Description": "x|y"}}},
+    ):
+        played = run({"state": "configured"}, inventory_hostname="n1", **variables)
+        assert played.result["failed"] and played.ran == []
+        assert "secret" not in str(played.result)
 
 
 def test_who_leaves_needs_to_know_nothing() -> None:
