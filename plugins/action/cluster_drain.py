@@ -86,10 +86,11 @@ class ActionModule(HostAction):
             return {}
 
     def _refuse_jobs(self, record: model.Record, jobs: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> None:
-        if jobs and not given["timeout"] and not given["force"]:
+        running = _running(jobs)
+        if running and not given["timeout"] and not given["force"]:
             raise HostStateError(
                 f"{', '.join(given['machines'])} cannot leave cluster '{record['name']}' while jobs run there: "
-                f"{', '.join(in_words(job) for job in jobs)}.",
+                f"{', '.join(in_words(job) for job in running)}.",
                 "Wait until they have ended (cluster_drain_timeout=SECONDS waits at most that long), or cancel them "
                 "with cluster_force=true.",
             )
@@ -108,8 +109,9 @@ class ActionModule(HostAction):
         changed = self._node(nodes, "drained")
         if not jobs:
             return changed
-        if not self.check_mode:
-            self.module("ansible.builtin.command", {"argv": ["scancel", *(str(job["id"]) for job in jobs)]})
+        running = _running(jobs)
+        if running and not self.check_mode:
+            self.module("ansible.builtin.command", {"argv": ["scancel", *(str(job["id"]) for job in running)]})
         try:
             self._node(nodes, "drained", wait=_LONGEST_END)
         except ModuleFailedError as failure:
@@ -124,3 +126,8 @@ class ActionModule(HostAction):
         if wait:
             arguments["wait"] = wait
         return bool(self.module("gpumesh.cluster.slurm_node", arguments).get("changed"))
+
+
+def _running(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that do not end by themselves. Slurm waits for the processes of a completing job, and then kills them."""
+    return [job for job in jobs if job["state"] != "completing"]

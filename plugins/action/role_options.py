@@ -11,6 +11,8 @@ from typing import Any
 from ansible.errors import AnsibleUndefinedVariable
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm_settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import ControllerAction, specification
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.downloads import unverified
 
@@ -29,9 +31,18 @@ class ActionModule(ControllerAction):
             said = f"Nothing has been changed. Invalid options: {' '.join(invalid)}"
             return {"failed": True, "invalid": invalid, "msg": said}
         refusals = [said for role in given["roles"] for said in unverified(role, self.machine, values.get)]
+        if "slurm" in given["roles"]:
+            refusals += self._refused_settings(result.validated_parameters)
         if refusals:
             return {"failed": True, "invalid": refusals, "msg": " ".join(refusals)}
         return {"changed": False}
+
+    def _refused_settings(self, values: Mapping[str, Any]) -> list[str]:
+        try:
+            slurm_settings.check({name: values[f"slurm_{name}"] for name in slurm_settings.OPTIONS})
+        except InputError as error:
+            return [f"{self.machine}: {error} Nothing has been changed."]
+        return []
 
     def _values(self, options: Mapping[str, Any]) -> dict[str, Any]:
         found = {}

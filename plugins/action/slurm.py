@@ -13,7 +13,7 @@ from ansible.errors import AnsibleError
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.shapes import PLUGIN, SLURM
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm, slurm_settings
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.accounting import Accounting
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, HostAction
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.slurm_run import run_slurm
@@ -39,6 +39,8 @@ class ActionModule(HostAction):
             return self.module(_MODULE, {"state": state})
         record = self.record()
         options = self.options("slurm", *slurm.OPTIONS)
+        if self.machine == record["manager"]:
+            slurm_settings.check(self.options("slurm", *slurm_settings.OPTIONS))
         session = self.options("session", "enabled", "runtime")
         sessions = session["enabled"]
         options["plugins"] = [PLUGIN] if sessions else []

@@ -14,6 +14,10 @@ author:
 description:
   - Creates qualities of service (QOS), accounts and users in slurmdbd, and sets their limits.
   - Never deletes anything, since the job history of an account is deleted with it.
+  - A setting that is not given is left unchanged. A given list of TRES, such as C(MaxTRESPerUser), is complete. Limits
+    that are not in it are lifted.
+  - The order of the entries does not matter. Accounts are added after their C(Parent), and a QOS preempts others once all
+    of them exist.
   - Slurm enforces the limits only if C(AccountingStorageEnforce) is set in C(slurm.conf).
 extends_documentation_fragment:
   - gpumesh.cluster.attributes

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-#: The states of jobs that have processes on nodes.
-_RUNNING = ("running", "completing", "suspended")
+from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm.show import HOLDING
 
 
 def running_jobs(jobs: Sequence[Mapping[str, Any]], nodes: Collection[str]) -> list[Mapping[str, Any]]:
     """The jobs that run on any of these nodes."""
-    return [job for job in jobs if job["state"] in _RUNNING and set(job["nodes"]) & set(nodes)]
+    return [job for job in jobs if job["state"] in HOLDING and set(job["nodes"]) & set(nodes)]
 
 
 def in_words(job: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ OPTIONS = "node/slurmd.env"
 #: Settings that a running slurmctld 22.05 does not apply on `scontrol reconfigure`, in lower case.
 RESTART_KEYS = frozenset(
     (
+        "accountingstorageenforce",
         "accountingstoragetype",
         "authaltparameters",
         "authalttypes",

@@ -24,8 +24,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.account import com
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Completed, Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.slurm import show
 
-#: Slurm's states of a job that has nodes.
-_HOLDING = ("running", "completing", "suspended", "configuring", "stopped", "resizing", "signaling", "stage_out")
 #: srun --test-only: "srun: Job 7 to start at 2026-11-22T14:08:31 using 3 processors on nodes n[1-3] in partition main".
 _STARTS_AT = re.compile(r"\bto start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\b")
 #: A later start means after another job.
@@ -82,7 +80,7 @@ def holders(jobs: Sequence[Mapping[str, Any]], nodes: Sequence[str]) -> Dict[str
     """The jobs on each of the nodes, as messages; nodes without jobs are omitted."""
     found: Dict[str, List[str]] = {}
     for job in jobs:
-        if job["state"] in _HOLDING:
+        if job["state"] in show.HOLDING:
             for node in set(job["nodes"]) & set(nodes):
                 found.setdefault(node, []).append(job_words(job))
     return found

@@ -25,6 +25,13 @@ _JSON_SINCE = (23, 2, 0)
 #: Texts that stand for an empty value.
 _NOTHING = ("", "(null)", "N/A", "None", "Unknown", "NONE")
 _RUNNING = ("idle", "mixed", "allocated")
+#: States of a job that has nodes.
+HOLDING = ("running", "completing", "suspended", "configuring", "stopped", "resizing", "signaling", "stage_out")
+#: Flags of a job that Slurm's text output shows in place of its state, in this order.
+_JOB_FLAGS = (
+    *("completing", "stage_out", "configuring", "resizing", "requeued", "requeue_fed", "requeue_hold"),
+    *("special_exit", "stopped", "revoked", "resv_del_hold", "signaling"),
+)
 #: Flags of a node that does not accept new jobs.
 _BARRED = {
     "drain",
@@ -281,30 +288,37 @@ def parse_nodes_text(text: str) -> List[Node]:
     return found
 
 
+def job_state(words: Any) -> str:
+    """The state of a job as in the text output, from the JSON output: a word, or a list with flags after the state.
+
+    Until a job that has ended has left its nodes, it is ["CANCELLED", "COMPLETING"].
+    """
+    states = [str(word).lower() for word in words] if isinstance(words, list) else [str(words).lower()]
+    flags = [flag for flag in _JOB_FLAGS if flag in states]
+    return (flags or states or [""])[0]
+
+
 @_reader("scontrol show job --json")
 def parse_jobs_json(text: str) -> List[Job]:
     """The jobs in the output of `scontrol show job --json`."""
-    found: List[Job] = []
-    for entry in _listed(text, "jobs", "scontrol show job --json"):
-        states = entry.get("job_state", [])
-        found.append(
-            {
-                "id": int(entry["job_id"]),
-                "name": str(entry.get("name", "")),
-                "user": str(entry.get("user_name", "")),
-                "state": str(states[0] if isinstance(states, list) and states else states).lower(),
-                "reason": str(entry.get("state_description") or _or_empty(entry.get("state_reason"))),
-                "partition": str(entry.get("partition", "")),
-                "nodes": expand(_or_empty(entry.get("nodes"))),
-                "node_count": _number(entry.get("node_count")) or 0,
-                "submitted": _number(entry.get("submit_time")) or None,
-                "started": _number(entry.get("start_time")) or None,
-                "time_limit": _number(entry.get("time_limit")),
-                "restarts": int(entry.get("restart_cnt", 0)),
-                "comment": str(entry.get("comment", "")),
-            }
-        )
-    return found
+    return [
+        {
+            "id": int(entry["job_id"]),
+            "name": str(entry.get("name", "")),
+            "user": str(entry.get("user_name", "")),
+            "state": job_state(entry.get("job_state", [])),
+            "reason": str(entry.get("state_description") or _or_empty(entry.get("state_reason"))),
+            "partition": str(entry.get("partition", "")),
+            "nodes": expand(_or_empty(entry.get("nodes"))),
+            "node_count": _number(entry.get("node_count")) or 0,
+            "submitted": _number(entry.get("submit_time")) or None,
+            "started": _number(entry.get("start_time")) or None,
+            "time_limit": _number(entry.get("time_limit")),
+            "restarts": int(entry.get("restart_cnt", 0)),
+            "comment": str(entry.get("comment", "")),
+        }
+        for entry in _listed(text, "jobs", "scontrol show job --json")
+    ]
 
 
 @_reader("scontrol show -o job")

@@ -316,6 +316,19 @@ class TestDrain:
         nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
         assert [one["state"] for one in nodes] == ["drained", "drained", "down"]
 
+    def test_a_job_that_ends_is_waited_for(self) -> None:
+        ending = [{**self.JOBS[0], "id": 18, "state": "completing"}]
+        played = self.drain(ending, {}, machines=["n2"])
+        nodes = [parameters for module, parameters in played.ran if module == "gpumesh.cluster.slurm_node"]
+        assert [(one["state"], one.get("wait")) for one in nodes] == [("drained", 10)]
+        forced = self.drain(ending, {}, machines=["n2"], force=True)
+        nodes = [parameters for module, parameters in forced.ran if module == "gpumesh.cluster.slurm_node"]
+        assert [(one["state"], one.get("wait")) for one in nodes] == [("drained", None), ("drained", 90)]
+        both = {"ansible.builtin.command": [{"changed": True}]}
+        played = self.drain([*self.JOBS, *ending], both, machines=["n2"], force=True)
+        assert ("ansible.builtin.command", {"argv": ["scancel", "17"]}) in played.ran
+        assert "job 18 of alice" in self.drain(ending, {}).result["msg"]
+
     def test_a_cluster_ends_when_nobody_uses_it(self) -> None:
         refused = self.drain(self.JOBS, {}, holders="held").result
         assert "job 17 of alice" in refused["msg"] and "n2: vim (7) in /data" in refused["msg"]

@@ -49,6 +49,20 @@ def test_every_wrong_option_is_named_at_once() -> None:
     assert "Nothing has been changed" in result["msg"]
 
 
+def test_settings_of_slurm_that_would_fail_later_are_refused() -> None:
+    assert checked({"slurm_conf": {"ClusterName": "other"}}, ["mesh"]) == {"changed": False}
+    result = checked({"slurm_conf": {"ClusterName": "other"}, "slurm_accounting": "yes"}, LAYERS)
+    assert result["failed"]
+    assert result["msg"].startswith("n1: slurm_conf sets ClusterName, ")
+    assert result["msg"].endswith("Remove it. Nothing has been changed.")
+    assert (
+        "is not among those of a"
+        in checked(
+            {"slurm_conf": {"AccountingStorageEnforce": "all"}, "slurm_accounts": {"a": {"QOS": ["b", "c"]}}}, LAYERS
+        )["msg"]
+    )
+
+
 def test_a_role_that_is_not_there_is_refused() -> None:
     assert "no role gpumesh.cluster.mess" in checked({}, ["mess"])["msg"]
 
@@ -66,3 +80,11 @@ def test_a_playbook_checks_the_options_of_each_layer_that_it_runs(name: str) -> 
     layers = set(roles_of(path))
     assert len(layers) > 5
     assert layers - {"check"} <= set(first["gpumesh.cluster.role_options"]["roles"])
+
+
+def test_a_change_of_the_manager_begins_with_the_options_of_the_scheduler() -> None:
+    """The former controller is stopped before the new one reads them."""
+    first, second = yaml.safe_load((PLAYBOOKS / "remove.yml").read_text(encoding="utf-8"))[0]["tasks"]
+    assert first["gpumesh.cluster.role_options"]["roles"] == ["munge", "slurm"]
+    assert "cluster_new_manager" in first["when"]
+    assert second["ansible.builtin.include_role"]["tasks_from"] == "remove"

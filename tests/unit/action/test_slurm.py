@@ -194,6 +194,17 @@ def test_what_is_missing_is_installed() -> None:
     assert "slurmd cannot be found" in run({}, lacking, {"changed": False, "missing": ["slurmd"]}).result["msg"]
 
 
+def test_settings_that_the_role_relies_on_are_refused_before_anything_changes() -> None:
+    for variables in (
+        {"slurm_conf": {"StateSaveLocation": "/srv/state"}},
+        {"slurm_dbd_conf": {"StoragePass": "secret"}},
+        {"slurm_accounts": {"a": {"Description": "x|y"}}},
+    ):
+        played = run({"state": "configured"}, inventory_hostname="n1", **variables)
+        assert played.result["failed"] and played.ran == []
+        assert "secret" not in str(played.result)
+
+
 def test_who_leaves_needs_to_know_nothing() -> None:
     assert sent({"state": "absent"}) == {"state": "absent"}
 

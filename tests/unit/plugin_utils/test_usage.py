@@ -11,6 +11,8 @@ JOBS = [
     {"id": 17, "user": "alice", "name": "train", "nodes": ["n2", "n3"], "state": "running"},
     {"id": 18, "user": "bob", "name": "eval", "nodes": ["n1"], "state": "completing"},
     {"id": 19, "user": "bob", "name": "late", "nodes": ["n1", "n3"], "state": "pending"},
+    {"id": 20, "user": "bob", "name": "soon", "nodes": ["n4"], "state": "configuring"},
+    {"id": 21, "user": "bob", "name": "done", "nodes": ["n4"], "state": "cancelled"},
 ]
 
 
@@ -21,6 +23,7 @@ def test_jobs_have_a_number_a_user_a_name_and_nodes() -> None:
 def test_only_jobs_that_run_on_some_nodes() -> None:
     assert [job["id"] for job in running_jobs(JOBS, ["n3"])] == [17]
     assert [job["id"] for job in running_jobs(JOBS, ["n1", "n2", "n3"])] == [17, 18]
+    assert [job["id"] for job in running_jobs(JOBS, ["n4"])] == [20]
     assert running_jobs(JOBS, []) == []
 
 

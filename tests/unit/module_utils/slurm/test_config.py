@@ -410,6 +410,7 @@ def test_words_of_the_host() -> None:
         ("A=1", "A=2", "reconfigure"),
         ("A=1", "A=1\nPartitionName=x Nodes=ALL", "reconfigure"),
         ("SelectType=a", "SelectType=b", "restart"),
+        ("A=1", "A=1\nAccountingStorageEnforce=qos", "restart"),
         ("SlurmctldHost=a(1.2.3.4)", "SlurmctldHost=b(1.2.3.5)", "restart"),
     ],
 )

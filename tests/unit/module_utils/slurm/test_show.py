@@ -65,6 +65,24 @@ def test_nodes(name: str) -> None:
     assert (second["reason"], second["reason_user"]) == ("gpumesh: gpu 3 = lost", "root")
 
 
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (["RUNNING"], "running"),
+        (["CANCELLED", "COMPLETING"], "completing"),
+        (["RUNNING", "CONFIGURING", "POWER_UP_NODE"], "configuring"),
+        (["PENDING", "REQUEUED"], "requeued"),
+        (["PENDING", "REQUEUED", "COMPLETING"], "completing"),
+        (["PENDING", "LAUNCH_FAILED"], "pending"),
+        ("RUNNING", "running"),
+        ([], ""),
+    ],
+)
+def test_the_state_of_a_job_is_that_of_the_text_output(words: Any, state: str) -> None:
+    text = json.dumps({"jobs": [{"job_id": 1, "job_state": words}]})
+    assert [job["state"] for job in show.parse_jobs_json(text)] == [state]
+
+
 @pytest.mark.parametrize("name", ["22.05.job.txt", "24.11.job.txt", "24.11.job.json"])
 def test_jobs(name: str) -> None:
     parse = show.parse_jobs_json if name.endswith("json") else show.parse_jobs_text

@@ -1,0 +1,119 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Accounts and QOS in slurmdbd have the settings that are given, and a second run changes nothing.
+
+Nothing is ever deleted there, so the names of these tests remain. Others do not use them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from lab_hosts import Lab, Run
+from slurm_members import LAB, PATIENCE, SLURM, job, processes, submit, wait_until_idle
+
+#: Values that slurmdbd shows in another form.
+ORDINARY = {
+    "MaxTRESPerUser": ["cpu=64", "gres/gpu=4"],
+    "GraceTime": 120,
+    "UsageFactor": 0.5,
+    "UsageThreshold": 0.5,
+    "LimitFactor": 2,
+    "MaxWall": "UNLIMITED",
+    "GrpWall": "90:30",
+    "GrpTRES": "mem=512000M",
+}
+#: Each comes before the one that it needs.
+UNORDERED = {
+    "qos": {"proof_high": {"Preempt": "proof_low"}, "proof_low": {}},
+    "accounts": {
+        "proof_team": {"Parent": "proof_group", "MaxTRES": "cpu=8"},
+        "proof_group": {"MaxTRES": "cpu=64,gres/gpu=4", "QOS": ["proof_high", "proof_low"], "DefaultQOS": "proof_low"},
+    },
+}
+
+
+@pytest.fixture(name="lab", scope="module")
+def _lab() -> Lab:
+    return LAB
+
+
+def result(run: Run) -> dict[str, Any]:
+    (found,) = [json.loads(line.partition("=> ")[2]) for line in run.output.splitlines() if "=> " in line]
+    return dict(found)
+
+
+def commands(lab: Lab, **given: Any) -> list[str]:
+    """Set accounts and QOS. Returns the commands without the name of the program."""
+    run = lab.module("s1", "gpumesh.cluster.slurm_accounts", cluster="slurm", **given)
+    assert run.code == 0, run.output
+    return [command.partition("--immediate ")[2] for command in result(run)["commands"]]
+
+
+def test_a_limit_that_is_no_longer_given_is_lifted(lab: Lab) -> None:
+    assert len(commands(lab, qos={"proof": ORDINARY})) == 1
+    assert commands(lab, qos={"proof": ORDINARY}) == []
+    fewer = {**ORDINARY, "MaxTRESPerUser": "cpu=64"}
+    lifted = "modify qos where name=proof set maxtresperuser=cpu=64,gres/gpu=-1"
+    assert commands(lab, qos={"proof": fewer}) == [lifted]
+    assert commands(lab, qos={"proof": fewer}) == []
+    shown = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "where", "name=proof")
+    assert lab.run("s1", *shown, "format=maxtresperuser").split() == ["cpu=64"]
+
+
+def test_the_order_of_accounts_and_qos_does_not_matter(lab: Lab) -> None:
+    assert len(commands(lab, **UNORDERED)) == 5
+    # proof_team also shows the limit on GPUs, which it inherits.
+    assert commands(lab, **UNORDERED) == []
+    shown = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", "account=proof_team")
+    assert lab.run("s1", *shown, "format=parentname,defaultqos").split() == ["proof_group|proof_low"]
+
+
+def test_what_could_not_be_read_again_is_refused(lab: Lab) -> None:
+    refused = lab.module(
+        "s1", "gpumesh.cluster.slurm_accounts", cluster="slurm", accounts={"a": {"Description": "b|c"}}
+    )
+    assert refused.code != 0
+    assert "separates the columns of sacctmgr" in refused.output
+
+
+@pytest.mark.once
+def test_settings_that_would_fail_later_change_nothing(lab: Lab) -> None:
+    before = processes(lab)
+    locked_out = {
+        "slurm_conf": {"AccountingStorageEnforce": ["associations", "qos"]},
+        "slurm_accounts": {"locked_out": {"QOS": ["proof_high", "proof_low"]}},
+    }
+    for variables, fault in (
+        ({"slurm_dbd_conf": {"StoragePass": "hidden7"}}, "slurm_dbd_conf sets StoragePass"),
+        ({"slurm_conf": {"StateSaveLocation": "/srv/state"}}, "slurm_conf sets StateSaveLocation"),
+        (locked_out, "a job of locked_out without --qos gets the QOS normal"),
+    ):
+        run = lab.play(SLURM, "--diff", "--limit", "s1", "-e", json.dumps(variables))
+        assert run.code != 0
+        assert fault in run.words, run.output[-4000:]
+        assert "Nothing has been changed" in run.words
+        assert run.changed == {"s1": 0}
+        assert "hidden7" not in run.output
+    assert processes(lab) == before
+
+
+def test_a_cancelled_job_is_completing_until_its_processes_have_ended(lab: Lab) -> None:
+    def state() -> str:
+        jobs = result(lab.module("s1", "gpumesh.cluster.slurm_info", gather=["jobs"]))["jobs"]
+        return str(next(one["state"] for one in jobs if str(one["id"]) == number))
+
+    wait_until_idle(lab)
+    # It ignores SIGTERM, and Slurm would wait for KillWait, 30 seconds.
+    number = submit(lab, "trap '' TERM; touch /root/stubborn; sleep 4711", "--nodelist=s3")
+    lab.wait("the job runs", lambda: not lab.run("s3", "sh", "-c", "test -e /root/stubborn || echo no"), PATIENCE)
+    lab.run("s1", "scancel", number)
+    assert state() == "completing"
+    lab.run("s3", "pkill", "-KILL", "-f", "^sleep 4711$")
+    lab.wait("the job has ended", lambda: job(lab, number)["JobState"] == "CANCELLED", PATIENCE)
+    assert state() == "cancelled"
+    lab.run("s3", "rm", "-f", "/root/stubborn")
+    wait_until_idle(lab)

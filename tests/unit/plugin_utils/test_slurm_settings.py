@@ -1,0 +1,65 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Settings that other steps rely on, and accounts whose jobs would be rejected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import InputError
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils import slurm_settings
+
+LOCKED_OUT = {"research": {"QOS": ["short", "long"]}}
+
+
+def check(**options: Any) -> None:
+    slurm_settings.check({"accounting": True, "conf": {}, "dbd_conf": {}, "qos": {}, "accounts": {}, **options})
+
+
+@pytest.mark.parametrize(
+    ("variable", "setting", "fault"),
+    [
+        ("conf", {"StateSaveLocation": "/srv/state"}, "takes the queue from /var/lib/slurm/slurmctld"),
+        ("conf", {"statesavelocation": None}, "move its contents to /var/lib/slurm/slurmctld, or the queue is lost"),
+        ("conf", {"ClusterName": "lab"}, "slurm_conf sets ClusterName, but it is the name of the cluster record"),
+        ("conf", {"SlurmctldHost": "n2"}, "cluster_new_manager"),
+        ("conf", {"SlurmUser": "root"}, "run as slurm"),
+        ("dbd_conf", {"SlurmUser": "root"}, "run as slurm"),
+        ("dbd_conf", {"StorageLoc": "jobs"}, "slurm_dbd_conf sets StorageLoc"),
+        ("dbd_conf", {"StorageUser": "other"}, "socket"),
+        ("dbd_conf", {"StorageHost": "db1"}, "manager's own MariaDB"),
+        ("dbd_conf", {"storagepass": "secret"}, "slurm_dbd_conf sets storagepass"),
+    ],
+)
+def test_settings_on_which_other_steps_rely_are_refused(variable: str, setting: dict[str, Any], fault: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        check(**{variable: setting})
+    assert fault in str(refusal.value)
+    assert "Remove it" in refusal.value.remedy
+    assert "secret" not in str(refusal.value.as_result())
+
+
+def test_other_settings_and_the_role_s_own_values_are_accepted() -> None:
+    check(conf={"SlurmUser": "slurm", "StateSaveLocation": "/var/lib/slurm/slurmctld", "SlurmdTimeout": 30})
+    check(dbd_conf={"StorageLoc": "slurm_acct_db", "StorageUser": "slurm", "StorageHost": "localhost", "DbdPort": 7000})
+
+
+@pytest.mark.parametrize("enforced", ["qos", "associations,limits,QOS", ["limits", "qos"], "all"])
+def test_accounts_whose_jobs_would_be_rejected_are_refused(enforced: Any) -> None:
+    with pytest.raises(InputError, match="gets the QOS normal"):
+        check(conf={"accountingstorageenforce": enforced}, accounts=LOCKED_OUT)
+
+
+@pytest.mark.parametrize("conf", [{}, {"AccountingStorageEnforce": "limits"}, {"AccountingStorageEnforce": None}])
+def test_what_is_not_enforced_is_accepted(conf: dict[str, Any]) -> None:
+    check(conf=conf, accounts=LOCKED_OUT)
+
+
+def test_accounts_and_qos_are_checked_if_there_is_accounting() -> None:
+    wrong = {"a": {"Parent": "b"}, "b": {"Parent": "a"}}
+    with pytest.raises(InputError, match="cycle"):
+        check(accounts=wrong)
+    check(accounts=wrong, accounting=False)
