@@ -202,8 +202,11 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
 
 def refuse_foreign(params: Mapping[str, Any]) -> None:
     """Raises HostStateError where others have mounted something else in the place of a volume."""
+    if not params["mounts"]:
+        return
     units = mounts.parse_ours(mounts.read_units(), params["cluster"])
-    text = files.read_text(fstab.PATH) or ""
+    # In any encoding: its lines are the administrator's.
+    text = host_files.read(fstab.PATH).text
     ours = {*fstab.parse(text, params["cluster"]), *(mounts.mount_point_of(unit) for unit in units.values())}
     wanted = [foreign.wanted_of(one) for one in params["mounts"]]
     foreign.refuse(parse_mountinfo(read("self/mountinfo")), wanted, ours)

@@ -207,6 +207,7 @@ def work(params: Dict[str, Any], check_mode: bool) -> Outcome:
     """Do what the parameters say."""
     request = server.requested(params)
     if params["state"] == "saved":
+        server.refuse_to_save(request)
         return Outcome(server.is_ours(request) if check_mode else server.save(run, request), {})
     if params["state"] in ("retired", "absent"):
         keeps = params["state"] == "absent"

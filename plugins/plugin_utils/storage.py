@@ -95,7 +95,8 @@ def desired(record: model.Record, machine: str, backend: str = "nfs", server: st
         "folders": [_folder(volume) for volume in served],
         "files": _export_files(record, server, text),
         "exports": {program: exports_path(record, program) for program in _PROGRAMS},
-        "connections": connections(record, machine) if text and server == "kernel" else 0,
+        # Not 0 for a cluster whose other members are all pods: it would remove the line that another cluster writes for it.
+        "connections": max(1, connections(record, machine)) if text and server == "kernel" else 0,
         "quotas": [{key: volume[key] for key in ("name", "path", "quota")} for volume in served if volume["quota"]],
         "mounts": mounts(record, machine) if backend == "nfs" else [],
         "external": external(record) if backend != "none" else [],

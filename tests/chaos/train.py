@@ -231,7 +231,7 @@ class Session:
 
     def start_slurmd(self, node: str) -> None:
         """Start slurmd if nothing else has."""
-        if not self.lab.run(node, "pgrep", "-x", "slurmd", check=False):
+        if not self.lab.run(node, "pgrep", "-x", "slurmd(-wlm)?", check=False):
             starts = "systemctl restart slurmd || supervisorctl start gpumesh-slurmd"
             self.lab.run(node, "sh", "-c", starts, check=False)
 

@@ -28,7 +28,13 @@ GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *GUIDES]
 LINES = [(document, line) for document in DOCUMENTS for line in console_lines(document)]
 #: Messages of other programs.
-FOREIGN_MESSAGES = {"Can't get config", "Out Of Memory", "oom_kill", "terminate called without an active exception"}
+FOREIGN_MESSAGES = {
+    "Can't get config",
+    "Out Of Memory",
+    "Something is wrong with the boot of the nodes",
+    "oom_kill",
+    "terminate called without an active exception",
+}
 STAMP = plan.Stamp("2026-11-25T12:00:00Z", "tests")
 
 

@@ -12,7 +12,6 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import runs
 
 KERNEL, GANESHA = "kernel", "ganesha"
@@ -103,7 +102,7 @@ def _texts(
     for path in paths:
         step = planned.get(path)
         if step is None:
-            yield path, read_text(path) or ""
+            yield path, host_files.read(path).text
         elif step.kind != host_files.ABSENT:
             yield path, step.before.text if step.text is None else step.text
 

@@ -146,7 +146,8 @@ def members_in(exports: str) -> int:
 
 def look(own_exports: str, settings: Sequence[str] = _SETTINGS, path: str = PATH, running: str = _RUNNING) -> Host:
     """The current state. ``own_exports``: the file of this cluster, beside those of the others."""
-    texts = [read_text(name) or "" for main in settings for name in [main, *_listed(f"{main}.d", path)]]
+    # In any encoding: they are the administrator's.
+    texts = [host_files.read(name).text for main in settings for name in [main, *_listed(f"{main}.d", path)]]
     folder = os.path.dirname(own_exports)
     others = {}
     for name in _names(folder):

@@ -548,11 +548,28 @@ def settle_users(
 # --- Away from this host
 
 
+def refuse_to_save(request: Request) -> None:
+    """Refuse to move a server whose host another cluster has taken over, with the database. Raises HostStateError.
+
+    The new server would start with an empty one.
+    """
+    other, cluster = other_cluster(request), request.server.cluster
+    if other:
+        raise HostStateError(
+            f"The database of cluster '{cluster}' cannot be saved: this host runs the tracking server of cluster '{other}', "
+            "which uses the same database.",
+            f"To start with an empty database, switch tracking of '{cluster}' off with tracking_state=absent, and on again "
+            "on another member.",
+            cluster=other,
+        )
+
+
 def save(run: Runner, request: Request) -> bool:
     """Stop the server and write its database to the volume, for another member. Returns whether there was one to write.
 
-    If that has been done already, the file is current, and is kept.
+    If that has been done already, the file is current, and is kept. Raises GpumeshError.
     """
+    refuse_to_save(request)
     if not is_ours(request) or find("pg_lsclusters") is None:
         return False
     systemd = daemon.service_manager(Tree()) == daemon.SYSTEMD

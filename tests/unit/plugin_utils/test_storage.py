@@ -244,6 +244,12 @@ def test_a_server_expects_the_connections_of_its_members(volumes: list[dict[str,
     assert storage.desired(made, "n1", "none")["connections"] == 0
 
 
+def test_a_server_whose_other_members_are_all_pods_expects_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With none, it would remove what another cluster of the host writes for it, in turns."""
+    monkeypatch.setattr(storage.derive, "is_pod", lambda _record, machine: machine == "n2")
+    assert storage.desired(record(VOLUME), "n1")["connections"] == 1
+
+
 def test_ganesha_reads_its_exports_from_a_file_of_ours() -> None:
     desired = storage.desired(record(VOLUME), "n1", server="ganesha")
     assert (desired["serves"], desired["server"]) == (True, "ganesha")

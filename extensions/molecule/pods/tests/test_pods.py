@@ -269,7 +269,7 @@ def test_site_brings_back_a_pod_without_our_start_command(lab: Lab) -> None:
 
 def test_slurmd_gets_the_new_library(lab: Lab) -> None:
     def library() -> str:
-        maps = "grep -o '/usr/local/lib/gpumesh/[^ ]*' /proc/$(pgrep -ox slurmd)/maps | sort -u"
+        maps = "grep -o '/usr/local/lib/gpumesh/[^ ]*' /proc/$(pgrep -ox 'slurmd(-wlm)?')/maps | sort -u"
         return lab.run("p1", "sh", "-c", maps)
 
     former = library()

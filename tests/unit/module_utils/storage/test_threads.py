@@ -143,3 +143,8 @@ def test_what_others_have_set_counts(server: Server) -> None:
     server.bring("lab", 1000)
     assert "threads=47" in server.path.read_text()
     assert threads.threads_in(["", "[nfsd]\nthreads=x\n", "[mountd]\nthreads=5\n"]) is None
+
+
+def test_settings_in_another_encoding_are_read(server: Server) -> None:
+    (server.folder / "nfs.conf").write_bytes("# Größe\n[nfsd]\nthreads=32\n".encode("latin-1"))
+    assert not server.bring("lab", 700).changed

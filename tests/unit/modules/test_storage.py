@@ -1,0 +1,35 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the module storage reads before it changes anything. tests/integration has mounts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.storage import fstab
+from ansible_collections.gpumesh.cluster.plugins.modules import storage
+
+MOUNT = {"volume": "data", "mount_point": "/mnt/no-such-volume", "mount": "[Mount]"}
+
+
+def test_an_fstab_in_another_encoding_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "fstab"
+    path.write_bytes("# Größe\nUUID=1 / ext4 defaults 0 1\n".encode("latin-1"))
+    monkeypatch.setattr(fstab, "PATH", str(path))
+    wanted = storage.foreign.Wanted("data", MOUNT["mount_point"], "n1:/a", "nfs4")
+    monkeypatch.setattr(storage.foreign, "wanted_of", lambda _mount: wanted)
+    storage.refuse_foreign({"cluster": "lab", "mounts": [MOUNT]})
+
+
+def test_a_host_without_volumes_does_not_need_fstab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of ours that is missing must not stop the host from leaving."""
+    path = tmp_path / "fstab"
+    path.write_text(f"{fstab.marker('lab').format(mark='BEGIN')}\n")
+    monkeypatch.setattr(fstab, "PATH", str(path))
+    storage.refuse_foreign({"cluster": "lab", "mounts": []})
+    with pytest.raises(HostStateError):
+        storage.refuse_foreign({"cluster": "lab", "mounts": [MOUNT]})
