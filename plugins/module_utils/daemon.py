@@ -171,6 +171,9 @@ def plan_systemd(
     before = drop_in or ""
     if daemon.state == "absent":
         commands = [["systemctl", "disable", "--now", service]] if known and (running or at_boot) else []
+        if known and unit.get("ActiveState") == "failed":
+            # It stays so after a stop, such as where it could not start at a boot, since the manager had been removed.
+            commands.append(["systemctl", "reset-failed", service])
         return Plan(path, before, "", commands, False)
     if not known:
         raise HostStateError(f"systemd does not know {service}.", "Install the package that it belongs to.")

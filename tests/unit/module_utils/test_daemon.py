@@ -74,6 +74,13 @@ def test_absent_ends_it_once() -> None:
     assert (plan.after, plan.commands) == ("", [["systemctl", "disable", "--now", "slurmd.service"]])
     assert not of_systemd({"LoadState": "not-found", "ActiveState": "inactive"}, state="absent").changed
     assert not of_systemd({**RUNS, "ActiveState": "inactive", "UnitFileState": "disabled"}, state="absent").changed
+    failed = of_systemd({**RUNS, "ActiveState": "failed"}, state="absent")
+    assert failed.commands == [
+        ["systemctl", "disable", "--now", "slurmd.service"],
+        ["systemctl", "reset-failed", "slurmd.service"],
+    ]
+    left = of_systemd({**RUNS, "ActiveState": "failed", "UnitFileState": "disabled"}, state="absent")
+    assert left.commands == failed.commands[1:]
 
 
 def test_a_unit_that_is_not_there_is_refused() -> None:
