@@ -9,6 +9,17 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+#: What is written below /etc stays in the namespace. Its fstab is the argument, and no systemd mounts at first use.
+_HOST = """
+mount -t tmpfs none /mnt && mkdir /mnt/data /mnt/upper /mnt/work
+mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /etc
+printf '%s' "$1" >/etc/fstab
+[ ! -d /run/systemd ] || mount -t tmpfs none /run/systemd
+{commands}
+mount -t tmpfs {source} /mnt/data && echo ready
+read -r _
+"""
+
 
 @contextmanager
 def namespace(*command: str) -> Iterator[list[str]]:
@@ -26,3 +37,13 @@ def namespace(*command: str) -> Iterator[list[str]]:
         finally:
             assert maker.stdin is not None
             maker.stdin.close()
+
+
+@contextmanager
+def host_with_mount(source: str, fstab: str, commands: str = "") -> Iterator[list[str]]:
+    """A namespace of a host with this fstab, where a tmpfs called ``source`` is mounted at /mnt/data.
+
+    ``commands`` are run before it is. Yields the same as ``namespace``.
+    """
+    with namespace("sh", "-c", _HOST.format(source=source, commands=commands), "sh", fstab) as prefix:
+        yield prefix

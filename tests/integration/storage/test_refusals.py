@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
-from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
+from ansible_collections.gpumesh.cluster.tests.support.mount_space import host_with_mount
 
 UNIT = "[Mount]\nWhat=/mnt/served\nWhere=/mnt/data\nType=none\nOptions=bind,nosuid,nodev\n"
 GIVEN = {
@@ -28,14 +28,9 @@ GIVEN = {
 }
 FSTAB = "tmpfs /mnt/data tmpfs defaults 0 0\n"
 #: The setting of the ports is hidden, since a namespace of mounts shares it with this machine.
-MAKE = """
-mount -t tmpfs none /mnt && mkdir /mnt/data /mnt/upper /mnt/work
-mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /etc
-printf '%s' "$1" >/etc/fstab && mount -t tmpfs none /proc/sys/net/ipv4
+PORTS = """
+mount -t tmpfs none /proc/sys/net/ipv4
 echo 1024 >/proc/sys/net/ipv4/ip_unprivileged_port_start
-[ ! -d /run/systemd ] || mount -t tmpfs none /run/systemd
-mount -t tmpfs disk /mnt/data && echo ready
-read -r _
 """
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
@@ -43,7 +38,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 @pytest.fixture(name="host")
 def _host() -> Iterator[list[str]]:
-    with namespace("sh", "-c", MAKE, "sh", FSTAB) as prefix:
+    with host_with_mount("disk", FSTAB, PORTS) as prefix:
         yield prefix
 
 

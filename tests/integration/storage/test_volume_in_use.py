@@ -22,29 +22,20 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import mode
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
 from ansible_collections.gpumesh.cluster.tests.support.lab_hosts import Run
 from ansible_collections.gpumesh.cluster.tests.support.module_runs import result_of, start
-from ansible_collections.gpumesh.cluster.tests.support.mount_space import namespace
+from ansible_collections.gpumesh.cluster.tests.support.mount_space import host_with_mount
 from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_plays
 
 STAMP = plan.Stamp("2026-11-22T07:00:00Z", "tester@here")
 VOLUME = {"name": "data", "server": "n2", "path": "/srv/data", "mount_point": "/mnt/data"}
 LINE = "10.77.0.2:/srv/data /mnt/data nfs4 rw 0 0"
 FSTAB = f"# BEGIN volumes of gpumesh cluster lab\n{LINE}\n# END volumes of gpumesh cluster lab\n"
-#: What the role writes stays here, and there is no systemd to mount at first use.
-MAKE = """
-mount -t tmpfs none /mnt && mkdir /mnt/data /mnt/upper /mnt/work
-mount -t overlay -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work none /etc
-printf '%s' "$1" >/etc/fstab
-[ ! -d /run/systemd ] || mount -t tmpfs none /run/systemd
-mount -t tmpfs data /mnt/data && echo ready
-read -r _
-"""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 
 
 @pytest.fixture(name="host")
 def _host() -> Iterator[list[str]]:
-    with namespace("sh", "-c", MAKE, "sh", FSTAB) as prefix:
+    with host_with_mount("data", FSTAB) as prefix:
         yield prefix
 
 
