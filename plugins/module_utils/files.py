@@ -10,7 +10,7 @@ import errno
 import os
 import secrets
 import stat
-from typing import Optional, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
 from ansible_collections.gpumesh.cluster.plugins.module_utils.guarded import unusual
@@ -148,6 +148,11 @@ def remove_in(folder: Optional[int], name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def names_in(folder: str) -> List[str]:
+    """The names in a folder, sorted; none if it does not exist."""
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
 def remove_empty(folder: str) -> None:

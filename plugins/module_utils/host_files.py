@@ -111,6 +111,11 @@ def plan_all(entries: Sequence[Mapping[str, Any]]) -> List[Step]:
     return [step for step in planned if step is not None]
 
 
+def in_words(path: str) -> str:
+    """A file that is not as it should be, as a message."""
+    return f"{path} {'differs' if os.path.lexists(path) else 'is missing'}"
+
+
 def differences(entries: Sequence[Mapping[str, Any]]) -> Differences:
     """How the host differs from the entries. Changes nothing."""
     places = {entry.path: entry for entry in parse(entries)}

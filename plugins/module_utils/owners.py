@@ -143,7 +143,7 @@ def look(records: str, cluster: Owner, things: Optional[Iterable[str]]) -> Note:
     path = path_beside(records)
     found = store.scan(records)
     held = [one.record for one in found.records]
-    damaged = [os.path.basename(one.path)[: -len(".json")] for one in found.damaged]
+    damaged = found.unreadable
     text = files.read_text(path)
     noted = parse(text, path)
     present = known(noted, held, files.read_text(_LAYER_FILE), damaged)

@@ -179,7 +179,7 @@ def refuse_unfit(params: Mapping[str, Any], fetched: bool) -> None:
     """Raises HostStateError where this host cannot have the volumes. A container has its host's kernel, and no module can
     be loaded from there."""
     volumes.refuse_missing(params["external"])
-    own = [mount["volume"] for mount in params["mounts"] if "\nType=none\n" in mount["mount"]]
+    own = [mount["volume"] for mount in params["mounts"] if foreign.wanted_of(mount).filesystem == foreign.BIND]
     serving.refuse_without_systemd(own if params["serves"] else [], mounts.systemd())
     served = _program(params) == serving.KERNEL
     missing = mounts.missing_in_kernel(command.run, read("filesystems"), served, fetched)

@@ -21,6 +21,7 @@ from typing import Container, Dict, Hashable, List, Mapping, NamedTuple, Optiona
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import command
 from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import (
+    SLURMD,
     Expected,
     Judgement,
     failed,
@@ -35,8 +36,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import T
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 _MIB = 1024 * 1024
-#: Debian's /usr/sbin/slurmd is a link to the second one.
-_SLURMD = ("slurmd", "slurmd-wlm")
 #: Reads the folder, and unless it is read-only, writes, syncs and removes a file. Runs in a process of its own, since a
 #: process that waits for a dead server cannot be killed, and must not block the module. Uses only descriptors, since
 #: others may write to the folder: they must neither be able to redirect it, nor to make it fail.
@@ -83,7 +82,7 @@ except OSError as failure:
 def read_memlock(tree: Tree) -> Optional[int]:
     """slurmd's limit of locked memory in bytes, which jobs inherit, or else our own; None for no limit."""
     for pid in tree.names("proc"):
-        if pid.isdecimal() and tree.read("proc", pid, "comm") in _SLURMD and _is_slurmd(tree, pid):
+        if pid.isdecimal() and tree.read("proc", pid, "comm") in SLURMD and _is_slurmd(tree, pid):
             found = re.search(r"^Max locked memory\s+(\S+)", tree.read("proc", pid, "limits") or "", re.MULTILINE)
             if found:
                 return whole_number(found.group(1))
@@ -100,7 +99,7 @@ def _is_slurmd(tree: Tree, pid: str) -> bool:
     ids = re.search(r"^Uid:((?:\s+[0-9]+){4})$", tree.read("proc", pid, "status") or "", re.MULTILINE)
     # The kernel appends this if an upgrade has replaced the file.
     file = re.sub(r" \(deleted\)$", "", tree.target_name("proc", pid, "exe") or "")
-    return ids is not None and set(ids.group(1).split()) == {"0"} and file in _SLURMD
+    return ids is not None and set(ids.group(1).split()) == {"0"} and file in SLURMD
 
 
 def judge_memlock(limit: Optional[int], ports: Sequence[RdmaPort]) -> Judgement:

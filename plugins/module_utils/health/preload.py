@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 from typing import List, NamedTuple, Sequence, Set
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import Judgement, failed, passed
+from ansible_collections.gpumesh.cluster.plugins.module_utils.health.shapes import SLURMD, Judgement, failed, passed
 from ansible_collections.gpumesh.cluster.plugins.module_utils.mesh.preload import NAME
 from ansible_collections.gpumesh.cluster.plugins.module_utils.net.sysfs import Tree
 
 #: tailscaled is the mesh itself.
 _DAEMON = "tailscaled"
-#: No job can run if these lack the library. Debian's slurmd has the second name after it has executed itself again.
-_NEEDED = ("slurmd", "slurmd-wlm")
 
 
 class Program(NamedTuple):
@@ -64,7 +62,8 @@ def judge(listed: str, running: Sequence[Program]) -> Judgement:
     remedy = "Run the playbook site for this member."
     if NAME not in listed:
         return failed("not active", "active", "The library is not in /etc/ld.so.preload.", remedy)
-    late = [program.name for program in running if program.name in _NEEDED]
+    # No job can run if it lacks the library.
+    late = [program.name for program in running if program.name in SLURMD]
     if late:
         return failed("not loaded", "active", f"{', '.join(late)} runs without the library.", remedy)
     static = [program.name for program in running if program.static and program.name != _DAEMON]

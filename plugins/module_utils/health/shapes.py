@@ -10,6 +10,9 @@ from typing import Mapping, NamedTuple, Optional, Sequence, TypedDict, Union
 
 Value = Union[str, int, float, bool, None]
 
+#: The names of slurmd. Debian's is a link to the second one, which is also its name once it has executed itself again.
+SLURMD = ("slurmd", "slurmd-wlm")
+
 
 class Result(TypedDict):
     """One check's result, in the form that every check of the collection has.

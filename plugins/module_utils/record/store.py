@@ -236,6 +236,11 @@ class Found(NamedTuple):
     records: List[StoredRecord]
     damaged: List[Damage]
 
+    @property
+    def unreadable(self) -> List[str]:
+        """The names of the clusters whose record is damaged."""
+        return [os.path.basename(one.path)[: -len(_SUFFIX)] for one in self.damaged]
+
 
 def scan(folder: str, only: Optional[str] = None) -> Found:
     """All clusters' records in a folder, or the one named ``only``, valid and damaged.

@@ -21,7 +21,7 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.files import (
     remove_file,
     write_atomic,
 )
-from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
+from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences, in_words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session import network, node, plan, program
 from ansible_collections.gpumesh.cluster.plugins.module_utils.session.runtime import PROGRAMS
@@ -103,7 +103,7 @@ def differences(run: Runner, params: Mapping[str, Any]) -> Differences:
     if lacking:
         return Differences([f"{', '.join(lacking)} not installed"], not os.path.lexists(program.PATH))
     found = [path for path, part in parts(run, params).items() if part.changed]
-    words = [f"{path} {'differs' if os.path.lexists(path) else 'is missing'}" for path in found]
+    words = [in_words(path) for path in found]
     return Differences(words, bool(words) and not os.path.lexists(program.PATH))
 
 

@@ -176,9 +176,8 @@ def read(run: Runner, cluster: str, asked: Wanted) -> Present:
     qos = _table(run, "qos", [], ["name"], asked.qos)
     # Without this, an account shows the limits of those above it as its own.
     where = ["where", f"cluster={cluster}", "woplimits"]
-    about = ("description", "organization")
-    names = {name: {k: v for k, v in given.items() if k in about} for name, given in asked.accounts.items()}
-    limits = {name: {k: v for k, v in given.items() if k not in about} for name, given in asked.accounts.items()}
+    names = {name: {k: v for k, v in given.items() if k in _TEXTS} for name, given in asked.accounts.items()}
+    limits = {name: {k: v for k, v in given.items() if k not in _TEXTS} for name, given in asked.accounts.items()}
     described = {row["account"]: row for row in _table(run, "account", [], ["account"], names)}
     rows = _table(run, "assoc", where, ["account", "user"], _renamed(limits))
     return Present(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 import time
-from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.account import command_prefix
@@ -56,7 +55,7 @@ class Found(NamedTuple):
     nodes: List[str]
     held: Dict[str, List[str]]
     barred: Dict[str, str]
-    partitions: Mapping[str, str] = MappingProxyType({})
+    partitions: Mapping[str, str]
 
 
 class Proof(NamedTuple):

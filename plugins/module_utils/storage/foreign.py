@@ -17,10 +17,12 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.fstab impo
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.volumes import AUTOMOUNT
 
 _NFS = ("nfs", "nfs4")
+#: What a bind mount has in place of a file system.
+BIND = "none"
 
 
 class Wanted(NamedTuple):
-    """A volume to be mounted. On its server, ``source`` is a directory and ``filesystem`` is ``none``: a bind mount."""
+    """A volume to be mounted. On its server, ``source`` is a directory and ``filesystem`` is BIND."""
 
     volume: str
     mount_point: str
@@ -83,7 +85,7 @@ def _name(mount: Mounted) -> str:
 def _is_wanted(wanted: Wanted, mounted: Mapping[str, Mounted], table: Sequence[Mounted]) -> bool:
     """Whether the mount is the volume itself, such as that of a container whose fstab was replaced."""
     mount = mounted[wanted.mount_point]
-    if wanted.filesystem != "none":
+    if wanted.filesystem != BIND:
         return mount.source == wanted.source and mount.filesystem in _NFS
     # A bind mount is shown with the file system that contains the directory, and the path there.
     around = holding([other for other in table if other.filesystem != AUTOMOUNT], wanted.source)

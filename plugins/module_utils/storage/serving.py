@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
 from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import HostStateError
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in
 from ansible_collections.gpumesh.cluster.plugins.module_utils.storage.mounts import runs
 
 KERNEL, GANESHA = "kernel", "ganesha"
@@ -96,8 +97,8 @@ def _texts(
         paths = [os.path.join(etc, "ganesha", "ganesha.conf")]
     else:
         folder = os.path.dirname(exports.get(program, ""))
-        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        paths = [os.path.join(etc, "exports"), *(os.path.join(folder, name) for name in names if _is_read(name))]
+        names = [name for name in names_in(folder) if _is_read(name)]
+        paths = [os.path.join(etc, "exports"), *(os.path.join(folder, name) for name in names)]
     planned: Dict[str, host_files.Step] = {step.path: step for step in files}
     for path in paths:
         step = planned.get(path)

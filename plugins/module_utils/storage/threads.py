@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import host_files
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.files import read_text
+from ansible_collections.gpumesh.cluster.plugins.module_utils.files import names_in, read_text
 from ansible_collections.gpumesh.cluster.plugins.module_utils.text import whole_number
 
 #: Read in this order, each before those of its folder; nfs.conf(5). A later setting wins, so the name of ours is the last.
@@ -150,7 +150,7 @@ def look(own_exports: str, settings: Sequence[str] = _SETTINGS, path: str = PATH
     texts = [host_files.read(name).text for main in settings for name in [main, *_listed(f"{main}.d", path)]]
     folder = os.path.dirname(own_exports)
     others = {}
-    for name in _names(folder):
+    for name in names_in(folder):
         match = _EXPORTS.fullmatch(name)
         if match and name != os.path.basename(own_exports):
             others[match.group(1)] = members_in(read_text(os.path.join(folder, name)) or "") * _PER_MEMBER
@@ -158,9 +158,5 @@ def look(own_exports: str, settings: Sequence[str] = _SETTINGS, path: str = PATH
 
 
 def _listed(folder: str, ours: str) -> List[str]:
-    paths = [os.path.join(folder, name) for name in _names(folder) if name.endswith(".conf")]
+    paths = [os.path.join(folder, name) for name in names_in(folder) if name.endswith(".conf")]
     return [path for path in paths if path != ours]
-
-
-def _names(folder: str) -> List[str]:
-    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []

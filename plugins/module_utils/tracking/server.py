@@ -107,8 +107,7 @@ def _trusted(request: Request) -> List[str]:
 def _other_records(request: Request) -> bool:
     """Whether this host is in another cluster as well."""
     found = store.scan(_RECORDS)
-    names = [one.record["name"] for one in found.records]
-    names += [os.path.basename(one.path)[: -len(".json")] for one in found.damaged]
+    names = [*(one.record["name"] for one in found.records), *found.unreadable]
     return any(name != request.server.cluster for name in names)
 
 
@@ -379,7 +378,7 @@ def mlflow_daemon(state: str) -> daemon.Daemon:
 
 def look(run: Runner, request: Request) -> List[str]:
     """Describe the differences, without changing anything."""
-    words = [f"{one.path} {_how(one.path)}" for one in trust_files(request)]
+    words = [host_files.in_words(one.path) for one in trust_files(request)]
     if request.serves and (other := other_cluster(request)):
         return [*words, f"the server of cluster '{other}' is here"]
     if not request.serves:
@@ -395,7 +394,7 @@ def look(run: Runner, request: Request) -> List[str]:
     if _number(pwd.getpwnam, 2) is not None and postgres.is_there(request.server.dump):
         words.append(f"{request.server.dump} is to be loaded")
     words += host_files.differences(settings.files(request.server, folder, cluster.port, systemd)).words
-    words += [f"{one.path} {_how(one.path)}" for one in secret_files(request, cluster.port)]
+    words += [host_files.in_words(one.path) for one in secret_files(request, cluster.port)]
     database, mlflow = daemons(request.server, cluster, systemd)
     # systemd does not know a unit that has not been written yet, which is reported above.
     known = not systemd or os.path.lexists(settings.UNIT)
@@ -403,11 +402,6 @@ def look(run: Runner, request: Request) -> List[str]:
         if daemon.make_plan(run, _manager(systemd), wanted, request.places).changed:
             words.append(f"{wanted.name} does not run as it should")
     return words
-
-
-def _how(path: str) -> str:
-    """In which way a file is not as it should be."""
-    return "differs" if os.path.lexists(path) else "is missing"
 
 
 def differences(run: Runner, params: Mapping[str, Any]) -> Differences:

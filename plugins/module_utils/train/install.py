@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils import package
 from ansible_collections.gpumesh.cluster.plugins.module_utils.command import Runner
-from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences
+from ansible_collections.gpumesh.cluster.plugins.module_utils.host_files import Differences, in_words
 from ansible_collections.gpumesh.cluster.plugins.module_utils.module import Part
 from ansible_collections.gpumesh.cluster.plugins.module_utils.trace import program as trace
 from ansible_collections.gpumesh.cluster.plugins.module_utils.train import profile, program
@@ -40,5 +40,5 @@ def parts(params: Mapping[str, Any]) -> Dict[str, Part]:
 def differences(_run: Runner, params: Mapping[str, Any]) -> Differences:
     """How this host differs from the module's parameters."""
     found = [path for path, part in parts(params).items() if part.changed]
-    words = [f"{path} {'differs' if os.path.lexists(path) else 'is missing'}" for path in found]
+    words = [in_words(path) for path in found]
     return Differences(words, bool(words) and not os.path.lexists(program.PATH))
