@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
@@ -23,7 +24,7 @@ class ActionModule(HostAction):
         given = dict(self._task.args)
         registration = given.pop("registration", None)
         if registration is None:
-            return self.module(_MODULE, given)
+            return self.module(_MODULE, {**self._copied(given), **given})
         decision = self.variables[str(registration)]
         if not decision["writes"]:
             return {"changed": False, "record": decision["record"]}
@@ -46,3 +47,10 @@ class ActionModule(HostAction):
         )
         refuse_other(model.parse(result["record"]), str(given["name"]), decision["manager"])
         return result
+
+    def _copied(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What a copy of the record takes from the options of the role cluster."""
+        if given.get("state") != "replica":
+            return {}
+        actor = self.variable("cluster_actor")
+        return {"force": bool(self.variable("cluster_trusted_copy")), **({"actor": actor} if actor else {})}

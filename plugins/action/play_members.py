@@ -10,7 +10,7 @@ from typing import Any
 from ansible_collections.gpumesh.cluster.plugins.module_utils.daemon import Places
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import RECORD, ControllerAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import outdated
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import outdated_members
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.dialling import (
     OPTIONS,
@@ -48,11 +48,13 @@ class ActionModule(ControllerAction):
             refuse_to_demote(record, confined)
             self._announce(record, [machine for machine in playing if machine not in machines], confined)
             self._announce_pods(pods)
+        members = [machine for machine in playing if machine in machines]
         return {
             "changed": False,
             "record": record,
-            "members": [machine for machine in playing if machine in machines],
-            "outdated": [machine for machine in outdated(held, record) if machine in machines],
+            "members": members,
+            "nodes": [machine for machine in members if machine not in confined],
+            "outdated": outdated_members(held, record),
             "userspace_only": confined,
             "pods": pods,
         }

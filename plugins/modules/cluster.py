@@ -33,7 +33,8 @@ options:
   state:
     description:
       - V(present) creates the cluster or changes the existing one; members are added and updated, never removed.
-      - V(replica) replaces the host's copy with O(record).
+      - V(replica) replaces the host's copy with O(record). O(force) and O(actor) are by default what C(cluster_trusted_copy)
+        and C(cluster_actor) of the role P(gpumesh.cluster.cluster#role) say.
       - V(absent) deletes the host's file; with O(record), only if it belongs to the same cluster.
     type: str
     choices:

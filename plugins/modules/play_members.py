@@ -59,6 +59,11 @@ members:
   returned: success
   type: list
   elements: str
+nodes:
+  description: The members in the play but for those in RV(userspace_only).
+  returned: success
+  type: list
+  elements: str
 outdated:
   description: The members in the play that do not have a copy of exactly this record.
   returned: success

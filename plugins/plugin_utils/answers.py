@@ -20,6 +20,9 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 
+#: The variable in which the role cluster registers the answers of the hosts.
+HELD = "__cluster_held"
+
 #: How many hosts are queried for a record that the first one did not send.
 _OTHERS = 2
 
@@ -112,10 +115,11 @@ def to_read(
     return list(requests.values())
 
 
-def outdated(results: Mapping[str, Mapping[str, Any]], record: Record) -> list[str]:
-    """The hosts that have no copy of exactly this record."""
+def outdated_members(results: Mapping[str, Mapping[str, Any]], record: Record) -> list[str]:
+    """The members among the hosts that have no copy of exactly this record."""
     wanted = derive.digest(record)
-    return [machine for machine, result in results.items() if wanted not in _digests(result)]
+    members = {member["machine"] for member in record["members"]}
+    return [machine for machine, result in results.items() if machine in members and wanted not in _digests(result)]
 
 
 def _digests(result: Mapping[str, Any]) -> set[str]:

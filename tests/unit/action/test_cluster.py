@@ -160,6 +160,7 @@ class TestMembers:
         given = {**self.GIVEN, "record": plan.commit(draft, STAMP)}
         found = on_hosts(play_members, given, hosts).result
         assert (found["userspace_only"], found["pods"]) == (["n2", "n3"], [])
+        assert (found["members"], found["nodes"]) == (["n1", "n2", "n3"], ["n1"])
         hosts["n3"]["mesh_userspace_nodes"] = "yes"
         found = on_hosts(play_members, given, hosts).result
         assert (found["userspace_only"], found["pods"]) == (["n2"], ["n3"])
@@ -207,6 +208,16 @@ class TestRegistration:
         written = on_hosts(cluster, arguments, hosts, results, decision=decision)
         ((_module, parameters),) = written.ran
         assert parameters["members"] == decision["members"] and parameters["mesh"] == {"port": 7}
+
+    def test_a_copy_is_forced_and_attributed_as_the_role_says(self) -> None:
+        given = {"name": "lab", "state": "replica", "record": NEW}
+        results = {"gpumesh.cluster.cluster": [{"changed": True}]}
+        own = {"cluster_trusted_copy": "n2", "cluster_actor": "alice"}
+        for more, expected in ((own, {"force": True, "actor": "alice"}), ({}, {"force": False})):
+            ((_module, parameters),) = on_hosts(cluster, given, {"n1": {}}, results, **more).ran
+            assert parameters == {**given, **expected}
+        ((_module, parameters),) = on_hosts(cluster, {**given, "force": False}, {"n1": {}}, results, **own).ran
+        assert parameters["force"] is False
 
     def test_a_record_that_the_manager_returns_has_to_be_of_the_cluster_and_name_it(self) -> None:
         hosts = {machine: {"held": {**NOTHING, **facts}} for machine, facts in LAN.items()}

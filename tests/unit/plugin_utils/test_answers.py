@@ -15,7 +15,12 @@ from module_runs import result_of, start
 
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model, plan
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import Store
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import outdated, read_answers, sent, to_read
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import (
+    outdated_members,
+    read_answers,
+    sent,
+    to_read,
+)
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import find
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.registration import enrolled
 
@@ -144,7 +149,7 @@ class TestWhatIsBelieved:
 class TestOutdated:
     def test_who_has_another_or_none(self) -> None:
         results = {A: sending(NEW), B: telling(OTHER, NEW), C: telling(OLD), D: telling(OTHER)}
-        assert outdated({**results, "e": {"unreachable": True}}, NEW) == [C, D, "e"]
+        assert outdated_members({**results, "a-stranger": {"unreachable": True}}, NEW) == [C, D]
 
 
 class Wire:
@@ -195,9 +200,9 @@ def test_a_run_that_finds_all_as_it_should_be_sends_less_than_a_mebibyte_for_a_t
         request = {"name": "lab", "members": entries, "joining": [], "known": list(records)}
         written = wire.call("cluster", **request, _ansible_check_mode=check_mode)
         assert (written["changed"], "record" in written, records[written["digest"]]) == (False, False, record)
-    assert outdated(results, record) == []
-    # Before each of the three layers, and before the check.
-    for _layer in range(4):
+    assert outdated_members(results, record) == []
+    # Before the storage, the scheduler and the check.
+    for _layer in range(3):
         wire.call("cluster_info", hosts=MANY, cluster="lab", generation=record["generation"])
     assert wire.bytes < 1 << 20, wire.bytes
     # Another playbook of the same run, which queries again.

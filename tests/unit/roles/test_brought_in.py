@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ansible_collections.gpumesh.cluster.tests.support.task_files import PATHS, ROOT, tasks_of
 
 TEMPLATE = re.compile(r"\{\{.*?\}\}")
@@ -31,3 +33,37 @@ def test_a_file_whose_name_is_a_template_imports_no_other() -> None:
     assert ROOT / "roles/slurm/tasks/leave.yml" in below
     imports = {"ansible.builtin.import_tasks", "ansible.builtin.import_role"}
     assert [path for path in below if any(imports & task.keys() for task in tasks_of(path))] == []
+
+
+def brought_in(path: Path) -> list[Path]:
+    """The files that a playbook or task file brings in."""
+    found: list[Path] = []
+    for task in [*tasks_of(path), *({"ansible.builtin.import_role": {"name": role}} for role in roles_of(path))]:
+        for verb in ("import", "include"):
+            if call := task.get(f"ansible.builtin.{verb}_tasks") or task.get(f"ansible.builtin.{verb}_playbook"):
+                name = path.parent / (call if isinstance(call, str) else call["file"])
+            elif call := task.get(f"ansible.builtin.{verb}_role"):
+                role = call["name"].removeprefix("gpumesh.cluster.")
+                name = ROOT / "roles" / role / "tasks" / f"{call.get('tasks_from', 'main').removesuffix('.yml')}.yml"
+            else:
+                continue
+            found += ROOT.glob(TEMPLATE.sub("*", str(name.relative_to(ROOT))))
+    return found
+
+
+def roles_of(path: Path) -> list[str]:
+    return [role["role"] for play in tasks_of(path) for role in play.get("roles", [])]
+
+
+def chains(path: Path) -> list[list[str]]:
+    """Each way from a file to one that brings in no other, as the names of its files."""
+    below = [chain for found in brought_in(path) for chain in chains(found)]
+    return [[str(path.relative_to(ROOT)), *chain] for chain in below or [[]]]
+
+
+@pytest.mark.parametrize("playbook", sorted((ROOT / "playbooks").glob("*.yml")), ids=lambda path: path.stem)
+def test_a_task_is_at_most_four_files_below_what_people_run(playbook: Path) -> None:
+    """The playbook, its list of layers, the entry point of a role, and one file beside it."""
+    deep = {chain[-1] for chain in chains(playbook) if len(chain) > 4}
+    # A loop over the parts of a queue, which may be larger than the memory of Ansible.
+    assert deep <= {"roles/slurm/tasks/carry_over.yml"}

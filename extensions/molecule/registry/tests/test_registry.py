@@ -31,7 +31,11 @@ def play(tasks_from: str, *arguments: str) -> subprocess.CompletedProcess[str]:
                 "tasks": [
                     {
                         "name": name,
-                        "ansible.builtin.include_role": {"name": "gpumesh.cluster.cluster", "tasks_from": name},
+                        "ansible.builtin.include_role": {
+                            "name": "gpumesh.cluster.cluster",
+                            "tasks_from": "register" if name == "join" else name,
+                        },
+                        "vars": {"cluster_join_only": name == "join"},
                     }
                     for name in tasks_from.split("+")
                 ],
