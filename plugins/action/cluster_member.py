@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.gpumesh.cluster.plugins.module_utils.record import model
 from ansible_collections.gpumesh.cluster.plugins.plugin_utils.action import HostAction
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.answers import HELD, outdated_members
-from ansible_collections.gpumesh.cluster.plugins.plugin_utils.copies import refuse_other
 
 
 class ActionModule(HostAction):
@@ -26,11 +23,7 @@ class ActionModule(HostAction):
         # In check mode, joining machines are not in the record, which would refuse them.
         if not members or self.check_mode:
             return {"changed": bool(members)}
-        result = self.module("gpumesh.cluster.cluster_member", {**given, "members": members})
-        record = model.parse(result["record"])
-        refuse_other(record, str(given["cluster"]), str(self._task.delegate_to or self.machine))
-        held = self.registered(HELD, self.variables["ansible_play_hosts_all"])
-        return {**result, "record": record, "outdated": outdated_members(held, record)}
+        return self.module("gpumesh.cluster.cluster_member", {**given, "members": members})
 
     def _returned(self, name: str) -> list[Any]:
         """The ``registration`` in the variable of this name, for each host that is still in the play."""

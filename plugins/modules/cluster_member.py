@@ -93,13 +93,6 @@ record:
   returned: success, and its digest is not among O(known)
   type: dict
   sample: {}
-outdated:
-  description:
-    - The members in the play that have no copy of exactly this record, according to what the role P(gpumesh.cluster.cluster#role)
-      has read.
-  returned: with O(registered), and something is registered
-  type: list
-  elements: str
 digest:
   description: The SHA-256 digest that identifies the record.
   returned: success

@@ -20,9 +20,6 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.record import deri
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.model import Record
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record.store import DEFAULT_FOLDER
 
-#: The variable in which the role cluster registers the answers of the hosts.
-HELD = "__cluster_held"
-
 #: How many hosts are queried for a record that the first one did not send.
 _OTHERS = 2
 
