@@ -142,6 +142,11 @@ registration:
   description: The values to register in the cluster record, for O(gpumesh.cluster.cluster_member#module:registered).
   type: dict
   returned: with O(record), when its address is not the one in the record
+library:
+  description: The state for M(gpumesh.cluster.mesh_preload), V(present) on a pod.
+  type: str
+  returned: with O(record), on a pod or a host without TUN that has an address
+  sample: present
 flags:
   description: The options for C(tailscaled) on this host, in addition to its port.
   type: list

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from action_runs import Played, play
 
+from ansible_collections.gpumesh.cluster.plugins.action import mesh as mesh_action
 from ansible_collections.gpumesh.cluster.plugins.action import (
     mesh_settings,
     wireguard,
@@ -173,3 +174,14 @@ def test_settings_are_compared_on_the_controller() -> None:
     assert pairs == [{"a": "hidden", "b": "also", "relay": "head"}]
     refused = play(mesh_settings.ActionModule, {"record": RECORD, "rotate_keys": True}, {}, on("head", ["head"]))
     assert "dialled not in this play" in refused.result["msg"]
+
+
+def test_a_host_is_connected_by_the_module_of_its_backend() -> None:
+    given = {"record": RECORD, "relays": ["head"], "preshared": False}
+    played = play(mesh_action.ActionModule, given, {MODULE: [RAN]}, on("head"))
+    alone = play(wireguard.ActionModule, given, {MODULE: [RAN]}, on("head"))
+    assert played.ran == alone.ran and played.ran[0][1]["preshared_without"] == ["dialled"]
+    assert played.result == alone.result == {**RAN, "ready": True}
+    none = {**RECORD, "mesh": {**RECORD["mesh"], "backend": "none"}}
+    nothing = play(mesh_action.ActionModule, {"record": none}, {}, on("head"))
+    assert (nothing.result, nothing.ran) == ({"changed": False, "ready": True}, [])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from action_runs import Played, play
 
-from ansible_collections.gpumesh.cluster.plugins.action import mesh_paths, tailscale, tailscale_device
+from ansible_collections.gpumesh.cluster.plugins.action import mesh, mesh_paths, tailscale, tailscale_device
 
 MODULE, DEVICE = "gpumesh.cluster.tailscale", "gpumesh.cluster.tailscale_device"
 RECORD: dict[str, Any] = {
@@ -90,6 +90,15 @@ def test_a_host_that_is_not_to_log_in_says_that_it_would_have_to() -> None:
     assert "registration" not in played.result
 
 
+def test_a_host_is_not_logged_in_with_its_settings() -> None:
+    played = play(mesh.ActionModule, {"record": RECORD}, {MODULE: [OUT]}, on("t2", mesh_auth_key="secret"))
+    ((_name, given),) = played.ran
+    assert given == {"hostname": "t2", "peers": ["100.64.0.1"], "login": False}
+    assert played.result["ready"] is False
+    played = play(mesh.ActionModule, {"record": RECORD}, {MODULE: [IN]}, on("t2"))
+    assert played.result == login(IN).result
+
+
 def test_the_options_of_the_role_are_those_of_the_module() -> None:
     role = {"mesh_tags": [], "mesh_ssh": False, "mesh_login_server": "", "mesh_hostname": "other"}
     ((_name, given),) = login(IN, variables=on("t2", **role)).ran
@@ -108,6 +117,17 @@ def test_a_host_without_an_interface_is_a_pod_if_that_is_wanted() -> None:
     result = login({**IN, "tun_device": False}, variables=wanted).result
     assert result["pod"] is True and result["registration"]["mesh"]["userspace"] is True
     assert login({**IN, "tun_device": False}).result["pod"] is False
+
+
+def test_the_library_is_for_pods_and_removed_from_hosts_without_tun_that_are_none() -> None:
+    wanted = on("t2", mesh_userspace_nodes=True)
+    assert login(POD, variables=wanted).result["library"] == "present"
+    always = {**wanted, "mesh_userspace": "always"}
+    assert login(IN, variables=always).result["library"] == "present"
+    assert login(POD).result["library"] == "absent"
+    # It is tested with the daemon that it asks.
+    for result in (login(IN, variables=wanted).result, login({**POD, "addresses": []}, variables=wanted).result):
+        assert "library" not in result
 
 
 def test_a_pod_is_ready_once_its_proxy_has_the_port_that_its_programs_go_by() -> None:
