@@ -53,6 +53,9 @@ class ActionModule(HostAction):
 
     def _member(self, record: model.Record, path: str | None, most: int, manager: Mapping[str, Any]) -> dict[str, Any]:
         """The key of the manager on a member."""
+        if "fingerprint" not in manager:
+            reason = manager.get("msg") or "the munge key cannot be read"
+            raise HostStateError(f"{record['manager']}: {reason}")
         if not (manager.get("credential") or self.check_mode):
             raise HostStateError(
                 f"The manager {record['manager']} has not signed a credential: "

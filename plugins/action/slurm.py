@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -57,10 +57,9 @@ class ActionModule(HostAction):
             parameters = slurm.served(record, options, given["restart"])
         if parameters.get("serve"):
             parameters.update(slurm.gres_types(record, self._gres(record)))
+        if state == "served":
+            return self._serve(record["name"], parameters, options["accounting"])
         result = run_slurm(self, {"state": state, **parameters})
-        if state == "served" and result.get("withdrawn"):
-            self._withdraw(result["withdrawn"])
-            result["changed"] = True
         if state == "present" and not sessions and result.get("sessions"):
             removed = self.module("gpumesh.cluster.session", {"state": "absent"})
             result["changed"] = result["changed"] or removed["changed"]
@@ -88,6 +87,24 @@ class ActionModule(HostAction):
                 with suppress(AnsibleError):
                     found[machine] = variables[machine].get("slurm_gres")
         return found
+
+    def _serve(self, cluster: str, parameters: Mapping[str, Any], accounting: bool) -> dict[str, Any]:
+        """Run the services: slurmdbd after its database, and the accounts once the controller has registered there."""
+        stored = Accounting(self) if accounting else None
+        if stored:
+            stored.create()
+        result = run_slurm(self, {"state": "served", **parameters})
+        result["changed"] = result["changed"] or (stored is not None and stored.changed)
+        if result.get("withdrawn"):
+            self._withdraw(result["withdrawn"])
+            result["changed"] = True
+        given = self.options("slurm", "qos", "accounts")
+        if accounting and any(given.values()) and not result["missing"]:
+            done = self.module("gpumesh.cluster.slurm_accounts", {"cluster": cluster, **given})
+            result["changed"] = result["changed"] or done["changed"]
+            if shown := [one["diff"] for one in (result, done) if "diff" in one]:
+                result["diff"] = shown
+        return result
 
     def _withdraw(self, files: Sequence[str]) -> None:
         """Stop the services that are no longer wanted, and remove their files.

@@ -39,6 +39,9 @@ class ActionModule(HostAction):
             lost={"type": "bool", "default": False},
         )
         record = self.record()
+        if given["handing"] == record["manager"]:
+            # An interrupted run that is repeated: the manager cannot take over from itself.
+            given["handing"] = ""
         if given["member_queue"] is not None:
             return self._leftover(record, given["member_queue"])
         if given["manager_queue"] is not None:

@@ -27,6 +27,7 @@ _PARTS = ("reachability", "health", "storage", "tracking", "slurm", "collectives
 _PHASES = ("write", "compare", "release", "take")
 #: Of one result each.
 _NAMES = ("reachability", "health", "tracking", "slurm", "job", "collectives")
+_NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not performed."
 _NUMBER = {"type": "float", "default": 0}
 
 
@@ -56,6 +57,9 @@ class ActionModule(ControllerAction):
             min_volume_files=_NUMBER,
             max_used_percent={"type": "float", "default": 95},
         )
+        if self.check_mode:
+            self.print_text(_NOTHING_VERIFIED)
+            return {"changed": False, "text": _NOTHING_VERIFIED}
         record = self.record()
         evidence = self._evidence(record, given["registered"])
         part = self._is_part(record, evidence["userspace_only"])

@@ -53,7 +53,8 @@ options:
     type: int
     default: 60
   manager:
-    description: The result of this module for the manager. If not set, this task is the one for the manager.
+    description: The result of this module for the manager, whose failure is the failure of this task. If not set, this
+      task is the one for the manager.
     type: dict
   cluster:
     description: The name of the cluster.

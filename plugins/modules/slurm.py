@@ -35,7 +35,8 @@ options:
       - V(present) sets up the host as a node, with its health check and slurmd. If the node has to be deleted from the
         controller first, it stops before slurmd and returns RV(redefined).
       - V(configured) writes the configuration of the controller, V(stored) runs MariaDB, and V(served) runs slurmdbd,
-        slurmctld and slurmrestd. These three are for the manager, in this order.
+        slurmctld and slurmrestd. These three are for the manager, in this order. With O(record), V(served) includes
+        M(gpumesh.cluster.slurm_accounting), and M(gpumesh.cluster.slurm_accounts) with the options of the role.
       - V(absent) removes the configuration.
     type: str
     choices: [present, configured, stored, served, absent]

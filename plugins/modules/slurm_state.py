@@ -51,7 +51,7 @@ options:
     description: The result of V(inspected) on a machine that is not the manager, when the manager is queried.
     type: dict
   handing:
-    description: The machine that has just stopped its controller for a hand-over. Empty for none.
+    description: The machine that has just stopped its controller for a hand-over. Empty, or the manager itself, for none.
     type: str
     default: ""
   lost:

@@ -30,7 +30,7 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     details:
-      - It only reads the results of the hosts, and writes the reports on the controller.
+      - Only reports that nothing was verified, since the tasks of a check do not run in check mode.
   idempotent:
     support: none
     details:
@@ -143,7 +143,7 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description: The verdict document.
-  returned: success
+  returned: success, unless in check mode
   type: dict
 text:
   description: The summary, every pair that does not reach each other, every finding with its remedy, and what was

@@ -118,6 +118,7 @@ def run_task(
         "__mesh_tailscale_folder": f"{folder}/{{{{ inventory_hostname }}}}/programs",
         "__mesh_tailscale_archive_path": f"{folder}/{{{{ inventory_hostname }}}}/tailscale.tgz",
         "__check_sources": f"{folder}/{{{{ inventory_hostname }}}}/sources",
+        "cluster_record": {"manager": next(iter(hosts)), "members": [{"machine": host, "gpus": 0} for host in hosts]},
     }
     for host in hosts:
         (folder / host / "programs").mkdir(parents=True)
@@ -195,7 +196,7 @@ def test_sources_are_built_from_what_can_be_verified_alone(tmp_path: Path, impos
         name: {"check_collective_source": source, "check_collective_source_checksum": checksum}
         for name, (source, checksum) in given.items()
     }
-    done, failed = run(tmp_path, "check", "build", hosts)
+    done, failed = run(tmp_path, "check", "collectives", hosts)
     assert failed == set(given) - {"verified", "local"}, done.output
     assert len(impostor.asked) == len({"changed", "verified"})
     for name in given:

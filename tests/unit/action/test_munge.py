@@ -81,6 +81,28 @@ def test_a_manager_that_signs_nothing_is_named_and_restarts_nobody() -> None:
     assert played.ran == []
 
 
+@pytest.mark.parametrize(
+    ("manager", "words"),
+    [
+        (
+            {"failed": True, "msg": "The key is too short. Replace it.", "error": {"kind": "input"}},
+            "n1: The key is too short. Replace it.",
+        ),
+        ({"unreachable": True, "msg": "No route to host"}, "n1: No route to host"),
+        ({"censored": "by no_log"}, "n1: the munge key cannot be read"),
+    ],
+    ids=["failed", "unreachable", "without a reason"],
+)
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_without_the_manager_s_key_nothing_changes_and_the_reason_is_shown(
+    manager: dict[str, Any], words: str, check_mode: bool
+) -> None:
+    for given in ({}, {"key_file": "/nonexistent"}):
+        played = run({"manager": manager, **given}, check_mode=check_mode)
+        assert played.result["failed"] and played.result["msg"] == words
+        assert played.ran == []
+
+
 def test_a_key_of_yours_is_read_on_the_controller(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(b"x" * 32)

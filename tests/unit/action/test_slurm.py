@@ -27,7 +27,7 @@ MESHED = {
     ],
 }
 DONE = {"changed": False, "missing": [], "withdrawn": []}
-
+STORED = {"changed": False, "missing": [], "socket": "/run/mysqld/mysqld.sock", "database": False}
 
 STOPPING = ("gpumesh.cluster.daemon", "ansible.builtin.file")
 
@@ -40,13 +40,19 @@ def run(arguments: dict[str, Any], *results: dict[str, Any], check_mode: bool = 
         "hostvars": {"n1": {}, "n2": {}},
         **variables,
     }
-    given = {"gpumesh.cluster.slurm": results or [DONE], "ansible.builtin.apt": [{"changed": True}]}
+    stores = arguments.get("state") == "served" and here.get("slurm_accounting", True)
+    given = {
+        "gpumesh.cluster.slurm": results or [*([STORED] if stores else []), DONE],
+        "ansible.builtin.apt": [{"changed": True}],
+    }
     given["gpumesh.cluster.session"] = [{"changed": True}]
     return play(ActionModule, {"record": RECORD, **arguments}, given, here, check_mode)
 
 
 def sent(arguments: dict[str, Any], **variables: Any) -> dict[str, Any]:
-    ((_module, given),) = run(arguments, **variables).ran
+    """The arguments of the module, after those with which it runs MariaDB."""
+    *_stored, (_module, given) = run(arguments, **variables).ran
+    assert [one["state"] for _module, one in _stored] in ([], ["stored"])
     return given
 
 
@@ -154,9 +160,8 @@ def test_the_manager_runs_what_is_chosen() -> None:
 
 def test_services_that_are_no_longer_wanted_end() -> None:
     """The file by which an interrupted run knows them goes last."""
-    stored = {"changed": False, "missing": [], "socket": "/run/mysqld/mysqld.sock", "database": False}
     results = {
-        "gpumesh.cluster.slurm": [{**DONE, "withdrawn": [TOKEN_KEY, DBD_FILE]}, stored],
+        "gpumesh.cluster.slurm": [{**DONE, "withdrawn": [TOKEN_KEY, DBD_FILE]}, STORED],
         "gpumesh.cluster.daemon": [{"changed": True}] * 3,
         "community.mysql.mysql_info": [{"databases": {"mysql": {}, "slurm_acct_db": {}}}],
         "ansible.builtin.file": [{"changed": True}] * 2,
@@ -167,6 +172,57 @@ def test_services_that_are_no_longer_wanted_end() -> None:
     assert steps == ["slurmrestd", TOKEN_KEY, "slurmdbd", "mariadb", DBD_FILE]
     assert all(given["state"] == "absent" for module, given in played.ran if module in STOPPING)
     assert played.result["changed"]
+
+
+NEW_ACCOUNTS = {"changed": True, "commands": ["sacctmgr"], "diff": {"after": "sacctmgr"}}
+
+
+def serve(
+    *results: dict[str, Any], check_mode: bool = False, accounts: dict[str, Any] = NEW_ACCOUNTS, **variables: Any
+) -> Played:
+    """Run the services of the manager. ``results``: those of the module slurm."""
+    answers = {
+        "gpumesh.cluster.slurm": results,
+        "gpumesh.cluster.slurm_accounts": [accounts],
+        "community.mysql.mysql_user": [{"changed": True}],
+        "community.mysql.mysql_db": [{"changed": True}],
+        "gpumesh.cluster.slurm_database": [{"changed": True}],
+    }
+    here = {"inventory_hostname": "n1", "ansible_play_batch": ["n1"], "hostvars": {"n1": {}, "n2": {}}, **variables}
+    return play(ActionModule, {"record": RECORD, "state": "served"}, answers, here, check_mode)
+
+
+def steps(played: Played) -> list[str]:
+    return [f"{name.rpartition('.')[2]} {given.get('state', '')}".strip() for name, given in played.ran]
+
+
+def test_slurmdbd_has_its_database_before_it_runs() -> None:
+    played = serve({**STORED, "database": True}, DONE)
+    assert steps(played) == ["slurm stored", "mysql_user", "mysql_db", "slurm_database loaded", "slurm served"]
+    assert played.result == {**DONE, "changed": True}
+    steady = serve(STORED, DONE)
+    assert steps(steady) == ["slurm stored", "slurm served"] and steady.result == DONE
+    assert steps(serve(DONE, slurm_accounting=False)) == ["slurm served"]
+
+
+@pytest.mark.parametrize("given", [{"slurm_qos": {"long": {}}}, {"slurm_accounts": {"lab": {}}}])
+def test_accounts_are_set_once_slurmdbd_knows_the_cluster(given: dict[str, Any]) -> None:
+    played = serve(STORED, DONE, **given)
+    assert steps(played) == ["slurm stored", "slurm served", "slurm_accounts"]
+    assert played.ran[-1][1] == {
+        "cluster": "lab",
+        "qos": given.get("slurm_qos", {}),
+        "accounts": given.get("slurm_accounts", {}),
+    }
+    assert played.result == {**DONE, "changed": True, "diff": [{"after": "sacctmgr"}]}
+    both = serve(STORED, {**DONE, "diff": {"after": "slurmctld"}}, **given)
+    assert both.result["diff"] == [{"after": "slurmctld"}, {"after": "sacctmgr"}]
+    quiet = serve(STORED, DONE, accounts={"changed": False, "commands": []}, **given)
+    assert quiet.result == DONE
+    # There are no accounts without slurmdbd, or while it is not installed.
+    assert steps(serve(DONE, slurm_accounting=False, **given)) == ["slurm served"]
+    lacking = {**DONE, "missing": ["slurmdbd"]}
+    assert steps(serve(STORED, lacking, check_mode=True, **given)) == ["slurm stored", "slurm served"]
 
 
 def test_a_controller_that_cannot_take_its_settings_over_is_restarted() -> None:

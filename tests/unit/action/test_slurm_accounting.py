@@ -12,7 +12,12 @@ import pytest
 from action_runs import Played, play
 
 from ansible_collections.gpumesh.cluster.plugins.action import slurm_accounting, slurm_state
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
 
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
+HANDED_OVER = plan.commit(plan.hand_over(RECORD, "n2"), STAMP)
 SOCKET = "/run/mysqld/mysqld.sock"
 HERE = {"inventory_hostname": "n1", "ansible_facts": {"pkg_mgr": "apt"}}
 SAME, CHANGED = {"changed": False}, {"changed": True}
@@ -118,3 +123,13 @@ def test_a_queue_goes_after_its_daemons_and_its_accounting(
     assert ran[3 + len(accounting) :] == [*stopped, ("file", "absent"), ("slurm_state", "retired")]
     assert given(played, "slurm_state") == {"state": "retired", "keep": keep}
     assert played.result["kept"] == "/var/lib/slurm/slurmctld.1"
+
+
+def test_a_manager_hands_nothing_over_to_itself() -> None:
+    """The variables of a hand-over may be given again, when the queue has moved."""
+    here = {**HERE, "inventory_hostname": "n2", "groups": {"all": ["n1", "n2"]}}
+    found = {"changed": False, "used": False, "marker": None, "node": True}
+    for handing, former in (("n2", "n1"), ("n1", "n1"), ("", "n1")):
+        arguments = {"record": HANDED_OVER, "state": "inspected", "handing": handing}
+        played = play(slurm_state.ActionModule, arguments, {"gpumesh.cluster.slurm_state": [found]}, here)
+        assert played.result["succession"]["former"] == former

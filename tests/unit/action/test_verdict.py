@@ -112,3 +112,12 @@ def test_members_that_cannot_dial_the_others_are_skipped(tmp_path: Path) -> None
     assert statuses(result, "health.disk") == {"n1": "pass"}
     assert statuses(result, "health.node") == {"n2": "skipped"}
     assert (tmp_path / "lab" / "verdict.json").exists()
+
+
+def test_in_check_mode_nothing_is_judged_without_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"record": "cluster_record", "registered": REGISTERED, "report_dir": str(tmp_path)}
+    result = play(ActionModule, arguments, {}, {}, check_mode=True).result
+    text = "Check mode: nothing was changed, so the check was not performed."
+    assert result == {"changed": False, "text": text}
+    assert text in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,43 @@
+# Copyright (c) 2026, the gpumesh authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the role check says where there is nothing to check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.gpumesh.cluster.plugins.module_utils.record import plan
+from ansible_collections.gpumesh.cluster.tests.support.role_runs import run_tasks
+
+MEMBERS = [{"machine": f"n{n}", "address": f"10.0.0.{n}", "interface": "eth0"} for n in (1, 2)]
+STAMP = plan.Stamp("2026-11-20T20:31:00Z", "alice")
+RECORD = plan.commit(plan.create("0" * 32, "lab", "10.0.0.0/24", "n1", {"backend": "none"}, MEMBERS, STAMP), STAMP)
+ROLE = {"ansible.builtin.import_role": {"name": "gpumesh.cluster.check"}}
+NOTHING_VERIFIED = "Check mode: nothing was changed, so the check was not performed."
+
+
+@pytest.mark.parametrize("options", [[], ["--tags", "slurm"]], ids=["all", "a part"])
+def test_check_mode_says_once_that_nothing_is_verified(tmp_path: Path, options: list[str]) -> None:
+    variables = {"check_report_dir": str(tmp_path), "cluster_record": RECORD}
+    run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, variables, [ROLE], "--check", *options)
+    assert run.code == 0, run.output
+    assert run.words.count(NOTHING_VERIFIED) == 1
+    assert not list(tmp_path.glob("*/verdict.json"))
+
+
+PARTS = ["all", "reachability", "health", "storage", "tracking", "slurm", "collectives"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_without_a_record_the_error_says_how_to_read_it(tmp_path: Path, part: str) -> None:
+    variables = {
+        "check_report_dir": str(tmp_path),
+        "check_level": "full",
+        "check_collective_source": "/nonexistent" if part == "collectives" else "",
+    }
+    run = run_tasks(tmp_path, {"n1": {}, "n2": {}}, variables, [ROLE], "--tags", part)
+    assert run.code == 2, run.output
+    assert "Run the role gpumesh.cluster.cluster with tasks_from=load first" in run.words
