@@ -17,14 +17,13 @@ from ansible_collections.gpumesh.cluster.plugins.module_utils.errors import Inpu
 from ansible_collections.gpumesh.cluster.plugins.module_utils.record import derive, model
 from ansible_collections.gpumesh.cluster.plugins.module_utils.tracking import settings
 
-UID = 875
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "roles" / "tracking" / "files" / "requirements.txt"
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 #: MLflow accepts no shorter password.
 _SHORTEST = 12
 
 
-def desired(record: model.Record, machine: str, uid: int = UID) -> dict[str, Any]:
+def desired(record: model.Record, machine: str, uid: int = settings.UID) -> dict[str, Any]:
     """The parameters of the module tracking on one machine; only the cluster if no experiments are tracked."""
     tracking = record.get("tracking")
     if tracking is None:
