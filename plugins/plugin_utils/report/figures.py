@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.gpumesh.cluster.plugins.plugin_utils.report.volumes import in_bytes
+
 Figure = dict[str, Any]
 
 #: From this number on, names of members would be too small to read beside horizontal labels, so they are radial.
@@ -171,15 +173,6 @@ def nice_ceiling(value: float) -> float:
     return 10.0 * power
 
 
-def size_name(size: float) -> str:
-    """Bytes in binary units, as message sizes are usually written: 8 B, 64 KiB, 1 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if size == int(size) else f"{size:.1f} {unit}"
-        size /= 1024
-    return ""
-
-
 def _points(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Out-of-place rows with a bandwidth, or in-place ones if there are no others."""
     rows = [row for row in result["rows"] if row["busbw_gbps"] is not None and row["size_bytes"] > 0]
@@ -212,7 +205,7 @@ def curves(results: Sequence[Mapping[str, Any]]) -> Figure | None:
         "left": left,
         "right": width - right,
         "base": height - bottom,
-        "x_ticks": [{"x": x(2.0**power), "text": size_name(2.0**power)} for power in range(low, high + 1, stride)],
+        "x_ticks": [{"x": x(2.0**power), "text": in_bytes(2**power)} for power in range(low, high + 1, stride)],
         "y_ticks": [{"y": y(ceiling * part / 4), "text": f"{ceiling * part / 4:g}"} for part in range(5)],
         "thresholds": [{"y": y(value), "text": f"required {value:g} GB/s"} for value in thresholds],
         "series": [
@@ -224,7 +217,7 @@ def curves(results: Sequence[Mapping[str, Any]]) -> Figure | None:
                     {
                         "x": x(row["size_bytes"]),
                         "y": y(row["busbw_gbps"]),
-                        "title": f"{result['collective']}, {size_name(row['size_bytes'])}: {row['busbw_gbps']:g} GB/s",
+                        "title": f"{result['collective']}, {in_bytes(row['size_bytes'])}: {row['busbw_gbps']:g} GB/s",
                     }
                     for row in _points(result)
                 ],
