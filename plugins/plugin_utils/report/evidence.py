@@ -216,15 +216,14 @@ def bandwidth_checks(
     level: str,
 ) -> list[Check]:
     """For each member, its slowest outgoing link, from pairs processed by ``mark_slow``."""
-    purpose = "The link to every other member is fast enough"
-    name = "reachability.bandwidth"
+    title = ("reachability.bandwidth", "The link to every other member is fast enough")
     if not any("slow" in pair for pair in pairs):
         reason = (
             "Throughput is only measured at levels full and burn."
             if level == "quick"
             else "No throughput was measured."
         )
-        return [check(name, purpose, None, "skipped", reason=reason)]
+        return [check(*title, None, "skipped", reason=reason)]
     made = []
     sites, leaving = _sites(record), by_sender(pairs)
     for machine in asked:
@@ -232,7 +231,7 @@ def bandwidth_checks(
         own = [pair for pair in sent if "slow" in pair]
         lost = [pair["to"] for pair in sent if pair["status"] == "pass" and "slow" not in pair]
         if not own:
-            made.append(check(name, purpose, machine, "skipped", reason=f"No throughput from {machine} was measured."))
+            made.append(check(*title, machine, "skipped", reason=f"No throughput from {machine} was measured."))
             continue
         slow = [pair for pair in own if pair["slow"]]
         judged = [pair for pair in own if _like(sites, pair) in gates]
@@ -248,19 +247,9 @@ def bandwidth_checks(
             remedy = "Check whether the members are busy, and run it again."
         too_few = _too_few({_like(sites, pair) for pair in alone})
         status = "fail" if slow else "error" if lost else "pass" if judged else "skipped"
-        made.append(
-            check(
-                name,
-                purpose,
-                machine,
-                status,
-                round(float(least["bandwidth_gbps"]), 3),
-                f"≥ {gate:.3g}" if gate is not None else None,
-                "Gbit/s",
-                " ".join(words) if status != "skipped" else too_few,
-                remedy if words else "",
-            )
-        )
+        actual, required = round(float(least["bandwidth_gbps"]), 3), None if gate is None else f"≥ {gate:.3g}"
+        reason = too_few if status == "skipped" else " ".join(words)
+        made.append(check(*title, machine, status, actual, required, "Gbit/s", reason, remedy if words else ""))
         if alone and status != "skipped":
             made.append(unjudged(made[-1], too_few, round(float(_slowest(alone)["bandwidth_gbps"]), 3), "Gbit/s"))
     return made
