@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -152,10 +153,7 @@ def steps(values: Sequence[float], number: int = 5) -> list[float]:
 
 def step_of(value: float, bounds: Sequence[float]) -> int:
     """The class of a value: its index in ``bounds``."""
-    for index, bound in enumerate(bounds):
-        if value <= bound:
-            return index
-    return max(len(bounds) - 1, 0)
+    return min(bisect_left(bounds, value), max(len(bounds) - 1, 0))
 
 
 #: Each of these gives round numbers when an axis is divided in four.
