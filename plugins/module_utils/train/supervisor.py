@@ -64,6 +64,14 @@ _FULL = 900.0
 _SUCCEEDED = "another node considers this one dead, and continues the run"
 #: The words for what Slurm does with a job; see `scheduler.fate`.
 _FATES = {"preempted": "Slurm has preempted the job", "requeued": "Slurm has requeued the job"}
+#: How a job ends with each decision: the state of the run, and what is noted with the last attempt.
+_ENDS = {
+    "finish": ("finished", ""),
+    "cancel": ("cancelled", ""),
+    "fail": ("failed", "stopped"),
+    "resubmit": ("queued", "another job was submitted"),
+    "requeue": ("queued", "Slurm starts the job again"),
+}
 
 
 class Post(NamedTuple):
@@ -251,14 +259,7 @@ class Supervisor:
         return Cause("warned", _FATES[fate]) if fate else cause
 
     def _leave(self, decision: decide.Decision) -> int:
-        states = {
-            "finish": "finished",
-            "cancel": "cancelled",
-            "fail": "failed",
-            "resubmit": "queued",
-            "requeue": "queued",
-        }
-        state, detail = states[decision.action], decision.reason
+        state, detail = _ENDS[decision.action][0], decision.reason
         _say(f"{self.request.name}: {state}{': ' if detail else ''}{detail}")
         deadline = time.monotonic() + _FULL
         while not self._save(self._run._replace(state=state, detail=detail)) and time.monotonic() < deadline:
@@ -400,15 +401,8 @@ class Supervisor:
 
     def _note_action(self, decision: decide.Decision) -> None:
         if self._run.attempts:
-            where = f"restarted on {', '.join(decision.nodes)}"
-            words = {
-                "finish": "",
-                "cancel": "",
-                "fail": "stopped",
-                "resubmit": "another job was submitted",
-                "requeue": "Slurm starts the job again",
-            }
-            action = words.get(decision.action, where)
+            restarted = f"restarted on {', '.join(decision.nodes)}"
+            action = restarted if decision.action == "restart" else _ENDS[decision.action][1]
             last = self._run.attempts[-1]
             out = []
             if decision.action in ("restart", "resubmit"):
