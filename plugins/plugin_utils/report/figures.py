@@ -71,7 +71,6 @@ def topology(cluster: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> 
                     "label_y": round(label[1] + (10 if upright and math.sin(angle) > 0 else -6 if upright else 4), 1),
                     "anchor": "middle" if upright else ("end" if flipped else "start"),
                     "rotate": round(turn, 1) if radial else None,
-                    "site": sites.index(site),
                     "manager": member["machine"] == cluster["manager"],
                     "answered": member["answered"],
                     "gpus": member["gpus"],
@@ -241,5 +240,5 @@ def history_bars(history: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -
                 size = max(size, 2.0)
                 top -= size
                 parts.append({"status": status, "y": round(top, 1), "height": round(size, 1)})
-        columns.append({"x": index * (width + gap), "parts": parts, "run": run, "current": index == len(runs) - 1})
+        columns.append({"x": index * (width + gap), "parts": parts, "run": run})
     return {"width": len(runs) * (width + gap) - gap, "height": height, "bar": width, "columns": columns}
